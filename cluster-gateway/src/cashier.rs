@@ -167,6 +167,7 @@ mod tests {
             uid: uid.to_owned(),
             pod: uid.to_owned(),
             address: "10.0.0.1:8000".to_owned(),
+            identity: None,
             room: 1,
         };
         let billing = |uid| super::billing(&told, &main(uid));

@@ -13,6 +13,7 @@ use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, ResourceExt};
 use remoe_demand::MoEDemand;
 use remoe_gateway::{Beginnings, Books, Gateway, GatewayMetrics, Model, ModelOptions, Overhead};
+use remoe_wire::identity::Keyring;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,6 +34,8 @@ pub(crate) struct Catalogue {
     gateway: Arc<Gateway>,
     beginnings: Beginnings,
     lease: watch::Receiver<bool>,
+    /// What main functions are shown that want to know who asks.
+    keyring: Option<Arc<Keyring>>,
     /// What predictions may take.
     means: Means,
     /// Where what is known of models and past requests is kept; none: until this process ends.
@@ -51,6 +54,7 @@ impl Catalogue {
         (metrics, books): (GatewayMetrics, Arc<Books>),
         gateway: Arc<Gateway>,
         lease: watch::Receiver<bool>,
+        keyring: Option<Arc<Keyring>>,
         (means, experience): (Means, Option<Experience>),
     ) -> Self {
         Self {
@@ -61,6 +65,7 @@ impl Catalogue {
             gateway,
             beginnings: Beginnings::default(),
             lease,
+            keyring,
             means,
             experience,
             served: BTreeMap::new(),
@@ -160,8 +165,8 @@ impl Catalogue {
         let folder = self.experience.as_ref().map(|experience| experience.of(&uid));
         let seer = Seer::new(&key, folder, self.means.clone());
         let model = Model::new(options, &self.metrics, &self.beginnings);
-        let lease = self.lease.clone();
-        let served = Served::new(model, demand.spec, self.books.clone(), (notes, seer), lease);
+        let (lease, keyring) = (self.lease.clone(), self.keyring.clone());
+        let served = Served::new(model, demand.spec, self.books.clone(), (notes, seer), lease, keyring);
         self.served.insert(key, (uid, served));
         true
     }

@@ -7,6 +7,7 @@ mod cashier;
 mod catalogue;
 mod experience;
 mod lease;
+mod mains;
 mod notes;
 mod probes;
 mod run;

@@ -1,12 +1,15 @@
 //! Which main functions answer: asked by this gateway itself, since a node looks once a second at most.
 
+use crate::mains::uri;
 use bytes::Bytes;
 use http_body_util::Empty;
 use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use remoe_demand::MainFunction;
+use remoe_gateway::Connector;
+use remoe_wire::identity::Keyring;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -35,15 +38,15 @@ pub(crate) struct Answers {
 pub(crate) struct Probes {
     known: BTreeMap<String, (String, watch::Receiver<Answers>, tokio::task::AbortHandle)>,
     tasks: JoinSet<()>,
-    client: Client<HttpConnector, Empty<Bytes>>,
+    client: Client<Connector, Empty<Bytes>>,
     changed: watch::Sender<()>,
 }
 
 impl Probes {
-    /// Of none yet; `changed` is told when one says something new.
-    pub(crate) fn new(changed: watch::Sender<()>) -> Self {
-        let mut connector = HttpConnector::new();
-        connector.set_connect_timeout(Some(CALL));
+    /// Of none yet; `changed` is told when one says something new. What is in `keyring` is shown to those that want to know
+    /// who asks.
+    pub(crate) fn new(changed: watch::Sender<()>, keyring: Option<Arc<Keyring>>) -> Self {
+        let connector = Connector::new(keyring, CALL);
         let client = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(1).build(connector);
         Self { known: BTreeMap::new(), tasks: JoinSet::new(), client, changed }
     }
@@ -64,7 +67,7 @@ impl Probes {
         for main in mains {
             if !self.known.contains_key(&main.uid) {
                 let (said, answers) = watch::channel(Answers::default());
-                let asking = ask(self.client.clone(), main.address.clone(), said, self.changed.clone());
+                let asking = ask(self.client.clone(), main.clone(), said, self.changed.clone());
                 let task = self.tasks.spawn(asking);
                 self.known.insert(main.uid.clone(), (main.address.clone(), answers, task));
             }
@@ -79,12 +82,12 @@ impl Probes {
 
 /// Asks one main function for ever.
 async fn ask(
-    client: Client<HttpConnector, Empty<Bytes>>,
-    address: String,
+    client: Client<Connector, Empty<Bytes>>,
+    main: MainFunction,
     said: watch::Sender<Answers>,
     changed: watch::Sender<()>,
 ) {
-    let Ok(uri) = format!("http://{address}/health").parse::<http::Uri>() else { return };
+    let Some(uri) = uri(&main, "/health") else { return };
     let mut silent = 0;
     loop {
         let mut answers = *said.borrow();
@@ -97,8 +100,8 @@ async fn ask(
                 silent += 1;
                 answers.serves &= silent < PATIENCE;
                 // A port that opens is a step on the way, whatever is said there.
-                answers.listens =
-                    answers.listens || matches!(timeout(CALL, TcpStream::connect(&address)).await, Ok(Ok(_)));
+                answers.listens = answers.listens
+                    || matches!(timeout(CALL, TcpStream::connect(&main.address)).await, Ok(Ok(_)));
             }
         }
         if said.send_if_modified(|known| std::mem::replace(known, answers) != answers) {

@@ -11,6 +11,7 @@ use remoe_function::listen;
 use remoe_gateway::{Books, BooksError, Gateway, GatewayMetrics, GatewayOptions, KeyFile, Keys, KeysError};
 use remoe_ledger::{Ledger, LedgerLimits};
 use remoe_traces::{Traces, TracesError};
+use remoe_wire::identity::{IdentityError, Keyring};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -47,6 +48,9 @@ pub(crate) enum RunError {
     /// Where money is accounted for.
     #[error(transparent)]
     Books(#[from] BooksError),
+    /// The certificate cannot be used.
+    #[error("--identity-dir: {0}")]
+    Identity(#[from] IdentityError),
     /// Traces are asked for in a way that there is not.
     #[error(transparent)]
     Traces(#[from] TracesError),
@@ -82,7 +86,9 @@ async fn serve(settings: Settings, shutdown: CancellationToken, traces: Traces) 
     let (key_file, keys) = settings.keys.clone().map(KeyFile::open).transpose()?.unzip();
     let keys = within_means(keys.unwrap_or_default()).map_err(RunError::Budget)?;
     let predictions = ForesightMetrics::register(metrics.registry())?;
-    let means = Means::new(settings.prediction_bytes, settings.experience_bytes, EXCHANGED, predictions);
+    let keyring = settings.identity_dir.as_deref().map(Keyring::of_folder).transpose()?;
+    let means = (settings.prediction_bytes, settings.experience_bytes);
+    let means = Means::new(means, EXCHANGED, predictions, keyring.clone());
     let predicting = (means, settings.experience.as_deref().and_then(experience));
     let options = GatewayOptions {
         keys,
@@ -90,6 +96,7 @@ async fn serve(settings: Settings, shutdown: CancellationToken, traces: Traces) 
         body_limit: settings.body_limit,
         books: Some(books.clone()),
         traces,
+        keyring: keyring.clone(),
         ..GatewayOptions::default()
     };
     let gateway = Gateway::new(options, Vec::new(), metrics.clone());
@@ -105,7 +112,7 @@ async fn serve(settings: Settings, shutdown: CancellationToken, traces: Traces) 
     let keeping = tokio::spawn(lease::keep(holder.clone(), holds));
     let accounts = (metrics, books);
     let mut catalogue =
-        Catalogue::new(client, &settings, accounts, gateway.clone(), lease.clone(), predicting);
+        Catalogue::new(client, &settings, accounts, gateway.clone(), lease.clone(), keyring, predicting);
     let following = key_file.map(|file| tokio::spawn(file.follow(gateway.clone(), within_means)));
     let mut server = tokio::spawn(gateway.serve(listener, shutdown.clone()));
     let mut held = lease;

@@ -4,17 +4,20 @@
 //! can predict for those who wake a deployment.
 
 use crate::experience::{forget_past, keep_primer, others, others_ended, read_primer};
+use crate::mains::uri;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
-use remoe_demand::{DemandPhase, MOST_SHARES, MixOf, MoEDemandSpec, PredictionOrder, RequestMix};
+use remoe_demand::{
+    DemandPhase, MOST_SHARES, MainFunction, MixOf, MoEDemandSpec, PredictionOrder, RequestMix,
+};
 use remoe_foresight::{
     ForesightMetrics, ForesightOptions, Keeps, MAX_PRIMER, MEMORY, Mix, ModelForesightMetrics, News, Peers,
     Primer, PrimerError, Watch,
 };
-use remoe_gateway::{Privacy, Witness};
+use remoe_gateway::{Connector, Privacy, Witness};
+use remoe_wire::identity::Keyring;
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -48,16 +51,18 @@ pub(crate) struct Means {
     /// Between two looks at what other gateways have learned.
     exchanged: Duration,
     metrics: ForesightMetrics,
+    /// What main functions are shown that want to know who asks.
+    keyring: Option<Arc<Keyring>>,
 }
 
 impl Means {
     /// `memory` bytes for all deployments, of each of which past requests take at most `experience_bytes`; what other gateways
     /// have learned is looked at once in `exchanged`.
     pub(crate) fn new(
-        memory: u64,
-        experience_bytes: u64,
+        (memory, experience_bytes): (u64, u64),
         exchanged: Duration,
         metrics: ForesightMetrics,
+        keyring: Option<Arc<Keyring>>,
     ) -> Self {
         let memory = usize::try_from(memory >> 20).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
         Self {
@@ -66,6 +71,7 @@ impl Means {
             experience_bytes,
             exchanged,
             metrics,
+            keyring,
         }
     }
 }
@@ -244,7 +250,8 @@ impl Seer {
         let main = told.mains.get(attempt % told.mains.len().max(1));
         let Some(main) = main.filter(|_| told.phase == DemandPhase::Active) else { return Ok(false) };
         let address = main.address.clone();
-        let bytes = ask(&address).await.map_err(|why| Unprimed::Main { address: address.clone(), why })?;
+        let asked = ask(main, self.means.keyring.clone()).await;
+        let bytes = asked.map_err(|why| Unprimed::Main { address: address.clone(), why })?;
         let primer = Primer::from_bytes(&bytes)?;
         if primer.model() != order.model {
             let (found, wanted) = (primer.model().to_owned(), order.model.clone());
@@ -349,11 +356,11 @@ pub(crate) fn pause(told: &MoEDemandSpec) -> Option<Duration> {
     Some((Duration::from_secs(order.every_seconds.into()) / SAID).max(RARELY))
 }
 
-/// The primer of the main function at `address`, or why there is none.
-async fn ask(address: &str) -> Result<Bytes, String> {
-    let uri: http::Uri = format!("http://{address}/v1/primer").parse().map_err(|error| format!("{error}"))?;
-    let client: Client<HttpConnector, Empty<Bytes>> =
-        Client::builder(TokioExecutor::new()).build(HttpConnector::new());
+/// The primer of `main`, to which what is in `keyring` is shown, or why there is none.
+async fn ask(main: &MainFunction, keyring: Option<Arc<Keyring>>) -> Result<Bytes, String> {
+    let uri = uri(main, "/v1/primer").ok_or("there is no such address or name")?;
+    let client: Client<Connector, Empty<Bytes>> =
+        Client::builder(TokioExecutor::new()).build(Connector::new(keyring, PRIMING));
     let asking = async {
         let answer = client.get(uri).await.map_err(|error| error.to_string())?;
         if !answer.status().is_success() {
@@ -373,7 +380,6 @@ mod tests {
     use jiff::Timestamp;
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
     use prometheus::Registry;
-    use remoe_demand::MainFunction;
     use remoe_foresight::{Store, write_primer};
     use remoe_model::Checkpoint;
     use remoe_predictor::record::RecordHeader;
@@ -445,7 +451,13 @@ mod tests {
             wake_told: 0,
             sleeps: true,
             follows_load: false,
-            mains: vec![MainFunction { uid, pod: "p".to_owned(), address: main.address.clone(), room: 1 }],
+            mains: vec![MainFunction {
+                uid,
+                pod: "p".to_owned(),
+                address: main.address.clone(),
+                identity: None,
+                room: 1,
+            }],
             functions: Vec::new(),
             groups: Vec::new(),
             prediction: Some(PredictionOrder {
@@ -464,7 +476,7 @@ mod tests {
 
     fn seer_of(folder: &Path, mebibytes: u64) -> Arc<Seer> {
         let metrics = ForesightMetrics::register(&Registry::new()).unwrap();
-        let means = Means::new(mebibytes << 20, 1 << 20, Duration::from_millis(5), metrics);
+        let means = Means::new((mebibytes << 20, 1 << 20), Duration::from_millis(5), metrics, None);
         Seer::new("ns/demo", Some(folder.to_owned()), means)
     }
 

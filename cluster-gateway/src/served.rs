@@ -1,12 +1,14 @@
 //! One deployment behind the gateway: it goes where the operator says, and says what there is to do.
 
 use crate::cashier::{Cashier, billing};
+use crate::mains::place;
 use crate::notes::{Notes, Said, due, request_load, timeline};
 use crate::probes::Probes;
 use crate::seer::{Seer, pause};
 use http::HeaderValue;
 use remoe_demand::{DemandPhase, GroupDemand, MainFunction, MoEDemandSpec, WakeTimeline};
 use remoe_gateway::{ApartGroup, Backend, Books, ColdStart, Directive, Model, Phase, WakeMarks};
+use remoe_wire::identity::Keyring;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,13 +30,14 @@ pub(crate) struct Served {
 
 impl Served {
     /// Begins to serve `model`, which `told` describes, to write down in `books` what that costs, and to have `seer` find out
-    /// what requests use. `lease` says whether this gateway is counted on.
+    /// what requests use. `lease` says whether this gateway is counted on, `keyring` has what it shows to main functions.
     pub(crate) fn new(
         model: Arc<Model>,
         told: MoEDemandSpec,
         books: Arc<Books>,
         (notes, seer): (Notes, Arc<Seer>),
         lease: watch::Receiver<bool>,
+        keyring: Option<Arc<Keyring>>,
     ) -> Self {
         model.tell(seer.clone());
         let mut cashier = Cashier::new(books.clone(), model.name());
@@ -44,7 +47,7 @@ impl Served {
         let mut tasks = JoinSet::new();
         let clock = model.clone();
         tasks.spawn(async move { clock.keep_time().await });
-        tasks.spawn(steer(model.clone(), telling.clone(), lease));
+        tasks.spawn(steer(model.clone(), telling.clone(), lease, keyring));
         tasks.spawn(seer.clone().keep(telling.clone()));
         tasks.spawn(note((model.clone(), seer, books), telling, notes, ends));
         Self { model, told, over, cashier, tasks }
@@ -95,9 +98,10 @@ async fn steer(
     model: Arc<Model>,
     mut told: watch::Receiver<MoEDemandSpec>,
     mut lease: watch::Receiver<bool>,
+    keyring: Option<Arc<Keyring>>,
 ) {
     let (changes, mut changed) = watch::channel(());
-    let mut probes = Probes::new(changes);
+    let mut probes = Probes::new(changes, keyring);
     let mut marks = WakeMarks::default();
     let mut turn = 0;
     loop {
@@ -150,9 +154,11 @@ fn mark(marks: &mut WakeMarks, told: &MoEDemandSpec, probes: &Probes) {
 fn backend(told: &MoEDemandSpec, main: &MainFunction) -> Option<Backend> {
     let mut hasher = DefaultHasher::new();
     (&main.uid, &main.address).hash(&mut hasher);
+    let (address, identity) = place(main)?;
     Some(Backend {
         id: hasher.finish(),
-        address: main.address.parse().ok()?,
+        address,
+        identity,
         room: usize::try_from(main.room).unwrap_or(usize::MAX).max(1),
         authorization: None::<HeaderValue>,
         billing: billing(told, main),

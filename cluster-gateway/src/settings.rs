@@ -34,6 +34,10 @@ pub(crate) struct Settings {
     /// File with tenants and their keys; without it, everybody may ask for everything.
     #[arg(long, env = "REMOE_KEYS", value_name = "FILE")]
     pub(crate) keys: Option<PathBuf>,
+    /// Folder with tls.crt, tls.key and ca.crt: what is shown to main functions that take requests from gateways alone. Files
+    /// are read again when they change.
+    #[arg(long, env = "REMOE_IDENTITY_DIR", value_name = "DIR")]
+    pub(crate) identity_dir: Option<PathBuf>,
     /// Folder of ledgers, in which this pod has one of its own name; without it what requests cost is known as long as this
     /// process lives.
     #[arg(long, env = "REMOE_LEDGER", value_name = "DIR")]

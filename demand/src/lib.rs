@@ -180,6 +180,10 @@ pub struct MainFunction {
     /// Where it speaks HTTP, as host:port.
     #[schemars(length(max = 64))]
     pub address: String,
+    /// Who it is, as its certificate has to name it; absent: it speaks in plaintext, to anybody.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 512))]
+    pub identity: Option<String>,
     /// Requests that it has at the same time.
     pub room: u32,
 }

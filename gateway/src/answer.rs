@@ -324,7 +324,7 @@ async fn send(call: &Call, grant: Grant, attempt: usize) -> Result<Obtained, Fai
     };
     let mut request = axum::http::Request::new(Full::new(call.body.clone()));
     *request.method_mut() = call.method.clone();
-    match format!("http://{}{}", backend.address, call.target).parse() {
+    match backend.uri(&call.target) {
         Ok(uri) => *request.uri_mut() = uri,
         Err(error) => {
             return Err(Failure::Broken { problem: format!("no target: {error}"), sent_away: None });

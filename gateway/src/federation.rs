@@ -100,7 +100,7 @@ async fn page_for(gateway: &Arc<Gateway>, caller: &Caller, own: String) -> Strin
 
 /// What a function answers at `path`; `None` where it does not, or takes too long.
 pub(crate) async fn page(upstream: &Upstream, backend: &Backend, path: &str) -> Option<String> {
-    let mut request = Request::get(format!("http://{}{path}", backend.address)).body(Full::default()).ok()?;
+    let mut request = Request::get(backend.uri(path).ok()?).body(Full::default()).ok()?;
     if let Some(authorization) = &backend.authorization {
         request.headers_mut().insert(header::AUTHORIZATION, HeaderValue::clone(authorization));
     }

@@ -3,6 +3,7 @@
 use crate::access_log::AccessLog;
 use crate::books::Books;
 use crate::caller::Caller;
+use crate::connector::Connector;
 use crate::keys::Keys;
 use crate::metrics::GatewayMetrics;
 use crate::model::Model;
@@ -12,10 +13,10 @@ use axum::Router;
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use remoe_http::{ConnectionLimits, ConnectionMetrics, Lanes, Origins};
 use remoe_traces::Traces;
+use remoe_wire::identity::Keyring;
 use remoe_wire::{ErrorCode, ServiceError};
 use std::io;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -48,11 +49,13 @@ pub struct GatewayOptions {
     pub access_log: Option<AccessLog>,
     /// Where spans of requests go.
     pub traces: Traces,
+    /// What is shown to functions that have to be somebody, if anything.
+    pub keyring: Option<Arc<Keyring>>,
 }
 
 impl Default for GatewayOptions {
     /// No keys, no origins, 4 MiB bodies within 60 s, 256 MiB of them, connections as the environment says, no
-    /// access log, no traces.
+    /// access log, no traces, no certificate.
     fn default() -> Self {
         Self {
             keys: Keys::none(),
@@ -64,11 +67,12 @@ impl Default for GatewayOptions {
             books: None,
             access_log: None,
             traces: Traces::off(),
+            keyring: None,
         }
     }
 }
 
-pub(crate) type Upstream = Client<HttpConnector, Full<Bytes>>;
+pub(crate) type Upstream = Client<Connector, Full<Bytes>>;
 
 /// One address for all models.
 pub struct Gateway {
@@ -97,10 +101,7 @@ impl Gateway {
     /// A gateway to `models`, each with a name of its own.
     #[must_use]
     pub fn new(mut options: GatewayOptions, models: Vec<Arc<Model>>, metrics: GatewayMetrics) -> Arc<Self> {
-        let mut connector = HttpConnector::new();
-        // Single tokens are small packets; they must not wait for each other.
-        connector.set_nodelay(true);
-        connector.set_connect_timeout(Some(CONNECT));
+        let connector = Connector::new(options.keyring.take(), CONNECT);
         let upstream = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(KEEP)
@@ -145,7 +146,7 @@ impl Gateway {
         let clocks = models.iter().cloned().map(|model| async move { model.keep_time().await });
         let clocks = futures_util::future::join_all(clocks);
         let (limits, metrics) = (self.options.connections, self.metrics.connections.clone());
-        let served = remoe_http::serve(listener, routes(self.clone()), limits, metrics, stop);
+        let served = remoe_http::serve(listener, None, routes(self.clone()), limits, metrics, stop);
         tokio::select! {
             served = served => served,
             // They never end; without models there is nothing to keep.
@@ -255,7 +256,7 @@ impl Gateway {
 /// Serves `pages` beside what clients see.
 async fn serve_pages(listener: TcpListener, pages: Router, stop: CancellationToken) -> io::Result<()> {
     let metrics = ConnectionMetrics::new().map_err(io::Error::other)?;
-    remoe_http::serve(listener, pages, ConnectionLimits::PROBES, metrics, stop).await
+    remoe_http::serve(listener, None, pages, ConnectionLimits::PROBES, metrics, stop).await
 }
 
 /// The one of `models` that `name` means, or how many it might mean.

@@ -128,6 +128,7 @@ async fn who_cannot_reach_a_function_waits_for_the_next() {
     let backend = |(id, address): (u64, SocketAddr)| Backend {
         id,
         address,
+        identity: None,
         room: 8,
         authorization: None,
         billing: None,

@@ -27,5 +27,5 @@ pub async fn serve_probes(
     };
     let routes = Router::new().route("/healthz", says(loaded)).route("/readyz", says(ready));
     let metrics = ConnectionMetrics::new().map_err(io::Error::other)?;
-    serve(listener, routes, ConnectionLimits::PROBES, metrics, stop).await
+    serve(listener, None, routes, ConnectionLimits::PROBES, metrics, stop).await
 }

@@ -12,7 +12,7 @@ use crate::records::Recorder;
 use crate::transformer::{Model, Transformer};
 use crate::{Backend, DeviceName, Error, Settings};
 use remoe_experts::{checked_experts_class, default_dtype, experts_class};
-use remoe_function::{Announcement, Role, listen, program_registry, refused_connections};
+use remoe_function::{Announcement, Role, listen, program_registry, refused_connections, serve_metrics};
 use remoe_http::serve_probes;
 use remoe_kernels::{Dtype, NumericsClass, Pool, PoolConfig, wrong_paths};
 use remoe_model::{Checkpoint, DenseDtype};
@@ -57,6 +57,8 @@ pub struct Listeners {
     pub http: Option<TcpListener>,
     /// For probes; none where nobody probes.
     pub health: Option<TcpListener>,
+    /// For scrapers; none where they ask at the address for users.
+    pub metrics: Option<TcpListener>,
     /// For launchers and the command line.
     pub control: TcpListener,
 }
@@ -72,10 +74,8 @@ impl Listeners {
                 true => None,
                 false => Some(listen(settings.http_listen)?),
             },
-            health: match settings.health_listen {
-                None => None,
-                Some(address) => Some(listen(address)?),
-            },
+            health: settings.health_listen.map(listen).transpose()?,
+            metrics: settings.metrics_listen.map(listen).transpose()?,
             control: listen(settings.control_listen)?,
         })
     }
@@ -114,16 +114,16 @@ async fn serve<B: Backend>(
     let placed = watch::Sender::new(false);
     let health = listeners.health.as_ref().map(TcpListener::local_addr).transpose()?;
     // From the start to the very end, the drain included.
-    let probing = CancellationToken::new();
+    let ended = CancellationToken::new();
     if let Some(listener) = listeners.health {
-        let probes = serve_probes(listener, has_loaded, placed.subscribe(), probing.clone());
+        let probes = serve_probes(listener, has_loaded, placed.subscribe(), ended.clone());
         tokio::spawn(async move {
             if let Err(error) = probes.await {
                 tracing::error!(%error, "probes are not answered any more");
             }
         });
     }
-    let _probes_end_with_this = probing.drop_guard();
+    let _servers_end_with_this = ended.clone().drop_guard();
     tracing::info!(model = %settings.source.model, "loading");
     // In a thread of its own: signals are heard meanwhile.
     let wanted = settings.clone();
@@ -206,7 +206,7 @@ async fn serve<B: Backend>(
         role: Role::Main,
         grpc: listeners.control.local_addr()?,
         http: listeners.http.as_ref().map(TcpListener::local_addr).transpose()?,
-        metrics: None,
+        metrics: listeners.metrics.as_ref().map(TcpListener::local_addr).transpose()?,
         health,
         start_us: u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX),
     };
@@ -219,6 +219,14 @@ async fn serve<B: Backend>(
         operations: B::NAME,
         numerics_class: class.name().to_owned(),
     };
+    if let Some(listener) = listeners.metrics {
+        let pages = serve_metrics(listener, registry.clone(), ended);
+        tokio::spawn(async move {
+            if let Err(error) = pages.await {
+                tracing::error!(%error, "metrics are not served any more");
+            }
+        });
+    }
     let not_ready = placed.clone();
     let http_state = HttpState::new(
         engine.clone(),
@@ -283,8 +291,12 @@ async fn serve<B: Backend>(
     let (mut health, health_service) = tonic_health::server::health_reporter();
     health.set_serving::<MainModelServer<Control>>().await;
     let intake = Intake::new(CONTROL_INTAKE);
-    let door = trust
-        .map(|trust| Door::new(trust, move |refusal| refused.with_label_values(&[refusal.name()]).inc()));
+    let door = |trust| {
+        let refused = refused.clone();
+        Door::new(trust, move |refusal: Refusal| refused.with_label_values(&[refusal.name()]).inc())
+    };
+    let gateways = trust.as_ref().zip(settings.gateway_identity.clone());
+    let http_door = gateways.map(|(trust, gateway)| door(trust.of_http(gateway)));
     let control_server = intake
         .server()
         .add_service(health_service)
@@ -294,7 +306,7 @@ async fn serve<B: Backend>(
                 .max_encoding_message_size(MAX_CONTROL_MESSAGE),
         )
         .serve_with_incoming_shutdown(
-            intake.listen(listeners.control, door),
+            intake.listen(listeners.control, trust.map(door)),
             shutdown.clone().cancelled_owned(),
         );
     let control_server = tokio::spawn(control_server);
@@ -302,7 +314,7 @@ async fn serve<B: Backend>(
     let http_server = tokio::spawn(async move {
         match listeners.http {
             None => Ok(()),
-            Some(listener) => http::serve(listener, http_state, http_stop).await,
+            Some(listener) => http::serve(listener, http_door, http_state, http_stop).await,
         }
     });
     loaded.send_replace(true);

@@ -55,6 +55,9 @@ pub struct Settings {
     /// default. Port 0 takes any free one.
     #[arg(long)]
     pub health_listen: Option<SocketAddr>,
+    /// Where to serve /metrics alone, beside the HTTP interface; nowhere by default. Port 0 takes any free one.
+    #[arg(long)]
+    pub metrics_listen: Option<SocketAddr>,
     /// Where launchers speak gRPC; port 0 takes any free one.
     #[arg(long, default_value = "127.0.0.1:0")]
     pub control_listen: SocketAddr,
@@ -65,6 +68,10 @@ pub struct Settings {
     /// Who may use the control interface, as its certificate names it: spiffe://remoe/NAMESPACE/operator.
     #[arg(long, value_name = "URI", env = "REMOE_OPERATOR_IDENTITY", requires = "identity_dir")]
     pub operator_identity: Option<Identity>,
+    /// Who may use the HTTP interface, as its certificate names it: spiffe://remoe/NAMESPACE/gateway. Everybody by default,
+    /// without TLS.
+    #[arg(long, value_name = "URI", env = "REMOE_GATEWAY_IDENTITY", requires = "identity_dir")]
+    pub gateway_identity: Option<Identity>,
     /// The model's name in the API; by default that of its folder or repository. Given several times, requests may use
     /// each, and answers have the first.
     #[arg(long)]

@@ -10,7 +10,9 @@ use super::api::{
 use super::build::{HTTP_PORT, Surroundings, owned_meta, room, served_name};
 use super::events::Happening;
 use super::following;
+use super::identity::identity_of;
 use super::known::Known;
+use super::names::Component;
 use super::observed::{Observed, is_owned_by};
 use super::paid::paid;
 use super::planned::Planned;
@@ -166,7 +168,7 @@ pub fn demanded(
         wake_told: untold.map_or(before.map_or(0, |before| before.wake_told), |wake| wake.wake),
         sleeps: window.is_some(),
         follows_load: owner.spec.follows_load(),
-        mains: if next == Phase::Asleep { Vec::new() } else { mains(planned, pods) },
+        mains: if next == Phase::Asleep { Vec::new() } else { mains(owner, planned, pods) },
         groups: if next == Phase::Asleep { Vec::new() } else { planned.resting.groups.clone() },
         functions: paid(owner, &observed.pods, matches!(next, Phase::Active | Phase::Waking)),
         prediction: order(owner, known, planned),
@@ -212,7 +214,7 @@ fn elapsed(from: Timestamp, to: Timestamp) -> Duration {
 }
 
 /// The main functions that requests may be sent to.
-fn mains(planned: &Planned, pods: &[PodView]) -> Vec<MainFunction> {
+fn mains(owner: &MoEDeployment, planned: &Planned, pods: &[PodView]) -> Vec<MainFunction> {
     let room = planned.target.as_ref().map_or(DEFAULT_MAX_BATCH, |target| room(&target.plan));
     let mains = pods.iter().filter(|pod| pod.is_main && pod.is_sound());
     let mut mains: Vec<MainFunction> = mains
@@ -221,6 +223,7 @@ fn mains(planned: &Planned, pods: &[PodView]) -> Vec<MainFunction> {
                 uid: pod.uid.clone(),
                 pod: pod.name.to_string(),
                 address: SocketAddr::new(pod.ip?, HTTP_PORT).to_string(),
+                identity: pod.knows_gateways.then(|| identity_of(owner, Component::Main).to_string()),
                 room: u32::try_from(room).unwrap_or(u32::MAX),
             })
         })

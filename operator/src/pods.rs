@@ -1,6 +1,6 @@
 //! What a pod's status says: whether it lives, works, and what is wrong with it. Pure.
 
-use super::build::EXPERT_PORT;
+use super::build::{EXPERT_PORT, knows_gateways};
 use super::names::{self, COMPONENT, Component, FUNCTION, IDENTITY, PodName, REPLICA};
 use super::routing::{Generation, MOST_GENERATIONS};
 use super::starting::Run;
@@ -31,6 +31,8 @@ pub struct PodView {
     pub owned: bool,
     /// Whether it is a main function.
     pub is_main: bool,
+    /// Whether it takes requests from gateways alone, which know it by its certificate.
+    pub knows_gateways: bool,
     /// Which function.
     pub function: String,
     /// Which shape of the function.
@@ -107,6 +109,7 @@ impl PodView {
             uid: pod.uid()?,
             owned: is_controlled_by(pod, owner_uid),
             is_main,
+            knows_gateways: knows_gateways(pod),
             function: names::label(meta, FUNCTION).to_owned(),
             identity: names::label(meta, IDENTITY).to_owned(),
             replica: names::label(meta, REPLICA).parse().ok()?,

@@ -34,6 +34,7 @@ use kube::{Client, ResourceExt};
 use remoe_scaling::History;
 use remoe_sleep::Phase;
 use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::join;
 use tokio::time::timeout;
@@ -50,7 +51,7 @@ pub(super) struct Context {
     /// What the operator was told.
     pub(super) around: Surroundings,
     /// Who is who.
-    pub(super) identities: Identities,
+    pub(super) identities: Arc<Identities>,
     /// Where events are published.
     pub(super) recorder: Recorder,
     /// What is counted.

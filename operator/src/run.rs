@@ -19,6 +19,7 @@ use kube::runtime::events::{Recorder, Reporter};
 use kube::{Api, Client};
 use remoe_function::program_registry;
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -124,12 +125,14 @@ async fn lead(
         Reporter { controller: "remoe-operator".to_owned(), instance: Some(settings.identity.clone()) };
     let (conversations, news) = Conversations::new();
     let starting = Starting::new(conversations.news());
+    let identities = Arc::new(settings.identities(client, metrics.writes.clone()));
+    let has_gateways = around.gateway.is_some();
     let leases = Calls::new(client.clone(), &settings.namespace, metrics.writes.clone());
     let context = Context {
         client: client.clone(),
-        gateways: around.gateway.is_some().then(|| Gateways::new(leases, &settings.release)),
+        gateways: has_gateways.then(|| Gateways::new(leases, &settings.release)),
         around,
-        identities: settings.identities(client, metrics.writes.clone()),
+        identities: identities.clone(),
         recorder: Recorder::new(client.clone(), reporter),
         metrics,
         conversations,
@@ -144,6 +147,7 @@ async fn lead(
     tokio::pin!(working);
     tokio::select! {
         () = &mut working => return,
+        () = identities.keep_gateways(), if has_gateways => {}
         () = shutdown.cancelled() => {}
     }
     if timeout(DRAIN, working).await.is_err() {

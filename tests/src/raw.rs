@@ -1,6 +1,7 @@
 //! HTTP/1.1 byte by byte: what a client may write, well formed or not, and exactly what comes back.
 
 use crate::deadline::{LONG, SOON, within};
+use remoe_wire::identity::{Line, Protocol, Trust};
 use serde_json::Value;
 use std::io;
 use std::net::SocketAddr;
@@ -9,7 +10,7 @@ use tokio::net::{TcpSocket, TcpStream};
 
 /// A connection; it is closed when it is dropped.
 pub struct Connection {
-    stream: TcpStream,
+    stream: Line<TcpStream>,
     /// What has come and was not looked at.
     came: Vec<u8>,
     /// Of the last body in chunks that has ended.
@@ -70,7 +71,20 @@ impl Connection {
     /// There is none.
     pub async fn reach(address: SocketAddr) -> io::Result<Self> {
         let stream = within(SOON, "a TCP connection", TcpStream::connect(address)).await?;
-        Ok(Self { stream, came: Vec::new(), trailers: Vec::new() })
+        Ok(Self::over(Line::Plain(stream)))
+    }
+
+    /// Connects within TLS, to whom `trust` names.
+    ///
+    /// # Errors
+    /// There is no server, or the handshake comes to nothing.
+    pub async fn secured(address: SocketAddr, trust: &Trust) -> io::Result<Self> {
+        let stream = within(SOON, "a TCP connection", TcpStream::connect(address)).await?;
+        Ok(Self::over(trust.connect_for(Protocol::Http, stream).await?))
+    }
+
+    fn over(stream: Line<TcpStream>) -> Self {
+        Self { stream, came: Vec::new(), trailers: Vec::new() }
     }
 
     /// Connects with as small a buffer as there is for what comes.
@@ -78,7 +92,7 @@ impl Connection {
         let socket = TcpSocket::new_v4().expect("a socket");
         socket.set_recv_buffer_size(1024).expect("a small buffer");
         let stream = within(SOON, "a TCP connection", socket.connect(address)).await;
-        Self { stream: stream.expect("the server accepts"), came: Vec::new(), trailers: Vec::new() }
+        Self::over(Line::Plain(stream.expect("the server accepts")))
     }
 
     /// Writes bytes.

@@ -24,6 +24,12 @@ pub fn operator() -> Identity {
     Identity::Operator { namespace: "remoe-system".to_owned() }
 }
 
+/// The gateways of its release.
+#[must_use]
+pub fn gateway() -> Identity {
+    Identity::Gateway { namespace: "remoe-system".to_owned() }
+}
+
 /// The main functions of `deployment`.
 #[must_use]
 pub fn main_of(deployment: &str) -> Identity {

@@ -3,6 +3,7 @@
 use crate::control::{Control, greedy};
 use crate::deadline::{SOON, within};
 use crate::expert_stream::client_within;
+use crate::raw::{self, Connection};
 use remoe_wire::identity::Trust;
 use remoe_wire::v1::{
     DescribeMainRequest, DescribeRequest, InspectRequest, Routing, TokenIds, inspect_request,
@@ -42,4 +43,17 @@ pub async fn expert_answers(address: SocketAddr, trust: Option<Trust>) -> Vec<An
     };
     let answers = within(SOON, "answers of the expert port", all).await;
     answers.into_iter().map(|(call, refused)| (call, refused.map(|status| status.code()))).collect()
+}
+
+/// The same for the HTTP port of a main function. Who is not answered is not told why: PERMISSION_DENIED is that of a caller whose
+/// certificate is believed.
+pub async fn http_answer(address: SocketAddr, trust: Option<Trust>) -> Answer {
+    let (connection, refusal) = match &trust {
+        Some(trust) => (Connection::secured(address, trust).await, Code::PermissionDenied),
+        None => (Connection::reach(address).await, Code::Unavailable),
+    };
+    let Ok(mut connection) = connection else { return ("HTTP", Some(Code::Unavailable)) };
+    // What is not taken is not answered either.
+    let _closed = connection.write(raw::get("/health")).await;
+    ("HTTP", connection.answer().await.err().map(|_| refusal))
 }

@@ -6,7 +6,9 @@
 use remoe_tests::binaries::workspace;
 use remoe_tests::deadline::LONG;
 use remoe_tests::fixture::Model;
+use remoe_tests::function::{MainFunction, Options};
 use remoe_tests::main_http::MainHttp;
+use remoe_tests::metrics::Metrics;
 use remoe_tests::process::Process;
 use remoe_tests::raw::{Answer, Connection, ask, get, post};
 use serde_json::{Map, Value, json};
@@ -117,6 +119,20 @@ async fn loading_and_ready() {
     server.place().await;
     assert_eq!(ask(server.address, get("/health")).await.ok(), json!({"status": "ok"}));
     assert_eq!(client.choice(json!({})).await.ids.len(), 12);
+}
+
+/// Who scrapes needs no key there, and gets nothing else.
+#[tokio::test(flavor = "multi_thread")]
+async fn metrics_have_an_address_of_their_own_where_one_is_given() {
+    let options = Options::default().with("--metrics-listen", "127.0.0.1:0").with("--api-key", "secret");
+    let main = MainFunction::start(&Model::demo().folder, options).await;
+    main.control.route(&[], &[]).await;
+    let address = main.announcement.metrics.unwrap();
+    assert_ne!(address, main.http());
+    assert_eq!(Metrics::read(address).await.value("remoe_routing_generation"), 1);
+    for path in ["/", "/health", "/v1/models"] {
+        assert_eq!(ask(address, get(path)).await.head.status, 404, "{path}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

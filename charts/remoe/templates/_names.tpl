@@ -74,6 +74,11 @@ arguments, but for $$(NAME). */}}
 {{- printf "%s-gateway" (include "remoe.fullname" .) | trunc 63 | trimSuffix "-" }}
 {{- end }}
 
+{{- /* The Secret of the gateways' certificate: each signer has one of its own. The operator knows the release by its name. */}}
+{{- define "remoe.gatewayIdentity" -}}
+{{- printf "%s-gateway-%s" .Release.Name (eq .Values.identity.signer "operator" | ternary "identity" "certificate") }}
+{{- end }}
+
 {{- define "remoe.gatewaySelector" -}}
 app.kubernetes.io/name: {{ include "remoe.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}

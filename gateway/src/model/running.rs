@@ -1,9 +1,12 @@
 //! What runs for a model, as who keeps its functions says, and what is wanted of them.
 
 use crate::books::Billing;
+use crate::connector::uri;
 use crate::timeline::WakeMarks;
-use axum::http::HeaderValue;
+use axum::http::uri::InvalidUri;
+use axum::http::{HeaderValue, Uri};
 use remoe_sleep::Phase;
+use remoe_wire::identity::Identity;
 use serde::Serialize;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -24,12 +27,21 @@ pub struct Backend {
     pub id: u64,
     /// Where it speaks HTTP.
     pub address: SocketAddr,
+    /// Who it has to be; nobody in particular, in plaintext, where there is none.
+    pub identity: Option<Identity>,
     /// Requests that it has at the same time; further ones wait here, where turns are fair.
     pub room: usize,
     /// What it wants to see as `Authorization`.
     pub authorization: Option<HeaderValue>,
     /// What its functions cost; none where nobody asks.
     pub billing: Option<Arc<Billing>>,
+}
+
+impl Backend {
+    /// `target` there.
+    pub(crate) fn uri(&self, target: &str) -> Result<Uri, InvalidUri> {
+        uri(self.address, self.identity.as_ref(), target)
+    }
 }
 
 /// A function, as people are shown it.

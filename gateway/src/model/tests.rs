@@ -9,7 +9,7 @@ const TURN: Directive = Directive { phase: Phase::Active, turn: 1 };
 
 fn backend(id: u64) -> Backend {
     let address = SocketAddr::from(([127, 0, 0, 1], 8000));
-    Backend { id, address, room: 16, authorization: None, billing: None }
+    Backend { id, address, identity: None, room: 16, authorization: None, billing: None }
 }
 
 /// A model that runs on these backends.

@@ -234,6 +234,7 @@ async fn launch(model: Arc<Model>, functions: Arc<Functions>, room: usize) {
                 let backend = Backend {
                     id,
                     address: listener.local_addr().unwrap(),
+                    identity: None,
                     room,
                     authorization: None,
                     billing: None,

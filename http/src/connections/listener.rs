@@ -4,11 +4,13 @@ use super::limits::ConnectionLimits;
 use super::line::Line;
 use super::metrics::ConnectionMetrics;
 use axum::serve::Listener;
+use remoe_wire::Door;
+use remoe_wire::identity::{self, Protocol};
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
@@ -21,6 +23,8 @@ const LEAVES_WITHIN: Duration = Duration::from_millis(20);
 /// A listener whose connections have deadlines and are bounded in number.
 pub(super) struct Guarded {
     listener: TcpListener,
+    /// Who is let in; everybody where there is none.
+    door: Option<Door>,
     limits: ConnectionLimits,
     metrics: ConnectionMetrics,
     slots: Arc<Semaphore>,
@@ -28,9 +32,14 @@ pub(super) struct Guarded {
 }
 
 impl Guarded {
-    pub(super) fn new(listener: TcpListener, limits: ConnectionLimits, metrics: ConnectionMetrics) -> Self {
+    pub(super) fn new(
+        listener: TcpListener,
+        door: Option<Door>,
+        limits: ConnectionLimits,
+        metrics: ConnectionMetrics,
+    ) -> Self {
         let slots = Arc::new(Semaphore::new(limits.count));
-        Self { listener, limits, metrics, slots, lines: Vec::new() }
+        Self { listener, door, limits, metrics, slots, lines: Vec::new() }
     }
 
     /// A place for one more connection: a free one, else that of the connection which has been without a
@@ -70,6 +79,7 @@ impl Listener for Guarded {
             self.lines.retain(|line| line.strong_count() > 0);
         }
         self.lines.push(Arc::downgrade(&line));
+        let stream = Stream::new(stream, self.door.clone());
         // Who comes by IPv4 has that address, whatever the socket listens for.
         (Socket { stream, line }, SocketAddr::new(address.ip().to_canonical(), address.port()))
     }
@@ -79,9 +89,46 @@ impl Listener for Guarded {
     }
 }
 
+/// What is read and written.
+enum Stream {
+    /// The other end has to say who it is first. That is part of the time that it has for its first head, and until then it may
+    /// be asked to give way as any other without a request.
+    Entering(Pin<Box<dyn Future<Output = Option<(identity::Line<TcpStream>, bool)>> + Send>>),
+    /// It is let in.
+    Open(identity::Line<TcpStream>),
+    /// It is not.
+    Refused,
+}
+
+impl Stream {
+    fn new(stream: TcpStream, door: Option<Door>) -> Self {
+        match door {
+            None => Self::Open(identity::Line::Plain(stream)),
+            Some(door) => Self::Entering(Box::pin(door.enter(Protocol::Http, stream))),
+        }
+    }
+
+    /// It, once it is known who is at the other end.
+    fn poll_open(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<io::Result<Pin<&mut identity::Line<TcpStream>>>> {
+        if let Self::Entering(entering) = self {
+            *self = match ready!(entering.as_mut().poll(context)) {
+                Some((line, true)) => Self::Open(line),
+                Some((_, false)) | None => Self::Refused,
+            };
+        }
+        Poll::Ready(match self {
+            Self::Open(line) => Ok(Pin::new(line)),
+            Self::Entering(_) | Self::Refused => Err(io::ErrorKind::PermissionDenied.into()),
+        })
+    }
+}
+
 /// An accepted connection that tells its line what comes.
 pub(super) struct Socket {
-    stream: TcpStream,
+    stream: Stream,
     line: Arc<Line>,
 }
 
@@ -98,7 +145,12 @@ impl AsyncRead for Socket {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
-        let read = Pin::new(&mut self.stream).poll_read(context, buffer);
+        let read = match ready!(self.stream.poll_open(context))?.poll_read(context, buffer) {
+            // A connection within TLS whose end was not announced: it was closed from here, or a request that was not whole
+            // shows.
+            Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => Poll::Ready(Ok(())),
+            read => read,
+        };
         if let Some(bytes) = buffer.filled().get(before..).filter(|bytes| !bytes.is_empty()) {
             self.line.came(bytes);
         }
@@ -112,15 +164,19 @@ impl AsyncWrite for Socket {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
+        ready!(self.stream.poll_open(context))?.poll_write(context, bytes)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
+        ready!(self.stream.poll_open(context))?.poll_flush(context)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
+        match &mut self.stream {
+            Stream::Open(line) => Pin::new(line).poll_shutdown(context),
+            // Nothing was said.
+            Stream::Entering(_) | Stream::Refused => Poll::Ready(Ok(())),
+        }
     }
 
     fn poll_write_vectored(
@@ -128,11 +184,12 @@ impl AsyncWrite for Socket {
         context: &mut Context<'_>,
         pieces: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(context, pieces)
+        ready!(self.stream.poll_open(context))?.poll_write_vectored(context, pieces)
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
+        // Sockets do, and so do sessions of TLS.
+        true
     }
 }
 
@@ -148,7 +205,7 @@ mod tests {
         let Ok(listener) = TcpListener::bind("[::]:0").await else { return };
         let port = listener.local_addr().unwrap().port();
         let mut listener =
-            Guarded::new(listener, ConnectionLimits::PROBES, ConnectionMetrics::new().unwrap());
+            Guarded::new(listener, None, ConnectionLimits::PROBES, ConnectionMetrics::new().unwrap());
         let client = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.unwrap();
         let (_socket, address) = listener.accept().await;
         assert_eq!(address, client.local_addr().unwrap());

@@ -24,6 +24,7 @@ use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use line::{Line, Turn};
 use listener::Guarded;
+use remoe_wire::Door;
 use std::convert::Infallible;
 use std::future::{Future, Ready, ready};
 use std::io;
@@ -38,19 +39,21 @@ use tower_service::Service;
 /// Most of an answer that is handed over at once, so that taking a long one shows as progress.
 const PIECE: usize = 64 << 10;
 
-/// Serves `routes` on `listener` until `stop`; requests that are there by then are answered. Each request
-/// has the address of its client in its extensions, as [`ConnectInfo`].
+/// Serves `routes` on `listener` until `stop`, to those whom the `door` lets in, and to everybody, without TLS, where there is
+/// none; requests that are there by then are answered. Each request has the address of its client in its extensions, as
+/// [`ConnectInfo`].
 ///
 /// # Errors
 /// The server fails.
 pub async fn serve(
     listener: TcpListener,
+    door: Option<Door>,
     routes: Router,
     limits: ConnectionLimits,
     metrics: ConnectionMetrics,
     stop: CancellationToken,
 ) -> io::Result<()> {
-    let listener = Guarded::new(listener, limits, metrics);
+    let listener = Guarded::new(listener, door, limits, metrics);
     axum::serve(listener, Connections { routes }).with_graceful_shutdown(stop.cancelled_owned()).await
 }
 

@@ -6,22 +6,24 @@ use axum::Router;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, post};
 use remoe_http::{allow_origins, check_host, stamp_request_id, trace_request, unknown_route, wrong_method};
+use remoe_wire::Door;
 use std::io;
 use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-/// Serves all routes over `state` on `listener` until `stop`.
+/// Serves all routes over `state` on `listener` until `stop`, to those whom the `door` lets in.
 ///
 /// # Errors
 /// The server fails.
 pub(crate) async fn serve(
     listener: TcpListener,
+    door: Option<Door>,
     state: HttpState,
     stop: CancellationToken,
 ) -> io::Result<()> {
     let (limits, metrics) = (state.options.connections, state.metrics.connections.clone());
-    remoe_http::serve(listener, routes(Arc::new(state)), limits, metrics, stop).await
+    remoe_http::serve(listener, door, routes(Arc::new(state)), limits, metrics, stop).await
 }
 
 /// All routes over `state`.

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::api::{MoEDeployment, MoEPlanSpec, RESTARTED_AT};
 use crate::digest::digest;
-use crate::identity::{operator, secret_name};
+use crate::identity::{gateway, operator, secret_name};
 use crate::names::{
     COMPONENT, Component, FUNCTION, IDENTITY, MAIN, PodName, REPLICA, component_selector, function_selector,
 };
@@ -41,6 +41,8 @@ const LIVENESS: Pace = Pace { period_seconds: 10, timeout_seconds: 5, failures: 
 /// Evicting these pods loses nothing: they are replaced.
 const SAFE_TO_EVICT: &str = "cluster-autoscaler.kubernetes.io/safe-to-evict";
 const HOSTNAME: &str = "kubernetes.io/hostname";
+/// The argument with which a main function takes requests from gateways alone.
+const GATEWAY_IDENTITY: &str = "--gateway-identity";
 
 /// All pods of one function of a revision.
 #[derive(Debug, Clone, PartialEq)]
@@ -198,6 +200,13 @@ impl Function {
     }
 }
 
+/// Whether the main function in `pod` takes requests from gateways alone: those of versions before, and those made while
+/// nobody signed, speak with everybody, in plaintext.
+pub fn knows_gateways(pod: &Pod) -> bool {
+    let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+    containers.flat_map(|each| each.args.iter().flatten()).any(|argument| argument == GATEWAY_IDENTITY)
+}
+
 /// The model's name in the HTTP interface.
 pub fn served_name(owner: &MoEDeployment) -> String {
     owner.spec.served_name.clone().unwrap_or_else(|| owner.name_any())
@@ -221,6 +230,7 @@ fn main_pod(
         ("--threads", threads(millicores).to_string()),
         ("--http-listen", everywhere(HTTP_PORT)),
         ("--health-listen", everywhere(HEALTH_PORT)),
+        ("--metrics-listen", everywhere(METRICS_PORT)),
         ("--control-listen", everywhere(CONTROL_PORT)),
         ("--served-model-name", served_name(owner)),
         ("--kv-cache-bytes", plan.main.kv_cache_bytes.to_string()),
@@ -242,6 +252,10 @@ fn main_pod(
     if around.signer != SignerName::Nobody {
         let operator = operator(&around.operator_namespace).to_string();
         arguments.extend(["--operator-identity".to_owned(), operator]);
+        if around.gateway.is_some() {
+            let gateway = gateway(&around.operator_namespace).to_string();
+            arguments.extend([GATEWAY_IDENTITY.to_owned(), gateway]);
+        }
     }
     // Polling for answers would use up what a share of a vCPU is allowed.
     if millicores < 1000 {
@@ -268,8 +282,12 @@ fn main_pod(
     }
     let mut spec = exporting(spec, owner, around);
     if let Some(container) = spec.containers.first_mut() {
-        container.ports =
-            Some(vec![port("http", HTTP_PORT), port(HEALTH, HEALTH_PORT), port("control", CONTROL_PORT)]);
+        container.ports = Some(vec![
+            port("http", HTTP_PORT),
+            port(HEALTH, HEALTH_PORT),
+            port("metrics", METRICS_PORT),
+            port("control", CONTROL_PORT),
+        ]);
     }
     probed(spec)
 }

@@ -15,7 +15,9 @@ mod services;
 
 pub use budgets::budgets;
 pub use extras::PodExtras;
-pub use functions::{BuildError, Function, LOAD_SECONDS, Revision, revision, room, served_name};
+pub use functions::{
+    BuildError, Function, LOAD_SECONDS, Revision, knows_gateways, revision, room, served_name,
+};
 pub use inspector::{inspector, inspector_place};
 pub use plan::{plan_hash, plan_name, plan_object};
 pub use profiler::{measured_vcpus, profiler};
@@ -30,7 +32,7 @@ use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::api::ObjectMeta;
 use kube::{Resource, ResourceExt};
 
-/// The port of the HTTP interface of main functions; `/metrics` is there too.
+/// The port of the HTTP interface of main functions.
 pub const HTTP_PORT: u16 = 8000;
 /// The port of all functions for probes, and for nothing else. Nodes reach their own pods whatever policies say, the operator
 /// asks remote functions that start.
@@ -39,7 +41,7 @@ pub const HEALTH_PORT: u16 = 8081;
 pub const CONTROL_PORT: u16 = 9000;
 /// The port of remote functions.
 pub const EXPERT_PORT: u16 = 9001;
-/// The port of the metrics of remote functions.
+/// The port of the metrics of all functions.
 pub const METRICS_PORT: u16 = 9090;
 
 /// What the operator was told about its surroundings.

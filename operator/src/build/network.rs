@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 ///
 /// Gateways reach the HTTP port of main functions, everybody does where there are no gateways, and the operator
 /// reaches their control port. Remote functions answer to the main ones only, and say to the operator whether they
-/// serve. Pods that fetch weights may reach any address: buckets and hubs have no fixed ones. Others reach the port of a collector
+/// serve. Prometheus reaches the metrics of both. Pods that fetch weights may reach any address: buckets and hubs have no fixed ones. Others reach the port of a collector
 /// where that is known to be, and where it has a name that of DNS, which may be on their node.
 pub(super) fn policies(owner: &MoEDeployment, around: &Surroundings) -> Vec<NetworkPolicy> {
     // What cannot be read is refused before any pod is made.
@@ -33,7 +33,7 @@ pub(super) fn policies(owner: &MoEDeployment, around: &Surroundings) -> Vec<Netw
         peer(Some(in_namespace(&around.operator_namespace)), Some(BTreeMap::from(labels)))
     };
     let prometheus = || peer(Some(in_namespace(&around.metrics_namespace)), None);
-    let clients = around.gateway.as_ref().map(|_| vec![of_release("gateway"), prometheus()]);
+    let clients = around.gateway.as_ref().map(|_| vec![of_release("gateway")]);
     let anywhere = || fetched.then(NetworkPolicyEgressRule::default);
     let to_experts = NetworkPolicyEgressRule {
         to: Some(vec![pods(Component::RemoteExpert)]),
@@ -59,6 +59,7 @@ pub(super) fn policies(owner: &MoEDeployment, around: &Surroundings) -> Vec<Netw
             vec![
                 NetworkPolicyIngressRule { from: clients, ports: Some(tcp(HTTP_PORT)) },
                 from(vec![of_release("operator")], CONTROL_PORT),
+                from(vec![prometheus()], METRICS_PORT),
             ],
             std::iter::once(to_experts).chain(anywhere()).chain(to_collector()).collect(),
         ),

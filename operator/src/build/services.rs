@@ -8,20 +8,15 @@ use kube::ResourceExt;
 /// Where clients find the deployment, and scrapers its functions. Those of functions are headless: gRPC and kept-alive
 /// HTTP connections behind a virtual address would all lead to one pod.
 pub(super) fn services(owner: &MoEDeployment, around: &Surroundings) -> Vec<Service> {
-    let http = [("http", HTTP_PORT)];
+    let (http, metrics) = (("http", HTTP_PORT), ("metrics", METRICS_PORT));
     let front = match &around.gateway {
         Some(gateway) => another_name(owner, gateway),
-        None => service(owner, String::new(), Component::Main, &http),
+        None => service(owner, String::new(), Component::Main, &[http]),
     };
     vec![
         front,
-        service(owner, "-main".to_owned(), Component::Main, &http),
-        service(
-            owner,
-            "-remote".to_owned(),
-            Component::RemoteExpert,
-            &[("grpc", EXPERT_PORT), ("metrics", METRICS_PORT)],
-        ),
+        service(owner, "-main".to_owned(), Component::Main, &[http, metrics]),
+        service(owner, "-remote".to_owned(), Component::RemoteExpert, &[("grpc", EXPERT_PORT), metrics]),
     ]
 }
 

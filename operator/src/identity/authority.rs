@@ -1,12 +1,10 @@
 //! The authority, kept in a Secret that only the operator reads.
 
 use super::IdentityFailure;
-use super::secret::{held, pair_of};
+use super::secret::{held, own_secret, pair_of};
 use crate::calls::Calls;
-use crate::names::MANAGER;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
-use kube::api::ObjectMeta;
 use remoe_authority::{Authority, Pair};
 use remoe_wire::identity::{CERTIFICATE, KEY};
 use std::collections::BTreeMap;
@@ -42,18 +40,7 @@ pub(super) async fn authority(calls: &Calls, name: &str) -> Result<Authority, Id
 }
 
 fn secret(name: &str, pair: Pair) -> Secret {
-    let labels = [("app.kubernetes.io/part-of", "remoe"), ("app.kubernetes.io/managed-by", MANAGER)];
-    let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned()));
-    let data = [(CERTIFICATE, pair.certificate), (KEY, pair.key)];
-    let data = data.map(|(file, text)| (file.to_owned(), ByteString(text.into_bytes())));
-    Secret {
-        metadata: ObjectMeta {
-            name: Some(name.to_owned()),
-            labels: Some(BTreeMap::from(labels)),
-            ..ObjectMeta::default()
-        },
-        type_: Some("kubernetes.io/tls".to_owned()),
-        data: Some(BTreeMap::from(data)),
-        ..Secret::default()
-    }
+    let files = [(CERTIFICATE, pair.certificate), (KEY, pair.key)];
+    let files = files.map(|(file, text)| (file.to_owned(), ByteString(text.into_bytes())));
+    own_secret(name, BTreeMap::from(files))
 }

@@ -2,8 +2,8 @@
 //!
 //! An authority, whose key lies in one Secret beside the operator, signs a certificate for the main functions
 //! of each deployment and one for its remote ones. They lie in two Secrets beside the pods that mount them, so
-//! that no function can play another part. What is there decides when they are made anew ([`due`], pure);
-//! nothing is remembered.
+//! that no function can play another part. The gateways of the release have one in a Secret beside the operator. What is
+//! there decides when they are made anew ([`due`], pure); nothing is remembered.
 
 mod authority;
 mod certificate;
@@ -27,13 +27,18 @@ use kube::ResourceExt;
 use prometheus::IntCounterVec;
 use remoe_authority::{Authority, AuthorityError};
 use remoe_wire::identity::{Counterpart, Identity, IdentityError, Keyring, Trust};
-use secret::signed_name;
+use secret::{files, own_secret, signed_name};
+use std::future::pending;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tokio::sync::OnceCell;
+use tokio::time::sleep;
 
 pub use certificate::{IssuerRef, certificate};
+
+/// Between two looks at the certificate of the gateways, at most: somebody may have taken it away.
+const LOOK: Duration = Duration::from_secs(60);
 
 /// The parts of a deployment that have a certificate each.
 const PARTS: [Component; 2] = [Component::Main, Component::RemoteExpert];
@@ -94,8 +99,12 @@ pub(super) struct Identities {
     life: Duration,
     /// Who the operator is.
     own: Identity,
+    /// Who the gateways of its release are.
+    gateway: Identity,
     /// The Secret of its authority.
     secret: String,
+    /// The one of the certificate of the gateways.
+    gateway_secret: String,
     /// The API of the operator's own namespace.
     calls: Calls,
     authority: OnceCell<Authority>,
@@ -116,7 +125,9 @@ impl Identities {
             signer,
             life,
             own: operator(namespace),
+            gateway: gateway(namespace),
             secret: format!("{release}-authority"),
+            gateway_secret: format!("{release}-gateway-identity"),
             calls: Calls::new(client, namespace, writes),
             authority: OnceCell::new(),
             keyring: OnceCell::new(),
@@ -219,17 +230,50 @@ impl Identities {
         if live.as_ref().is_some_and(|live| !is_owned_by(live, &uid)) {
             return Ok(live.as_ref().map_or(Kept::Coming, |live| Kept::Refused(name_taken(live))));
         }
-        let there = live.as_ref().map(held);
-        let authorities = authority.certificate();
-        let Some(reason) = due(there.as_ref(), &identity, authorities, self.life, SystemTime::now()) else {
-            return Ok(Kept::There);
-        };
-        let pair = authority.sign(&identity, self.life);
-        let pair = pair.map_err(|error| IdentityFailure::Authority { error })?;
-        let held = Held::new(pair, authorities);
-        calls.apply(&secret_of(owner, part, &held)).await?;
-        tracing::info!(%identity, %reason, "a certificate was made");
+        if let Some(held) = self.renewed(authority, live.as_ref(), &identity)? {
+            calls.apply(&secret_of(owner, part, &held)).await?;
+        }
         Ok(Kept::There)
+    }
+
+    /// What is to lie in the Secret of `identity`, which is `live`, in place of what lies there; none: that stays.
+    fn renewed(
+        &self,
+        authority: &Authority,
+        live: Option<&Secret>,
+        identity: &Identity,
+    ) -> Result<Option<Held>, IdentityFailure> {
+        let (there, authorities) = (live.map(held), authority.certificate());
+        let Some(reason) = due(there.as_ref(), identity, authorities, self.life, SystemTime::now()) else {
+            return Ok(None);
+        };
+        let pair = authority.sign(identity, self.life);
+        let pair = pair.map_err(|error| IdentityFailure::Authority { error })?;
+        tracing::info!(%identity, %reason, "a certificate is made");
+        Ok(Some(Held::new(pair, authorities)))
+    }
+
+    /// Sees to it for ever that the gateways of the release have a certificate, and will have for long enough. Where
+    /// cert-manager signs, the chart asks it for theirs.
+    pub(super) async fn keep_gateways(&self) {
+        if self.signer != Signer::Operator {
+            return pending().await;
+        }
+        loop {
+            if let Err(error) = self.keep_gateway().await {
+                tracing::warn!(%error, secret = self.gateway_secret, "gateways may have no certificate");
+            }
+            sleep(LOOK.min(self.life / 4)).await;
+        }
+    }
+
+    async fn keep_gateway(&self) -> Result<(), IdentityFailure> {
+        let authority = self.authority().await?;
+        let live = self.calls.get::<Secret>(&self.gateway_secret).await?;
+        if let Some(held) = self.renewed(authority, live.as_ref(), &self.gateway)? {
+            self.calls.apply(&own_secret(&self.gateway_secret, files(&held))).await?;
+        }
+        Ok(())
     }
 }
 
@@ -252,6 +296,11 @@ fn not_changed(owner: &MoEDeployment, part: Component, error: &CallError) -> Tro
 /// The operator of the release in `namespace`.
 pub fn operator(namespace: &str) -> Identity {
     Identity::Operator { namespace: namespace.to_owned() }
+}
+
+/// The gateways of the release in `namespace`.
+pub fn gateway(namespace: &str) -> Identity {
+    Identity::Gateway { namespace: namespace.to_owned() }
 }
 
 /// The functions of `owner` that play `part`.

@@ -3,10 +3,11 @@
 use super::Held;
 use crate::api::MoEDeployment;
 use crate::build::owned_meta;
-use crate::names::Component;
+use crate::names::{Component, MANAGER};
 use crate::settings::SignerName;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
+use kube::api::ObjectMeta;
 use remoe_authority::Pair;
 use remoe_wire::identity::{CERTIFICATE, CERTIFICATES_OF_AUTHORITIES, KEY};
 use std::collections::BTreeMap;
@@ -46,18 +47,33 @@ pub(super) fn pair_of(held: &Held) -> Pair {
     Pair { certificate: text(&held.certificate), key: text(&held.key) }
 }
 
-/// The Secret that the operator writes for `part` of `owner`, which goes with it.
-pub fn secret_of(owner: &MoEDeployment, part: Component, held: &Held) -> Secret {
+/// What is held, as a Secret has it.
+pub(super) fn files(held: &Held) -> BTreeMap<String, ByteString> {
     let files = [
         (CERTIFICATE, &held.certificate),
         (KEY, &held.key),
         (CERTIFICATES_OF_AUTHORITIES, &held.authorities),
     ];
-    let data = files.map(|(file, bytes)| (file.to_owned(), ByteString(bytes.clone())));
-    Secret {
-        metadata: owned_meta(owner, |deployment| signed_name(deployment, part)),
-        type_: Some("kubernetes.io/tls".to_owned()),
-        data: Some(BTreeMap::from(data)),
-        ..Secret::default()
-    }
+    BTreeMap::from(files.map(|(file, bytes)| (file.to_owned(), ByteString(bytes.clone()))))
+}
+
+/// The Secret that the operator writes for `part` of `owner`, which goes with it.
+pub fn secret_of(owner: &MoEDeployment, part: Component, held: &Held) -> Secret {
+    secret(owned_meta(owner, |deployment| signed_name(deployment, part)), files(held))
+}
+
+/// One of the operator's own namespace, which is nobody's.
+pub(super) fn own_secret(name: &str, files: BTreeMap<String, ByteString>) -> Secret {
+    let labels = [("app.kubernetes.io/part-of", "remoe"), ("app.kubernetes.io/managed-by", MANAGER)];
+    let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned()));
+    let metadata = ObjectMeta {
+        name: Some(name.to_owned()),
+        labels: Some(BTreeMap::from(labels)),
+        ..ObjectMeta::default()
+    };
+    secret(metadata, files)
+}
+
+fn secret(metadata: ObjectMeta, files: BTreeMap<String, ByteString>) -> Secret {
+    Secret { metadata, type_: Some("kubernetes.io/tls".to_owned()), data: Some(files), ..Secret::default() }
 }

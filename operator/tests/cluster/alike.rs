@@ -62,6 +62,7 @@ fn pod(revision: &Revision, id: &str, is: Is) -> PodView {
         uid: id.to_owned(),
         owned: true,
         is_main,
+        knows_gateways: false,
         function: its.map_or("earlier", |(function, _)| &function.name).to_owned(),
         identity: its.map_or("earlier", |(function, _)| &function.identity).to_owned(),
         replica: its.map_or(0, |(_, replica)| replica),

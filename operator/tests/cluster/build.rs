@@ -4,7 +4,7 @@ use kube::ResourceExt;
 use proptest::prelude::*;
 use remoe_operator::SignerName;
 use remoe_operator::api::MoEDeployment;
-use remoe_operator::build::{Revision, Surroundings, budgets, frame, inspector, revision};
+use remoe_operator::build::{Revision, Surroundings, budgets, frame, inspector, knows_gateways, revision};
 use remoe_operator::collector::Collector;
 use remoe_operator::identity::{IssuerRef, certificate, identity_of};
 use remoe_operator::names::{COMPONENT, Component, FUNCTION, PodName};
@@ -265,6 +265,15 @@ fn only_the_operator_and_the_gateways_of_the_release_are_let_in() {
     };
     let policies = frame(&owner, &around).network_policies;
     let main = policies.iter().find(|policy| policy.name_any() == "demo-main").unwrap();
+    let monitoring =
+        json!([{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]);
+    for policy in ["demo-main", "demo-remote-expert"] {
+        let policy = policies.iter().find(|each| each.name_any() == policy).unwrap();
+        let rules = serde_json::to_value(&policy.spec.as_ref().unwrap().ingress).unwrap();
+        let scraped: Vec<_> =
+            rules.as_array().unwrap().iter().filter(|rule| rule["from"] == monitoring).collect();
+        assert_eq!(scraped, [&json!({"from": monitoring, "ports": [{"port": 9090, "protocol": "TCP"}]})]);
+    }
     let rules = main.spec.as_ref().unwrap().ingress.iter().flatten();
     let peers =
         rules.flat_map(|rule| rule.from.iter().flatten()).filter_map(|peer| peer.pod_selector.as_ref());
@@ -360,6 +369,28 @@ fn functions_of_one_part_have_the_certificate_of_no_other() {
     for pod in revision.functions().map(|function| function.pod(&owner, 0, 0)) {
         let text = serde_json::to_string(&pod).unwrap();
         assert!(!text.contains("identity-dir") && !text.contains("operator-identity"), "{text}");
+    }
+}
+
+#[test]
+fn main_functions_know_gateways_where_there_are_any_and_somebody_signs() {
+    let owner = deployment(json!({}));
+    let gateway = Some("gateway.system.svc".to_owned());
+    for (gateway, signer, knows) in [
+        (gateway.clone(), SignerName::Operator, true),
+        (gateway.clone(), SignerName::CertManager, true),
+        (gateway, SignerName::Nobody, false),
+        (None, SignerName::Operator, false),
+    ] {
+        let around = Surroundings { gateway, signer, ..around() };
+        let revision = revision(&owner, "hash", &plan(&owner), &around).unwrap();
+        for pod in revision.functions().map(|function| function.pod(&owner, 0, 0)) {
+            let knows = knows && pod.labels()[COMPONENT] == "main";
+            assert_eq!(knows_gateways(&pod), knows, "{around:?}");
+            if knows {
+                assert_eq!(following(&pod, "--gateway-identity"), "spiffe://remoe/remoe-system/gateway");
+            }
+        }
     }
 }
 

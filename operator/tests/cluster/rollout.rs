@@ -113,6 +113,7 @@ impl World {
             uid: format!("pod-{}", self.uids),
             owned: true,
             is_main: function.hosted.is_none(),
+            knows_gateways: false,
             function: function.name.clone(),
             identity: function.identity.clone(),
             replica: creation.replica,

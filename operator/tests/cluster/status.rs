@@ -36,6 +36,7 @@ impl Scene {
                     uid: format!("{}-{replica}", function.name),
                     owned: true,
                     is_main: function.hosted.is_none(),
+                    knows_gateways: false,
                     function: function.name.clone(),
                     identity: function.identity.clone(),
                     replica,

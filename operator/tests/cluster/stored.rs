@@ -57,16 +57,16 @@ fn what_is_not_there_is_as_it_was_before() {
     assert_ne!(plan_hash(&plan).unwrap(), "9d608da1a3");
 }
 
-/// Pods are those of the plan. They are not the ones that ran: probes have a port of their own since, and both versions of IP are
+/// Pods are those of the plan. They are not the ones that ran: probes and metrics have ports of their own since, and both versions of IP are
 /// listened for. What main functions were told is read as it was.
 #[test]
 fn its_functions_are_those_of_its_plan() {
     let (owner, _, revision) = stored();
     let identities: Vec<(&str, &str)> =
         revision.functions().map(|function| (function.name.as_str(), function.identity.as_str())).collect();
-    let now = [("main", "18aa1abd83"), ("l1", "7a04a110fd"), ("l2", "ec8fdc2bec"), ("l3", "835abe2a74")];
+    let now = [("main", "acb8b1bcce"), ("l1", "7a04a110fd"), ("l2", "ec8fdc2bec"), ("l3", "835abe2a74")];
     assert_eq!(identities, now);
-    assert_eq!(revision.main.pod(&owner, 1, 0).name_any(), "demo-main-18aa1abd83-1-0");
+    assert_eq!(revision.main.pod(&owner, 1, 0).name_any(), "demo-main-acb8b1bcce-1-0");
     let generation: Generation = read(GENERATION);
     assert_eq!(serde_json::to_string(&generation).unwrap(), GENERATION, "written as it was");
     let routing = generation.routing(String::new()).unwrap();

@@ -6,15 +6,17 @@ use crate::proxy::{Asked, Proxy};
 use crate::stage::{Budget, LOOK, Operator, run_pods};
 use crate::world::World;
 use k8s_openapi::NamespaceResourceScope;
-use k8s_openapi::api::core::v1::{Pod, Service, ServiceAccount};
+use k8s_openapi::api::core::v1::{Pod, Secret, Service, ServiceAccount};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams};
 use kube::{Resource, ResourceExt};
 use remoe_operator::api::{MoEDemand, MoEDeployment, MoEPlan, MoERecord};
 use remoe_operator::facts::subject;
+use remoe_operator::identity::{gateway, held};
 use remoe_operator::names::DEPLOYMENT;
 use remoe_operator::steps::Write;
+use remoe_wire::identity::Credentials;
 use serde_json::{Value, json};
 use std::collections::{BTreeSet, HashSet};
 use std::fmt::Debug;
@@ -312,6 +314,9 @@ fn what_the_operator_asks_for_is_what_its_role_has() {
         let missing: Vec<&Asked> = asked.difference(&granted).collect();
         assert!(missing.is_empty(), "the role lacks {missing:?}");
         assert!(superfluous.is_empty(), "nothing that the operator does takes {superfluous:?}");
+        let gateways = held(&server.api::<Secret>().get("remoe-gateway-identity").await.unwrap());
+        let known = Credentials::from_pem(&gateways.certificate, &gateways.key, &gateways.authorities);
+        assert_eq!(known.unwrap().identity(), &gateway(&server.namespace));
         operator.kill().await;
     });
 }

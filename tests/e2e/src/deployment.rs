@@ -1,11 +1,15 @@
 //! A MoEDeployment as its user sees it.
 
+use crate::door;
 use crate::scene::Scene;
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams};
 use kube::core::ApiResource;
 use remoe_tests::deadline::{LONG, until};
 use remoe_tests::http;
+use remoe_wire::identity::Identity;
 use serde_json::{Value, json};
 use std::net::{IpAddr, SocketAddr};
 
@@ -137,6 +141,29 @@ impl Deployment {
 
     /// Where the HTTP interface answers, by the EndpointSlices of their Service: ready main functions.
     pub async fn endpoints(&self, scene: &Scene) -> Vec<SocketAddr> {
+        self.ready(scene).await.into_iter().map(|(address, _)| address).collect()
+    }
+
+    /// The same for who is no gateway: addresses on this host that lead there as gateways come, where those are wanted.
+    pub async fn doors(&self, scene: &Scene) -> Vec<SocketAddr> {
+        let deployment = self.api.get(&self.name).await.expect("the MoEDeployment can be read").uid();
+        let (namespace, deployment) = (scene.namespace.clone(), deployment.unwrap_or_default());
+        let main = Identity::Main { namespace, deployment };
+        let mut doors = Vec::new();
+        for (address, pod) in self.ready(scene).await {
+            let pod = scene.api::<Pod>().get(&pod).await.expect("a pod that is ready can be read");
+            let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+            let mut arguments = containers.flat_map(|container| container.args.iter().flatten());
+            doors.push(match arguments.any(|argument| argument == "--gateway-identity") {
+                true => door::open(address, door::as_gateway(&scene.cluster, main.clone()).await).await,
+                false => address,
+            });
+        }
+        doors
+    }
+
+    /// Ready main functions, with the names of their pods.
+    async fn ready(&self, scene: &Scene) -> Vec<(SocketAddr, String)> {
         let of_service =
             ListParams::default().labels(&format!("kubernetes.io/service-name={}-main", self.name));
         let slices =
@@ -151,10 +178,10 @@ impl Deployment {
             let ready = slice.endpoints.into_iter();
             let ready = ready
                 .filter(|endpoint| endpoint.conditions.as_ref().and_then(|each| each.ready) == Some(true));
-            let addresses = ready.flat_map(|endpoint| endpoint.addresses);
-            found.extend(
-                addresses.filter_map(|address| Some(SocketAddr::new(address.parse::<IpAddr>().ok()?, port))),
-            );
+            found.extend(ready.filter_map(|endpoint| {
+                let address: IpAddr = endpoint.addresses.first()?.parse().ok()?;
+                Some((SocketAddr::new(address, port), endpoint.target_ref?.name?))
+            }));
         }
         found
     }

@@ -11,6 +11,7 @@ pub mod claim;
 pub mod cluster;
 pub mod demo;
 pub mod deployment;
+pub mod door;
 pub mod figures;
 pub mod forward;
 pub mod gateways;

@@ -112,6 +112,10 @@ impl Exclusive {
             "--set",
             "images.mainCuda.repository=ghcr.io/remoe/remoe-main",
         ]);
+        // Gateways wait for an operator to sign for them.
+        if values.contains(&"replicas=0") {
+            arguments.extend(["--set", "gateway.enabled=false"]);
+        }
         for value in values {
             arguments.extend(["--set", value]);
         }

@@ -23,11 +23,12 @@ async fn the_demo_is_served_and_goes_away() {
         let demo = Deployment::existing(scene, "demo");
         demo.condition("Ready", "True").await;
 
-        let endpoints = demo.endpoints(scene).await;
-        assert_eq!(endpoints.len(), 1, "one main function");
+        let doors = demo.doors(scene).await;
+        assert_eq!(doors.len(), 1, "one main function");
         let name = served_name(&demo).await;
-        let direct = chat(endpoints[0], &name, PROMPT).await;
-        let forward = Forward::start(scene, "service/demo-main", 8000).await;
+        let direct = chat(doors[0], &name, PROMPT).await;
+        let beside = Scene { namespace: release::NAMESPACE.to_owned(), ..scene.clone() };
+        let forward = Forward::start(&beside, "service/remoe-gateway", 8000).await;
         let forwarded = chat(forward.address, &name, PROMPT).await;
         let local = Up::start(&workspace().join("demo/model"), 1).await;
         let local = chat(local.ready.http(), "model", PROMPT).await;

@@ -8,7 +8,7 @@ use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use remoe_e2e::deployment::{Deployment, Stream, chat};
 use remoe_e2e::host_operator::image;
 use remoe_e2e::scene::Scene;
-use remoe_e2e::{claim, figures, pods, release};
+use remoe_e2e::{claim, figures, gateways, pods, release};
 use remoe_tests::deadline::{LONG, until};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -75,14 +75,14 @@ async fn tries(
     pods::create(scene, &serde_json::from_value(pod).unwrap()).await;
     let said = pods::finished(scene, name).await;
     let answers: Vec<String> = said.lines().map(str::to_owned).collect();
-    assert_eq!(answers.len(), 6, "{said}");
+    assert_eq!(answers.len(), 7, "{said}");
     scene.api::<Pod>().delete(name, &DeleteParams::default()).await.unwrap();
     answers
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn only_the_operator_and_the_pods_of_a_deployment_are_answered() {
-    Scene::run("only_the_operator_and_the_pods_of_a_deployment_are_answered", async |scene| {
+async fn only_the_operator_gateways_and_the_pods_of_a_deployment_are_answered() {
+    Scene::run("only_the_operator_gateways_and_the_pods_of_a_deployment_are_answered", async |scene| {
         let cluster = &scene.cluster;
         let mut alone = release::exclusive(cluster, 1).await;
         alone.install(cluster, &["replicas=1"]).await;
@@ -92,9 +92,14 @@ async fn only_the_operator_and_the_pods_of_a_deployment_are_answered() {
         let other = Deployment::apply(scene, "other", &spec("Advisory")).await;
         demo.settled().await;
         other.condition("Planned", "True").await;
-        let endpoint = demo.endpoints(scene).await[0];
+        // Who has the certificate of the gateways is answered, and the gateways are that.
+        let endpoint = demo.doors(scene).await[0];
+        assert!(!demo.endpoints(scene).await.contains(&endpoint), "main functions know gateways");
         let answer = chat(endpoint, "demo", "Read Genesis 1:1.").await;
         assert!(answer["usage"]["remoe"]["experts"]["remote"].as_u64() > Some(0), "{answer}");
+        let gateway = gateways::address(&gateways::pods(cluster, 1).await[0]);
+        let by_gateway = chat(gateway, &format!("{}/demo", scene.namespace), "Read Genesis 1:1.").await;
+        assert_eq!(by_gateway["choices"], answer["choices"]);
 
         let uid = demo.api.get("demo").await.unwrap().metadata.uid.unwrap();
         let secrets = scene.api::<Secret>();
@@ -106,6 +111,7 @@ async fn only_the_operator_and_the_pods_of_a_deployment_are_answered() {
         let to = [
             format!("{}:9000", address(scene, "main").await),
             format!("{}:9001", address(scene, "remote-expert").await),
+            format!("{}:8000", address(scene, "main").await),
             format!("spiffe://remoe/{}/{uid}/main", scene.namespace),
         ];
         let stolen = json!({
@@ -233,7 +239,7 @@ async fn certificates_change_under_a_hundred_streams() {
         });
         let demo = Deployment::apply(scene, "demo", &spec).await;
         demo.settled().await;
-        let endpoint = demo.endpoints(scene).await[0];
+        let endpoint = demo.doors(scene).await[0];
         let answer = Stream::start(endpoint, "demo", PROMPT).await.finish().await;
         let before = certificates(scene).await;
         let mut clients = Clients::start(endpoint, &answer);
@@ -256,7 +262,7 @@ async fn certificates_change_under_a_hundred_streams() {
         // One that starts now shows the new ones, and finds them shown.
         demo.patch(&json!({"spec": {"replicas": 2}})).await;
         demo.settled().await;
-        for endpoint in demo.endpoints(scene).await {
+        for endpoint in demo.doors(scene).await {
             let answer = chat(endpoint, "demo", PROMPT).await;
             let experts = &answer["usage"]["remoe"]["experts"];
             assert!(experts["remote"].as_u64() > Some(0), "{answer}");

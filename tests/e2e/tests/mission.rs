@@ -3,7 +3,6 @@
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
 
 use k8s_openapi::api::core::v1::Pod;
-use kube::ResourceExt;
 use remoe_e2e::lives::{self, LOOK, Lives};
 use remoe_e2e::prometheus::{Prometheus, panels};
 use remoe_e2e::scene::Scene;
@@ -22,11 +21,7 @@ const KEYS: &str = "tenants: [{name: team, keys: [sk-team], dollarsPerDay: 1}]";
 async fn follow(scene: Scene, lives: Lives, prometheus: Arc<Prometheus>, gateway: SocketAddr) {
     loop {
         let there = lives.look(&scene).await;
-        let metrics = |pod: &Pod| {
-            let ip = pod.status.as_ref()?.pod_ip.clone()?;
-            let port = if pod.labels()["remoe.dev/function"] == "main" { 8000 } else { 9090 };
-            Some(format!("{ip}:{port}"))
-        };
+        let metrics = |pod: &Pod| Some(format!("{}:9090", pod.status.as_ref()?.pod_ip.clone()?));
         let own = format!("{}:9090", gateway.ip());
         prometheus.scrape(&there.iter().filter_map(metrics).chain([own]).collect::<Vec<_>>());
         sleep(LOOK).await;

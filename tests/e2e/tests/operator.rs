@@ -166,7 +166,7 @@ async fn another_tag_of_the_images_costs_no_token() {
         let deployment = Deployment::apply(scene, "demo", &spec).await;
         let plan = deployment.settled().await["plan"].clone();
         let (before, told) = (pods::selected(scene, pods::FUNCTIONS).await, placement(scene).await);
-        let address = deployment.endpoints(scene).await[0];
+        let address = deployment.doors(scene).await[0];
         let undisturbed = Stream::of(TOKENS, address, "demo", PROMPT).await.finish().await;
         let mut stream = Stream::of(TOKENS, address, "demo", PROMPT).await;
         stream.next().await.expect("a first token");

@@ -79,7 +79,7 @@ async fn a_node_that_is_not_heard_for_two_minutes_loses_no_function() {
         claim::with_demo_model(scene, "models").await;
         let demo = Deployment::apply(scene, "demo", &spec()).await;
         let settled = demo.settled().await;
-        let (before, address) = (functions(scene).await, demo.endpoints(scene).await[0]);
+        let (before, address) = (functions(scene).await, demo.doors(scene).await[0]);
         let answer = chat(address, "demo", "Read Genesis 1:1.").await;
         let start = audit::mark(cluster);
         let begun = Instant::now();
@@ -116,7 +116,7 @@ async fn the_functions_of_a_node_that_is_gone_for_good_are_replaced() {
         let demo = Deployment::apply(scene, "demo", &spec()).await;
         let settled = demo.settled().await;
         let before = pods::selected(scene, pods::FUNCTIONS).await;
-        let answer = chat(demo.endpoints(scene).await[0], "demo", "Read Genesis 1:1.").await;
+        let answer = chat(demo.doors(scene).await[0], "demo", "Read Genesis 1:1.").await;
 
         let silenced = Silenced::new(cluster.kubelet());
         before.iter().filter_map(pods::process).for_each(|process| signal(process, Signal::KILL));
@@ -139,7 +139,7 @@ async fn the_functions_of_a_node_that_is_gone_for_good_are_replaced() {
         assert_eq!(demo.settled().await["plan"], settled["plan"]);
         let now = pods::selected(scene, pods::FUNCTIONS).await;
         assert!(now.len() == before.len() && now.iter().all(is_new));
-        let again = chat(demo.endpoints(scene).await[0], "demo", "Read Genesis 1:1.").await;
+        let again = chat(demo.doors(scene).await[0], "demo", "Read Genesis 1:1.").await;
         assert_eq!(again["choices"], answer["choices"]);
     })
     .await;

@@ -57,7 +57,7 @@ async fn hardware_is_measured_once_for_all_that_run_on_it() {
         assert_eq!(profilers.count(), 1, "pods that measured");
         assert_eq!(scene.kubectl(&["get", "pods", "--selector", PROFILER, "--output", "name"]).await, "");
 
-        let answer = chat(first.endpoints(scene).await[0], "first", "Read Genesis 1:1.").await;
+        let answer = chat(first.doors(scene).await[0], "first", "Read Genesis 1:1.").await;
         assert!(answer["usage"]["remoe"]["experts"]["remote"].as_u64() > Some(0), "{answer}");
 
         first.delete().await;

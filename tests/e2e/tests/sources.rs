@@ -102,7 +102,7 @@ async fn serve<const N: usize>(
     let size = std::fs::metadata(workspace().join("demo/model").join(WEIGHTS)).unwrap().len();
     // What was there before a cut is not fetched again, nor what another pod has fetched.
     assert!(fetched <= size + (1 << 20), "{fetched} of {size} bytes were sent");
-    let answer = chat(demo.endpoints(scene).await[0], "model", PROMPT).await;
+    let answer = chat(demo.doors(scene).await[0], "model", PROMPT).await;
     let local = Up::start(&workspace().join("demo/model"), 1).await;
     let local = chat(local.ready.http(), "model", PROMPT).await;
     assert_eq!(answer["choices"], local["choices"]);

@@ -83,7 +83,7 @@ async fn what_an_earlier_release_kept_in_config_maps_is_taken_over() {
         let settled = demo.settled().await;
         let (before, kept) = (functions(scene).await, records(scene).await);
         assert_eq!(kept.len(), 3, "{kept:?}");
-        let address = demo.endpoints(scene).await[0];
+        let address = demo.doors(scene).await[0];
         let undisturbed = Stream::of(TOKENS, address, "demo", PROMPT).await.finish().await;
         let mut stream = Stream::of(TOKENS, address, "demo", PROMPT).await;
         stream.next().await.expect("a first token");

@@ -19,6 +19,25 @@ use tonic::transport::Uri;
 /// A handshake that takes longer comes to nothing.
 pub(crate) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
 
+/// What is spoken within a connection. Both ends have to mean the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Protocol {
+    /// gRPC, over HTTP/2.
+    Grpc,
+    /// HTTP/1.1.
+    Http,
+}
+
+impl Protocol {
+    /// As it is named in handshakes.
+    pub(super) fn name(self) -> &'static [u8] {
+        match self {
+            Self::Grpc => b"h2",
+            Self::Http => b"http/1.1",
+        }
+    }
+}
+
 /// Who the other end of a connection has to be.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Counterpart {
@@ -77,6 +96,12 @@ impl Trust {
         Self { keyring: self.keyring.clone(), peer: Counterpart::OwnRemote }
     }
 
+    /// The same process's for its HTTP port: it takes requests from `gateway`.
+    #[must_use]
+    pub fn of_http(&self, gateway: Identity) -> Self {
+        Self { keyring: self.keyring.clone(), peer: Counterpart::Named(gateway) }
+    }
+
     /// A remote function's for its port, with the certificate in `folder`: it answers to the main functions
     /// of its deployment.
     ///
@@ -88,14 +113,26 @@ impl Trust {
         Ok(Self { keyring, peer: Counterpart::OwnMain })
     }
 
-    /// Makes `stream`, which was connected, one whose other end is who it has to be.
+    /// Makes `stream`, which was connected, one for gRPC whose other end is who it has to be.
     ///
     /// # Errors
     /// The handshake fails or takes too long, or the other end is somebody else.
     pub async fn connect<S: AsyncRead + AsyncWrite + Unpin>(&self, stream: S) -> io::Result<Line<S>> {
+        self.connect_for(Protocol::Grpc, stream).await
+    }
+
+    /// The same for `protocol`.
+    ///
+    /// # Errors
+    /// As [`Self::connect`].
+    pub async fn connect_for<S: AsyncRead + AsyncWrite + Unpin>(
+        &self,
+        protocol: Protocol,
+        stream: S,
+    ) -> io::Result<Line<S>> {
         let current = self.keyring.current();
         let needed = self.peer.of(current.identity()).map_err(io::Error::other)?;
-        let connector = TlsConnector::from(current.client.clone());
+        let connector = TlsConnector::from(current.client(protocol));
         // Only the form needs a name here: the one in the certificate is looked at below.
         let name = ServerName::try_from("remoe").map_err(io::Error::other)?;
         let stream = timeout(HANDSHAKE_LIMIT, connector.connect(name, stream)).await??;
@@ -113,11 +150,12 @@ impl Trust {
     /// The handshake fails, the other end has no name of ours, or nobody could be at it.
     pub(crate) async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
         &self,
+        protocol: Protocol,
         stream: S,
     ) -> io::Result<(Line<S>, Ends)> {
         let current = self.keyring.current();
         let needed = self.peer.of(current.identity()).map_err(io::Error::other)?;
-        let acceptor = TlsAcceptor::from(current.server.clone());
+        let acceptor = TlsAcceptor::from(current.server(protocol));
         let stream = acceptor.accept(stream).await?;
         let found = peer(stream.get_ref().1.peer_certificates()).map_err(io::Error::other)?;
         Ok((Line::Tls(Box::new(TlsStream::Server(stream))), Ends { found, needed }))

@@ -1,6 +1,6 @@
 //! A certificate with its key and the authorities that are believed, ready to make connections with.
 
-use super::{Identity, IdentityError};
+use super::{Identity, IdentityError, Protocol};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{Resumption, verify_server_cert_signed_by_trust_anchor};
 use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
@@ -14,9 +14,6 @@ use rustls::{
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, SystemTime};
 use webpki::{EndEntityCert, KeyUsage};
-
-/// The protocol that is spoken within.
-const HTTP2: &[u8] = b"h2";
 
 /// One provider for all connections. AES-128-GCM first: the fastest where processors have AES.
 static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| {
@@ -35,8 +32,34 @@ pub struct Credentials {
     identity: Identity,
     certificate: CertificateDer<'static>,
     authorities: Arc<RootCertStore>,
-    pub(super) server: Arc<ServerConfig>,
-    pub(super) client: Arc<ClientConfig>,
+    server: PerProtocol<ServerConfig>,
+    client: PerProtocol<ClientConfig>,
+}
+
+/// One configuration for each protocol that is spoken within.
+#[derive(Debug)]
+struct PerProtocol<C> {
+    grpc: Arc<C>,
+    http: Arc<C>,
+}
+
+impl<C: Clone> PerProtocol<C> {
+    /// `config` for each, as whose `list` of protocols it is the only one.
+    fn new(config: C, list: impl Fn(&mut C) -> &mut Vec<Vec<u8>>) -> Self {
+        let speaking = |protocol: Protocol| {
+            let mut config = config.clone();
+            *list(&mut config) = vec![protocol.name().to_vec()];
+            Arc::new(config)
+        };
+        Self { grpc: speaking(Protocol::Grpc), http: speaking(Protocol::Http) }
+    }
+
+    fn of(&self, protocol: Protocol) -> Arc<C> {
+        match protocol {
+            Protocol::Grpc => self.grpc.clone(),
+            Protocol::Http => self.http.clone(),
+        }
+    }
 }
 
 impl Credentials {
@@ -61,9 +84,11 @@ impl Credentials {
         let authorities = Arc::new(roots);
         let clients = WebPkiClientVerifier::builder_with_provider(authorities.clone(), PROVIDER.clone());
         let clients = clients.build().map_err(|error| unusable(&error))?;
+        let server = server(chain.clone(), key.clone_key(), clients)?;
+        let client = client(chain, key, authorities.clone())?;
         Ok(Self {
-            server: Arc::new(server(chain.clone(), key.clone_key(), clients)?),
-            client: Arc::new(client(chain, key, authorities.clone())?),
+            server: PerProtocol::new(server, |config| &mut config.alpn_protocols),
+            client: PerProtocol::new(client, |config| &mut config.alpn_protocols),
             identity,
             certificate: first,
             authorities,
@@ -74,6 +99,16 @@ impl Credentials {
     #[must_use]
     pub fn identity(&self) -> &Identity {
         &self.identity
+    }
+
+    /// How connections are accepted within which `protocol` is spoken.
+    pub(super) fn server(&self, protocol: Protocol) -> Arc<ServerConfig> {
+        self.server.of(protocol)
+    }
+
+    /// How they are made.
+    pub(super) fn client(&self, protocol: Protocol) -> Arc<ClientConfig> {
+        self.client.of(protocol)
     }
 
     /// Whether the certificate is valid at `time` and signed by one of the authorities.
@@ -106,7 +141,6 @@ fn server(
         .with_client_cert_verifier(clients)
         .with_single_cert(chain, key)
         .map_err(|error| unusable(&error))?;
-    config.alpn_protocols = vec![HTTP2.to_vec()];
     // What is taken up again is not checked again.
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
@@ -125,7 +159,6 @@ fn client(
         .with_custom_certificate_verifier(Arc::new(ServersOf(authorities)))
         .with_client_auth_cert(chain, key)
         .map_err(|error| unusable(&error))?;
-    config.alpn_protocols = vec![HTTP2.to_vec()];
     config.resumption = Resumption::disabled();
     config.enable_sni = false;
     Ok(config)

@@ -1,5 +1,6 @@
 //! A connection with TLS or without.
 
+use hyper_util::client::legacy::connect::{Connected, Connection};
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -22,6 +23,12 @@ impl<S> Line<S> {
             Self::Plain(stream) => stream,
             Self::Tls(stream) => stream.get_ref().0,
         }
+    }
+}
+
+impl<S: Connection> Connection for Line<S> {
+    fn connected(&self) -> Connected {
+        self.carrier().connected()
     }
 }
 

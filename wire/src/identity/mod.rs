@@ -12,7 +12,7 @@ mod keyring;
 mod line;
 mod name;
 
-pub use connect::{Connector, Counterpart, Trust};
+pub use connect::{Connector, Counterpart, Protocol, Trust};
 pub use credentials::Credentials;
 pub use error::IdentityError;
 pub use keyring::{CERTIFICATE, CERTIFICATES_OF_AUTHORITIES, KEY, Keyring};

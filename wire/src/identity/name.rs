@@ -17,6 +17,11 @@ pub enum Identity {
         /// The namespace of the release.
         namespace: String,
     },
+    /// The gateways of a release: `spiffe://remoe/NAMESPACE/gateway`.
+    Gateway {
+        /// The namespace of the release.
+        namespace: String,
+    },
     /// A main function: `spiffe://remoe/NAMESPACE/DEPLOYMENT/main`.
     Main {
         /// The namespace of the deployment.
@@ -34,14 +39,14 @@ pub enum Identity {
 }
 
 impl Identity {
-    /// The main functions of the same deployment; none for an operator.
+    /// The main functions of the same deployment; none for operators and gateways, which are of none.
     #[must_use]
     pub fn main(&self) -> Option<Self> {
         let (namespace, deployment) = self.deployment()?;
         Some(Self::Main { namespace: namespace.to_owned(), deployment: deployment.to_owned() })
     }
 
-    /// The remote-expert functions of the same deployment; none for an operator.
+    /// The remote-expert functions of the same deployment; none for operators and gateways.
     #[must_use]
     pub fn remote(&self) -> Option<Self> {
         let (namespace, deployment) = self.deployment()?;
@@ -50,7 +55,7 @@ impl Identity {
 
     fn deployment(&self) -> Option<(&str, &str)> {
         match self {
-            Self::Operator { .. } => None,
+            Self::Operator { .. } | Self::Gateway { .. } => None,
             Self::Main { namespace, deployment } | Self::Remote { namespace, deployment } => {
                 Some((namespace, deployment))
             }
@@ -62,6 +67,7 @@ impl fmt::Display for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Operator { namespace } => write!(f, "{PREFIX}{namespace}/operator"),
+            Self::Gateway { namespace } => write!(f, "{PREFIX}{namespace}/gateway"),
             Self::Main { namespace, deployment } => write!(f, "{PREFIX}{namespace}/{deployment}/main"),
             Self::Remote { namespace, deployment } => write!(f, "{PREFIX}{namespace}/{deployment}/remote"),
         }
@@ -84,6 +90,7 @@ impl FromStr for Identity {
         }
         match *parts {
             [namespace, "operator"] => Ok(Self::Operator { namespace: namespace.to_owned() }),
+            [namespace, "gateway"] => Ok(Self::Gateway { namespace: namespace.to_owned() }),
             [namespace, deployment, "main"] => {
                 Ok(Self::Main { namespace: namespace.to_owned(), deployment: deployment.to_owned() })
             }
@@ -101,9 +108,12 @@ mod tests {
 
     #[test]
     fn a_name_is_read_as_it_is_written() {
-        for uri in
-            ["spiffe://remoe/ns/operator", "spiffe://remoe/ns/uid-1/main", "spiffe://remoe/ns/u/remote"]
-        {
+        for uri in [
+            "spiffe://remoe/ns/operator",
+            "spiffe://remoe/ns/gateway",
+            "spiffe://remoe/ns/uid-1/main",
+            "spiffe://remoe/ns/u/remote",
+        ] {
             assert_eq!(
                 uri.parse::<Identity>().map(|identity| identity.to_string()).as_deref().ok(),
                 Some(uri)
@@ -121,6 +131,7 @@ mod tests {
             "spiffe://remoe//operator",
             "spiffe://remoe/ns/operator/",
             "spiffe://remoe/ns/uid/operator",
+            "spiffe://remoe/ns/uid/gateway",
             "spiffe://remoe/ns/uid/main/x",
             "spiffe://remoe/ns/uid/Main",
             "spiffe://remoe/n%73/uid/main",

@@ -1,8 +1,9 @@
 //! Who is let in.
 
-use super::peer::{Peer, Socket};
-use crate::identity::{Ends, HANDSHAKE_LIMIT, Line, Trust};
+use crate::identity::{Ends, HANDSHAKE_LIMIT, Line, Protocol, Trust};
+use std::io;
 use std::sync::Arc;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::timeout;
 
 /// Why a connection was not let in.
@@ -12,7 +13,7 @@ pub enum Refusal {
     Handshake,
     /// It did not finish the handshake in time.
     Timeout,
-    /// It is somebody else: its requests are answered with PERMISSION_DENIED.
+    /// It is somebody else: by gRPC its requests are answered with PERMISSION_DENIED, by HTTP it is not answered.
     Identity,
 }
 
@@ -45,10 +46,17 @@ impl Door {
         Self { trust, refused: Arc::new(refused) }
     }
 
-    /// The handshake with `peer` over its `socket`; none where it comes to nothing.
-    pub(super) async fn enter(self, socket: Socket, peer: &Peer) -> Option<Line<Socket>> {
-        let (line, Ends { found, needed }) = match timeout(HANDSHAKE_LIMIT, self.trust.accept(socket)).await {
+    /// The handshake over `stream` for `protocol`, and whether the other end is let in; none where it comes to nothing.
+    pub async fn enter<S: AsyncRead + AsyncWrite + Unpin>(
+        self,
+        protocol: Protocol,
+        stream: S,
+    ) -> Option<(Line<S>, bool)> {
+        let entering = timeout(HANDSHAKE_LIMIT, self.trust.accept(protocol, stream));
+        let (line, Ends { found, needed }) = match entering.await {
             Ok(Ok(accepted)) => accepted,
+            // It left, as who only asks whether a port is open does.
+            Ok(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => return None,
             Ok(Err(error)) => {
                 tracing::debug!(%error, "a connection is refused");
                 (self.refused)(Refusal::Handshake);
@@ -60,11 +68,10 @@ impl Door {
             }
         };
         let welcome = found == needed;
-        peer.known(welcome);
         if !welcome {
             tracing::warn!(%found, %needed, "a connection is refused");
             (self.refused)(Refusal::Identity);
         }
-        Some(line)
+        Some((line, welcome))
     }
 }

@@ -5,7 +5,7 @@
 
 use super::door::Door;
 use super::peer::{Peer, Socket};
-use crate::identity::Line;
+use crate::identity::{Line, Protocol};
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -106,7 +106,11 @@ impl Stream for Incoming {
                     peer.known(true);
                     return Poll::Ready(Some(Ok(Line::Plain(socket))));
                 };
-                self.handshakes.spawn(async move { door.enter(socket, &peer).await });
+                self.handshakes.spawn(async move {
+                    let (line, is_welcome) = door.enter(Protocol::Grpc, socket).await?;
+                    peer.known(is_welcome);
+                    Some(line)
+                });
                 // Asks to be woken at its end.
                 if let Poll::Ready(line) = self.poll_entered(context) {
                     return Poll::Ready(Some(Ok(line)));

@@ -443,6 +443,7 @@ impl Keeper {
         Some(Backend {
             id: u64::from(main.pid?) << 16 | u64::from(address.port()),
             address,
+            identity: None,
             room: self.report.wanted.options.max_batch.unwrap_or(DEFAULT_MAX_BATCH),
             authorization: Some(self.authorization.clone()),
             billing: Some(self.cashier.billing(status, &self.tariff)),

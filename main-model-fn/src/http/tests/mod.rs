@@ -199,7 +199,7 @@ impl Front {
     fn serve(&self, listener: TcpListener) {
         let (limits, metrics) = (self.state.options.connections, self.state.metrics.connections.clone());
         let routes = self.router.clone();
-        tokio::spawn(remoe_http::serve(listener, routes, limits, metrics, CancellationToken::new()));
+        tokio::spawn(remoe_http::serve(listener, None, routes, limits, metrics, CancellationToken::new()));
     }
 
     /// Sends `request` to the router, with a host unless it names one.

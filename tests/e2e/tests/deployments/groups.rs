@@ -47,7 +47,7 @@ async fn groups_are_pods_with_vcpus_of_their_own() {
         }
         assert_eq!(there, wanted);
 
-        let answer = chat(demo.endpoints(scene).await[0], "demo", PROMPT).await;
+        let answer = chat(demo.doors(scene).await[0], "demo", PROMPT).await;
         let local = Up::start(&workspace().join("demo/model"), 1).await;
         let local = chat(local.ready.http(), "model", PROMPT).await;
         assert_eq!(answer["choices"], local["choices"]);
@@ -68,7 +68,7 @@ async fn groups_are_pods_with_vcpus_of_their_own() {
         assert_eq!(scaled["plan"], status["plan"]);
         let after = uids(scene).await;
         assert!(after.is_superset(&before) && after.len() == before.len() + 1, "{before:?} {after:?}");
-        for endpoint in demo.endpoints(scene).await {
+        for endpoint in demo.doors(scene).await {
             let figures = &chat(endpoint, "demo", PROMPT).await["usage"]["remoe"];
             assert!(figures["plan"]["expected"]["cost"].as_f64() > Some(0.0), "{figures}");
         }

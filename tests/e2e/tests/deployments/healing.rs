@@ -45,7 +45,7 @@ async fn functions_that_are_lost_come_back() {
         claim::with_demo_model(scene, "models").await;
         let demo = Deployment::apply(scene, "demo", &remote()).await;
         demo.settled().await;
-        let expected = chat(demo.endpoints(scene).await[0], "demo", PROMPT).await;
+        let expected = chat(demo.doors(scene).await[0], "demo", PROMPT).await;
         let api = scene.api::<Pod>();
         for hurt in functions(scene).await {
             let before = functions(scene).await;
@@ -66,7 +66,7 @@ async fn functions_that_are_lost_come_back() {
         signal(pods::process(hurt).unwrap(), Signal::STOP);
         let again = |pod: &Pod| pod.uid() != hurt.uid() || pods::restarts(pod) > pods::restarts(hurt);
         healed(scene, &demo, &before, hurt, again).await;
-        let answer = chat(demo.endpoints(scene).await[0], "demo", PROMPT).await;
+        let answer = chat(demo.doors(scene).await[0], "demo", PROMPT).await;
         assert_eq!(answer["choices"], expected["choices"]);
     })
     .await;
@@ -80,7 +80,7 @@ async fn a_stream_outlives_the_functions_that_it_uses() {
         claim::with_demo_model(scene, "models").await;
         let demo = Deployment::apply(scene, "demo", &remote()).await;
         demo.settled().await;
-        let address = demo.endpoints(scene).await[0];
+        let address = demo.doors(scene).await[0];
         let undisturbed = Stream::start(address, "demo", PROMPT).await.finish().await;
         let mut stream = Stream::start(address, "demo", PROMPT).await;
         stream.next().await.expect("a first token");

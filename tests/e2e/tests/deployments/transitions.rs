@@ -39,7 +39,7 @@ impl Client {
         let (scene, demo) = (scene.clone(), Deployment::existing(scene, name));
         let task = tokio::spawn(async move {
             while !stopped.load(Ordering::SeqCst) {
-                let ready = demo.endpoints(&scene).await;
+                let ready = demo.doors(&scene).await;
                 let address = *ready.first().expect("a main function is ready at any time");
                 chat(address, &demo.name, PROMPT).await;
                 count.fetch_add(1, Ordering::SeqCst);
@@ -127,7 +127,7 @@ async fn experts_move_out_and_in_again() {
         let status = changed(&demo, source).await;
         assert_eq!(status["model"]["source"], "pvc://models/copy");
         changed(&demo, json!({"servedName": "other"})).await;
-        let answer = chat(demo.endpoints(scene).await[0], "other", PROMPT).await;
+        let answer = chat(demo.doors(scene).await[0], "other", PROMPT).await;
         assert_eq!(answer["model"], "other");
 
         for (change, field) in [
