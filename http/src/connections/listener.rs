@@ -89,11 +89,14 @@ impl Listener for Guarded {
     }
 }
 
+/// Ends with the connection, and whether its other end is let in; with none where it comes to nothing.
+type Handshake = dyn Future<Output = Option<(identity::Line<TcpStream>, bool)>> + Send;
+
 /// What is read and written.
 enum Stream {
     /// The other end has to say who it is first. That is part of the time that it has for its first head, and until then it may
     /// be asked to give way as any other without a request.
-    Entering(Pin<Box<dyn Future<Output = Option<(identity::Line<TcpStream>, bool)>> + Send>>),
+    Entering(Pin<Box<Handshake>>),
     /// It is let in.
     Open(identity::Line<TcpStream>),
     /// It is not.
@@ -146,8 +149,7 @@ impl AsyncRead for Socket {
     ) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
         let read = match ready!(self.stream.poll_open(context))?.poll_read(context, buffer) {
-            // A connection within TLS whose end was not announced: it was closed from here, or a request that was not whole
-            // shows.
+            // The end of a connection within TLS that was not announced, as when it gives way: requests say how long they are.
             Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => Poll::Ready(Ok(())),
             read => read,
         };

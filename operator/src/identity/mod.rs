@@ -39,6 +39,8 @@ pub use certificate::{IssuerRef, certificate};
 
 /// Between two looks at the certificate of the gateways, at most: somebody may have taken it away.
 const LOOK: Duration = Duration::from_secs(60);
+/// And after one that failed: gateways that start may wait for it.
+const AGAIN: Duration = Duration::from_secs(5);
 
 /// The parts of a deployment that have a certificate each.
 const PARTS: [Component; 2] = [Component::Main, Component::RemoteExpert];
@@ -260,10 +262,14 @@ impl Identities {
             return pending().await;
         }
         loop {
-            if let Err(error) = self.keep_gateway().await {
-                tracing::warn!(%error, secret = self.gateway_secret, "gateways may have no certificate");
-            }
-            sleep(LOOK.min(self.life / 4)).await;
+            let pause = match self.keep_gateway().await {
+                Ok(()) => LOOK.min(self.life / 4),
+                Err(error) => {
+                    tracing::warn!(%error, secret = self.gateway_secret, "gateways may have no certificate");
+                    AGAIN
+                }
+            };
+            sleep(pause).await;
         }
     }
 
