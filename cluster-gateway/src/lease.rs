@@ -8,8 +8,11 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
-use remoe_demand::{LEASE_LABEL, LEASE_SECONDS, RELEASE_LABEL};
+use remoe_demand::{LEASE_LABEL, LEASE_SECONDS, RELEASE_LABEL, SHOWN_ANNOTATION};
+use remoe_wire::identity::Keyring;
 use serde_json::json;
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout_at};
@@ -31,16 +34,19 @@ pub(crate) struct Holder {
     release: String,
     pod: String,
     uid: String,
+    /// What is shown to main functions that want to know who asks.
+    keyring: Option<Arc<Keyring>>,
 }
 
 impl Holder {
-    pub(crate) fn new(client: Client, settings: &Settings) -> Self {
+    pub(crate) fn new(client: Client, settings: &Settings, keyring: Option<Arc<Keyring>>) -> Self {
         Self {
             api: Api::namespaced(client, &settings.namespace),
             namespace: settings.namespace.clone(),
             release: settings.release.clone(),
             pod: settings.pod.clone(),
             uid: settings.uid.clone(),
+            keyring,
         }
     }
 
@@ -59,6 +65,9 @@ impl Holder {
     /// Says that it is held by `holder` from now on; by nobody where that is empty.
     async fn write(&self, holder: &str) -> kube::Result<()> {
         let (key, value) = LEASE_LABEL;
+        let shown =
+            self.keyring.iter().map(|keyring| (SHOWN_ANNOTATION, keyring.current().identity().to_string()));
+        let shown: BTreeMap<&str, String> = shown.collect();
         let lease = json!({
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
@@ -66,6 +75,7 @@ impl Holder {
                 "name": self.pod,
                 "namespace": self.namespace,
                 "labels": {key: value, RELEASE_LABEL: self.release, "app.kubernetes.io/part-of": "remoe"},
+                "annotations": shown,
                 // It goes with the pod, however that ends.
                 "ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": self.pod, "uid": self.uid}],
             },

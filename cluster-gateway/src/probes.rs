@@ -36,7 +36,7 @@ pub(crate) struct Answers {
 
 /// The probes of one deployment's main functions.
 pub(crate) struct Probes {
-    known: BTreeMap<String, (String, watch::Receiver<Answers>, tokio::task::AbortHandle)>,
+    known: BTreeMap<String, (MainFunction, watch::Receiver<Answers>, tokio::task::AbortHandle)>,
     tasks: JoinSet<()>,
     client: Client<Connector, Empty<Bytes>>,
     changed: watch::Sender<()>,
@@ -53,11 +53,9 @@ impl Probes {
 
     /// Asks `mains` and nobody else, from now on.
     pub(crate) fn keep(&mut self, mains: &[MainFunction]) {
-        let stays = |uid: &String, address: &String| {
-            mains.iter().any(|main| main.uid == *uid && main.address == *address)
-        };
-        self.known.retain(|uid, (address, _, task)| {
-            let stays = stays(uid, address);
+        let place = |main: &MainFunction| (main.uid.clone(), main.address.clone(), main.identity.clone());
+        self.known.retain(|_, (known, _, task)| {
+            let stays = mains.iter().any(|main| place(main) == place(known));
             if !stays {
                 task.abort();
             }
@@ -69,7 +67,7 @@ impl Probes {
                 let (said, answers) = watch::channel(Answers::default());
                 let asking = ask(self.client.clone(), main.clone(), said, self.changed.clone());
                 let task = self.tasks.spawn(asking);
-                self.known.insert(main.uid.clone(), (main.address.clone(), answers, task));
+                self.known.insert(main.uid.clone(), (main.clone(), answers, task));
             }
         }
     }

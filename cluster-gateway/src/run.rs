@@ -108,7 +108,7 @@ async fn serve(settings: Settings, shutdown: CancellationToken, traces: Traces) 
 
     // Held before anything is read: an operator that tells something later than that knows whom to wait for.
     let (holds, lease) = watch::channel(false);
-    let holder = Holder::new(client.clone(), &settings);
+    let holder = Holder::new(client.clone(), &settings, keyring.clone());
     let keeping = tokio::spawn(lease::keep(holder.clone(), holds));
     let accounts = (metrics, books);
     let mut catalogue =

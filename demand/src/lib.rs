@@ -22,6 +22,8 @@ pub const MOST_FUNCTIONS: usize = 1024;
 pub const LEASE_LABEL: (&str, &str) = ("app.kubernetes.io/component", "gateway");
 /// The label that has the name of the release: several may stand side by side in one namespace.
 pub const RELEASE_LABEL: &str = "app.kubernetes.io/instance";
+/// The annotation of a gateway's Lease that says who it can show main functions to be; without it, it shows nothing.
+pub const SHOWN_ANNOTATION: &str = "remoe.dev/identity";
 /// Seconds after which a gateway that did not renew its Lease is dead for the operator. It holds requests before that.
 pub const LEASE_SECONDS: u32 = 15;
 

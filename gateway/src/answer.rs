@@ -21,6 +21,7 @@ use http_body_util::{BodyExt, Full};
 use remoe_http::between::{ACTIVATIONS, RATES, TENANT, TIMING};
 use remoe_http::{ApiError, REQUEST_ID, RequestId, parse, receive};
 use remoe_traces::{SpanRef, TRACEPARENT, TRACESTATE, is_valid};
+use remoe_wire::identity::is_refusal;
 use remoe_wire::{ErrorCode, ServiceError};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -350,7 +351,8 @@ async fn send(call: &Call, grant: Grant, attempt: usize) -> Result<Obtained, Fai
     let begun = tokio::time::timeout(BEGIN, call.gateway.upstream().request(request)).await;
     let response = match begun {
         Ok(Ok(response)) => response,
-        Ok(Err(error)) if error.is_connect() => {
+        // Whom it did not let in it has not read anything of.
+        Ok(Err(error)) if error.is_connect() || is_refusal(&error) => {
             call.bill.not_sent(before);
             grant.failed();
             span.fail("unreached", "the function could not be reached");

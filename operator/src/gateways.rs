@@ -1,9 +1,11 @@
 //! Which gateways live: those whose Leases are renewed.
 
-use super::api::{LEASE_LABEL, LEASE_SECONDS, RELEASE_LABEL};
+use super::api::{LEASE_LABEL, LEASE_SECONDS, RELEASE_LABEL, SHOWN_ANNOTATION};
 use super::calls::{CallError, Calls};
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
+use kube::ResourceExt;
+use remoe_wire::identity::Identity;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,40 +16,61 @@ pub(super) struct Gateways {
     calls: Calls,
     /// The release.
     release: String,
+    /// Who they show main functions to be; none: nobody signs certificates.
+    identity: Option<Identity>,
     /// Since when this operator has been looking.
     pub(super) since: Timestamp,
     /// When each Lease was last seen to be renewed. By our clock: theirs need not agree.
     renewals: Mutex<BTreeMap<String, (Option<Timestamp>, Instant)>>,
 }
 
+/// The gateways that live.
+#[derive(Debug, Default)]
+pub(super) struct Live {
+    /// Their identities as pods.
+    pub(super) uids: BTreeSet<String>,
+    /// Any of them shows no certificate: it is of a version that has none, or of a release in which nobody signed.
+    pub(super) strange: bool,
+}
+
 impl Gateways {
-    /// None of `release` is known yet.
-    pub(super) fn new(calls: Calls, release: &str) -> Self {
-        Self { calls, release: release.to_owned(), since: Timestamp::now(), renewals: Mutex::default() }
+    /// None of `release` is known yet; each is to show that it is `identity`, if that is anybody.
+    pub(super) fn new(calls: Calls, release: &str, identity: Option<Identity>) -> Self {
+        let (release, since) = (release.to_owned(), Timestamp::now());
+        Self { calls, release, identity, since, renewals: Mutex::default() }
     }
 
-    /// The identities of those that live, read now. One that is seen for the first time lives.
+    /// Whether they have certificates to show.
+    pub(super) fn have_certificates(&self) -> bool {
+        self.identity.is_some()
+    }
+
+    /// Those that live, read now. One that is seen for the first time lives.
     ///
     /// # Errors
     /// Leases cannot be read.
-    pub(super) async fn live(&self) -> Result<BTreeSet<String>, CallError> {
+    pub(super) async fn live(&self) -> Result<Live, CallError> {
         let (key, value) = LEASE_LABEL;
         let leases = self.calls.list::<Lease>(&format!("{key}={value}")).await?;
         let now = Instant::now();
         // Every change of it is whole.
         let mut renewals = self.renewals.lock().unwrap_or_else(PoisonError::into_inner);
         let mut known = std::mem::take(&mut *renewals);
-        for spec in
-            leases.into_iter().filter(|lease| is_of(lease, &self.release)).filter_map(|lease| lease.spec)
-        {
+        let mut shows = BTreeMap::new();
+        for lease in leases.into_iter().filter(|lease| is_of(lease, &self.release)) {
+            let shown = shown(&lease);
+            let Some(spec) = lease.spec else { continue };
             let Some(holder) = spec.holder_identity.filter(|holder| !holder.is_empty()) else { continue };
             let renewed = spec.renew_time.map(|time| time.0);
             let seen = known.remove(&holder).filter(|(before, _)| *before == renewed);
+            shows.insert(holder.clone(), shown);
             renewals.insert(holder, seen.unwrap_or((renewed, now)));
         }
         let lasts = Duration::from_secs(LEASE_SECONDS.into());
         let live = renewals.iter().filter(|(_, (_, seen))| now.duration_since(*seen) < lasts);
-        Ok(live.map(|(holder, _)| holder.clone()).collect())
+        let uids: BTreeSet<String> = live.map(|(holder, _)| holder.clone()).collect();
+        let strange = uids.iter().any(|uid| shows.get(uid) != Some(&self.identity));
+        Ok(Live { uids, strange })
     }
 }
 
@@ -58,11 +81,26 @@ fn is_of(lease: &Lease, release: &str) -> bool {
     labels.and_then(|labels| labels.get(RELEASE_LABEL)).is_none_or(|other| other == release)
 }
 
+/// Who the holder of `lease` shows that it is, if anybody.
+fn shown(lease: &Lease) -> Option<Identity> {
+    lease.annotations().get(SHOWN_ANNOTATION)?.parse().ok()
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn who_shows_nothing_or_no_name_is_nobody() {
+        let lease = |shown| serde_json::from_value(json!({"metadata": {"annotations": shown}})).unwrap();
+        let name = "spiffe://remoe/remoe-system/gateway";
+        assert_eq!(shown(&lease(json!({SHOWN_ANNOTATION: name}))).unwrap().to_string(), name);
+        for nobody in [json!({}), json!({SHOWN_ANNOTATION: "yes"})] {
+            assert_eq!(shown(&lease(nobody)), None);
+        }
+    }
 
     #[test]
     fn a_lease_without_a_release_may_be_of_ours() {

@@ -1,6 +1,7 @@
 //! What there is: read from the API in one go, and heard from main functions.
 
 use super::api::{GatewayDemand, MoEDemand, MoEDeployment, MoEPlan, MoERecord, Replan};
+use super::build::knows_gateways;
 use super::calls::{CallError, Calls};
 use super::conversations::Heard;
 use super::earlier;
@@ -54,6 +55,9 @@ pub struct Observed {
     pub demand: Option<MoEDemand>,
     /// The identities of the gateways that live, where functions may sleep, or plans or replicas follow what gateways say.
     pub gateways: BTreeSet<String>,
+    /// Gateways live that could show main functions no certificate, and no main function wants one yet: those that start are to
+    /// speak with everybody.
+    pub strange_gateways: bool,
     /// Main functions that start now would not find a certificate.
     pub uncertified: bool,
     /// Others are being made anew as nobody asked: it is not the deployment's turn yet.
@@ -126,8 +130,8 @@ pub(super) async fn observe(
     let is_told = deployment.spec.idle_window().is_some() || follows || deployment.spec.follows_load();
     let live = async {
         match gateways.filter(|_| is_told) {
-            Some(gateways) => gateways.live().await,
-            None => Ok(BTreeSet::new()),
+            Some(gateways) => gateways.live().await.map(Some),
+            None => Ok(None),
         }
     };
     let (pods, services, network_policies, budgets, plans, records, demand, live) = try_join!(
@@ -140,7 +144,16 @@ pub(super) async fn observe(
         demand,
         live,
     )?;
+    // Whoever asked for certificates goes on to, so that nothing is read for it. Gateways of a version before are gone soon.
     let uid = deployment.uid().unwrap_or_default();
+    let asks = pods.iter().any(|pod| is_owned_by(pod, &uid) && knows_gateways(pod));
+    let certified = gateways.filter(|gateways| gateways.have_certificates() && !asks);
+    let live = match (certified, live) {
+        (Some(gateways), None) => Some(gateways.live().await?),
+        (_, live) => live,
+    };
+    let strange_gateways = certified.is_some() && live.as_ref().is_some_and(|live| live.strange);
+    let live = live.filter(|_| is_told).unwrap_or_default();
     // What belongs to an earlier deployment of the same name is on its way out.
     let record = |name: String| {
         records.iter().find(|record| record.name_any() == name && is_owned_by(*record, &uid)).cloned()
@@ -160,7 +173,8 @@ pub(super) async fn observe(
         serving,
         others,
         demand,
-        gateways: live,
+        gateways: live.uids,
+        strange_gateways,
         uncertified: false,
         waits: false,
         rest: Rest::default(),

@@ -249,7 +249,8 @@ impl Planned {
             if !planned.is_of_model(&hash, &plan, known.model.facts()) {
                 return None;
             }
-            match revision(owner, &hash, &plan, around) {
+            let strange_gateways = observed.strange_gateways;
+            match revision(owner, &hash, &plan, &Surroundings { strange_gateways, ..around.clone() }) {
                 Ok(revision) => Some(Target { revision, plan }),
                 Err(error) => {
                     planned.troubles.push(Trouble::new("InvalidSpec", error.to_string()));

@@ -6,12 +6,13 @@ use super::collector::UnknownCollector;
 use super::controller::control;
 use super::conversations::Conversations;
 use super::gateways::Gateways;
+use super::identity::gateway;
 use super::lease::Candidate;
 use super::metrics::Metrics;
 use super::per_deployment::PerDeployment;
 use super::reconcile::Context;
 use super::serve::serve;
-use super::settings::RunSettings;
+use super::settings::{RunSettings, SignerName};
 use super::starting::Starting;
 use super::term::writes_within;
 use super::turn::Turns;
@@ -128,9 +129,10 @@ async fn lead(
     let identities = Arc::new(settings.identities(client, metrics.writes.clone()));
     let has_gateways = around.gateway.is_some();
     let leases = Calls::new(client.clone(), &settings.namespace, metrics.writes.clone());
+    let shown = (settings.signer != SignerName::Nobody).then(|| gateway(&settings.namespace));
     let context = Context {
         client: client.clone(),
-        gateways: has_gateways.then(|| Gateways::new(leases, &settings.release)),
+        gateways: has_gateways.then(|| Gateways::new(leases, &settings.release, shown)),
         around,
         identities: identities.clone(),
         recorder: Recorder::new(client.clone(), reporter),

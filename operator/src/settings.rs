@@ -157,6 +157,7 @@ impl RunSettings {
             release: self.release.clone(),
             signer: self.signer,
             gateway: self.gateway.clone(),
+            strange_gateways: false,
             collector: self.tracing_endpoint.as_ref().map(collector).transpose()?,
         })
     }

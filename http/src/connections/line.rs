@@ -61,6 +61,8 @@ struct LineState {
     begun: bool,
     /// What comes between requests are frames of the connection and no heads.
     http2: bool,
+    /// It is known who is at the other end, or does not matter.
+    let_in: bool,
     /// It was asked to give way.
     leaving: bool,
     /// The same socket again: ends what `axum::serve` holds.
@@ -76,6 +78,7 @@ impl LineState {
             due: now + limits.head,
             begun: false,
             http2: false,
+            let_in: true,
             leaving: false,
             socket,
         }
@@ -114,10 +117,16 @@ impl LineState {
         self.due = now + limits.idle;
     }
 
-    /// Since when it has been without a request, if it can give way now.
-    fn can_leave(&self, now: Instant) -> Option<Instant> {
+    /// Whether it is let in, and since when it has been without a request, if it can give way now.
+    fn can_leave(&self, now: Instant) -> Option<(bool, Instant)> {
         let settled = self.since + RECENT <= now;
-        (self.open.is_empty() && !self.leaving && settled).then_some(self.since)
+        (self.open.is_empty() && !self.leaving && settled).then_some((self.let_in, self.since))
+    }
+
+    /// Its first request may be on the way from now on.
+    fn enter(&mut self, now: Instant) {
+        self.let_in = true;
+        self.since = now;
     }
 }
 
@@ -151,9 +160,20 @@ impl Line {
         self.state().came(&self.limits, Instant::now(), bytes);
     }
 
-    /// Since when it has been without a request, if it can give way now.
-    pub(super) fn can_leave(&self, now: Instant) -> Option<Instant> {
+    /// Whether it is let in, and since when it has been without a request, if it can give way now: what is least gives way
+    /// first.
+    pub(super) fn can_leave(&self, now: Instant) -> Option<(bool, Instant)> {
         self.state().can_leave(now)
+    }
+
+    /// The other end has to say who it is first.
+    pub(super) fn waits_at_door(&self) {
+        self.state().let_in = false;
+    }
+
+    /// It did.
+    pub(super) fn enter(&self) {
+        self.state().enter(Instant::now());
     }
 
     /// Takes no further request, if it still has none: what was answered before reaches the client.
@@ -306,18 +326,29 @@ mod tests {
     }
 
     #[test]
+    fn who_has_not_said_who_it_is_gives_way_before_others() {
+        let (known, at) = line();
+        let (mut stranger, _) = line();
+        (stranger.let_in, stranger.since) = (false, at(5.0));
+        assert!(stranger.can_leave(at(6.0)) < known.can_leave(at(6.0)), "although it came later");
+        stranger.enter(at(6.0));
+        assert_eq!(stranger.can_leave(at(6.05)), None, "its request may be on the way");
+        assert!(stranger.can_leave(at(7.0)) > known.can_leave(at(7.0)));
+    }
+
+    #[test]
     fn only_connections_without_a_request_give_way() {
         let (mut state, at) = line();
         assert_eq!(state.can_leave(at(0.05)), None, "its request may be on the way");
-        assert_eq!(state.can_leave(at(0.2)), Some(at(0.0)));
+        assert_eq!(state.can_leave(at(0.2)), Some((true, at(0.0))));
         state.came(&LIMITS, at(1.0), b"GET /");
         assert_eq!(state.can_leave(at(1.05)), None, "the rest may be on its way");
-        assert_eq!(state.can_leave(at(1.3)), Some(at(1.0)));
+        assert_eq!(state.can_leave(at(1.3)), Some((true, at(1.0))));
         let turn = state.begin(false);
         assert_eq!(state.can_leave(at(9.0)), None, "there is a request");
         state.end(turn, &LIMITS, at(9.0));
         assert_eq!(state.can_leave(at(9.05)), None, "the answer may be on its way");
-        assert_eq!(state.can_leave(at(9.3)), Some(at(9.0)));
+        assert_eq!(state.can_leave(at(9.3)), Some((true, at(9.0))));
         state.leaving = true;
         assert_eq!(state.can_leave(at(9.3)), None, "once is enough");
     }

@@ -43,7 +43,7 @@ impl Guarded {
     }
 
     /// A place for one more connection: a free one, else that of the connection which has been without a
-    /// request for longest. While all of them have requests, the new one waits.
+    /// request for longest, those first that have not said who they are. While all of them have requests, the new one waits.
     async fn slot(&mut self) -> Option<OwnedSemaphorePermit> {
         loop {
             if let Ok(slot) = self.slots.clone().try_acquire_owned() {
@@ -53,7 +53,7 @@ impl Guarded {
             let now = Instant::now();
             let lines = self.lines.iter().filter_map(Weak::upgrade);
             let idle = lines.filter_map(|line| Some((line.can_leave(now)?, line)));
-            if let Some((_, oldest)) = idle.min_by_key(|(since, _)| *since) {
+            if let Some((_, oldest)) = idle.min_by_key(|(order, _)| *order) {
                 oldest.give_way(now);
             }
             if let Ok(slot) = timeout(LEAVES_WITHIN, self.slots.clone().acquire_owned()).await {
@@ -79,6 +79,9 @@ impl Listener for Guarded {
             self.lines.retain(|line| line.strong_count() > 0);
         }
         self.lines.push(Arc::downgrade(&line));
+        if self.door.is_some() {
+            line.waits_at_door();
+        }
         let stream = Stream::new(stream, self.door.clone());
         // Who comes by IPv4 has that address, whatever the socket listens for.
         (Socket { stream, line }, SocketAddr::new(address.ip().to_canonical(), address.port()))
@@ -114,11 +117,15 @@ impl Stream {
     /// It, once it is known who is at the other end.
     fn poll_open(
         &mut self,
+        line: &Line,
         context: &mut Context<'_>,
     ) -> Poll<io::Result<Pin<&mut identity::Line<TcpStream>>>> {
         if let Self::Entering(entering) = self {
             *self = match ready!(entering.as_mut().poll(context)) {
-                Some((line, true)) => Self::Open(line),
+                Some((stream, true)) => {
+                    line.enter();
+                    Self::Open(stream)
+                }
                 Some((_, false)) | None => Self::Refused,
             };
         }
@@ -139,6 +146,14 @@ impl Socket {
     pub(super) fn line(&self) -> &Arc<Line> {
         &self.line
     }
+
+    fn poll_open(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<io::Result<Pin<&mut identity::Line<TcpStream>>>> {
+        let Self { stream, line } = self;
+        stream.poll_open(line, context)
+    }
 }
 
 impl AsyncRead for Socket {
@@ -148,7 +163,7 @@ impl AsyncRead for Socket {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
-        let read = match ready!(self.stream.poll_open(context))?.poll_read(context, buffer) {
+        let read = match ready!(self.poll_open(context))?.poll_read(context, buffer) {
             // The end of a connection within TLS that was not announced, as when it gives way: requests say how long they are.
             Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => Poll::Ready(Ok(())),
             read => read,
@@ -166,11 +181,11 @@ impl AsyncWrite for Socket {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        ready!(self.stream.poll_open(context))?.poll_write(context, bytes)
+        ready!(self.poll_open(context))?.poll_write(context, bytes)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        ready!(self.stream.poll_open(context))?.poll_flush(context)
+        ready!(self.poll_open(context))?.poll_flush(context)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -186,7 +201,7 @@ impl AsyncWrite for Socket {
         context: &mut Context<'_>,
         pieces: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        ready!(self.stream.poll_open(context))?.poll_write_vectored(context, pieces)
+        ready!(self.poll_open(context))?.poll_write_vectored(context, pieces)
     }
 
     fn is_write_vectored(&self) -> bool {

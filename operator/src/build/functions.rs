@@ -252,7 +252,7 @@ fn main_pod(
     if around.signer != SignerName::Nobody {
         let operator = operator(&around.operator_namespace).to_string();
         arguments.extend(["--operator-identity".to_owned(), operator]);
-        if around.gateway.is_some() {
+        if around.gateway.is_some() && !around.strange_gateways {
             let gateway = gateway(&around.operator_namespace).to_string();
             arguments.extend([GATEWAY_IDENTITY.to_owned(), gateway]);
         }

@@ -67,6 +67,8 @@ pub struct Surroundings {
     pub signer: SignerName,
     /// The DNS name of the gateways' Service; none: clients reach main functions directly, and nothing sleeps.
     pub gateway: Option<String>,
+    /// Some of them show no certificate yet: main functions do not ask for one.
+    pub strange_gateways: bool,
     /// Where functions export traces to, if anywhere.
     pub collector: Option<Collector>,
 }

@@ -376,13 +376,15 @@ fn functions_of_one_part_have_the_certificate_of_no_other() {
 fn main_functions_know_gateways_where_there_are_any_and_somebody_signs() {
     let owner = deployment(json!({}));
     let gateway = Some("gateway.system.svc".to_owned());
-    for (gateway, signer, knows) in [
-        (gateway.clone(), SignerName::Operator, true),
-        (gateway.clone(), SignerName::CertManager, true),
-        (gateway, SignerName::Nobody, false),
-        (None, SignerName::Operator, false),
+    for (gateway, signer, strange_gateways, knows) in [
+        (gateway.clone(), SignerName::Operator, false, true),
+        (gateway.clone(), SignerName::CertManager, false, true),
+        // Those of a version before would be refused by all that start, while theirs end.
+        (gateway.clone(), SignerName::Operator, true, false),
+        (gateway, SignerName::Nobody, false, false),
+        (None, SignerName::Operator, false, false),
     ] {
-        let around = Surroundings { gateway, signer, ..around() };
+        let around = Surroundings { gateway, signer, strange_gateways, ..around() };
         let revision = revision(&owner, "hash", &plan(&owner), &around).unwrap();
         for pod in revision.functions().map(|function| function.pod(&owner, 0, 0)) {
             let knows = knows && pod.labels()[COMPONENT] == "main";

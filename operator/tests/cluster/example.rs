@@ -24,6 +24,7 @@ pub fn around() -> Surroundings {
         release: "remoe".to_owned(),
         signer: SignerName::Operator,
         gateway: None,
+        strange_gateways: false,
         collector: None,
     }
 }

@@ -11,6 +11,7 @@ mod error;
 mod keyring;
 mod line;
 mod name;
+mod refusal;
 
 pub use connect::{Connector, Counterpart, Protocol, Trust};
 pub use credentials::Credentials;
@@ -18,5 +19,6 @@ pub use error::IdentityError;
 pub use keyring::{CERTIFICATE, CERTIFICATES_OF_AUTHORITIES, KEY, Keyring};
 pub use line::Line;
 pub use name::Identity;
+pub use refusal::is_refusal;
 
 pub(crate) use connect::{Ends, HANDSHAKE_LIMIT};
