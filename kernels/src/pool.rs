@@ -213,22 +213,22 @@ mod tests {
         let inputs: Vec<u8> = (0..130).flat_map(|i: u32| (i as f32 / 64.0).to_le_bytes()).collect();
         for threads in 1..=3 {
             let pool = Pool::new(PoolConfig { threads, ..PoolConfig::default() }).unwrap();
-            let (mut alone, mut beside) = (vec![0; shape.row_bytes()], vec![0; shape.row_bytes()]);
-            let job = |output| [Job { expert: &expert, inputs: &inputs, row_index: &[0], output }];
-            pool.forward(&mut job(&mut alone)).unwrap();
+            let compute = |between: &mut dyn FnMut()| {
+                let mut output = vec![0; shape.row_bytes()];
+                let job = Job { expert: &expert, inputs: &inputs, row_index: &[0], output: &mut output };
+                pool.forward_beside(&mut [job], between).map(|()| output)
+            };
+            let alone = compute(&mut || {}).unwrap();
             let (caller, mut times) = (std::thread::current().id(), 0);
             let mut between = || {
                 assert_eq!(std::thread::current().id(), caller);
                 times += 1;
             };
-            pool.forward_beside(&mut job(&mut beside), &mut between).unwrap();
-            assert_eq!(alone, beside);
+            assert_eq!(compute(&mut between).unwrap(), alone);
             // Of 32 columns of a gate and of 64: 3 and 3, of which others take their part.
             assert!(if threads == 1 { times == 6 } else { (1..=6).contains(&times) }, "{times}");
-            let panics = pool.forward_beside(&mut job(&mut beside), &mut || panic!("between panels"));
-            assert_eq!(panics, Err(KernelError::Panicked));
-            pool.forward(&mut job(&mut beside)).unwrap();
-            assert_eq!(alone, beside);
+            assert_eq!(compute(&mut || panic!("between panels")), Err(KernelError::Panicked));
+            assert_eq!(compute(&mut || {}).unwrap(), alone);
         }
     }
 

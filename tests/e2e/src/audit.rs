@@ -31,6 +31,8 @@ pub struct Request {
 
 #[derive(Debug, Clone, Deserialize)]
 struct User {
+    /// Empty where the API server does not believe the credential, as that of a pod that is gone.
+    #[serde(default)]
     username: String,
     #[serde(default)]
     extra: BTreeMap<String, Vec<String>>,
