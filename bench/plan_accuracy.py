@@ -197,7 +197,7 @@ def main():
     parser.add_argument("--remoe", default="target/release/remoe")
     parser.add_argument("--model", required=True)
     parser.add_argument("--profile", help="made anew where it is not given")
-    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=1, help="times that every plan is served")
     parser.add_argument("--requests", type=int, default=6, help="per plan and round")
     parser.add_argument("--tokens", type=int, default=24, help="generated per request")
     parser.add_argument("--groups", type=float, metavar="VCPUS",
@@ -227,14 +227,14 @@ def main():
         chosen = plans(args.remoe, args.model, workload, folder, longest)
         if args.groups:
             chosen = group_plans(args.remoe, args.model, workload, folder, args.groups)
-        chosen = [(name, answer, {"plan": name, "groups": len(answer["plan"].get("groups", [])),
-                                  "main_bytes": answer["plan"]["main_bytes"],
-                                  "remote_experts": sum(len(layer["remote"]) for layer in answer["plan"]["layers"]),
-                                  "starts": [], "requests": [], "streams": [], "memory": []})
+        chosen = [(answer, {"plan": name, "groups": len(answer["plan"].get("groups", [])),
+                            "main_bytes": answer["plan"]["main_bytes"],
+                            "remote_experts": sum(len(layer["remote"]) for layer in answer["plan"]["layers"]),
+                            "starts": [], "requests": [], "streams": [], "memory": []})
                   for name, answer in chosen]
         for number in range(args.rounds):
             print(f"round {number + 1} of {args.rounds}", file=sys.stderr)
-            for _, answer, result in chosen:
+            for answer, result in chosen:
                 answer["moe_layers"] = facts["moe_layers"]
                 start, compared, beside, peaks = measure(
                     args.remoe, args.model, answer, facts, args.requests, args.tokens, args.streams, args.lengths)
@@ -242,7 +242,7 @@ def main():
                 result["requests"] += compared
                 result["streams"] += beside
                 result["memory"] += [] if args.groups else memory(answer, peaks, profile)
-    results = [result for _, _, result in chosen]
+    results = [result for _, result in chosen]
     for result in results:
         report(result)
     summarise(results)

@@ -53,9 +53,10 @@ impl Probes {
 
     /// Asks `mains` and nobody else, from now on.
     pub(crate) fn keep(&mut self, mains: &[MainFunction]) {
-        let place = |main: &MainFunction| (main.uid.clone(), main.address.clone(), main.identity.clone());
         self.known.retain(|_, (known, _, task)| {
-            let stays = mains.iter().any(|main| place(main) == place(known));
+            let stays = mains.iter().any(|main| {
+                (&main.uid, &main.address, &main.identity) == (&known.uid, &known.address, &known.identity)
+            });
             if !stays {
                 task.abort();
             }

@@ -70,7 +70,12 @@ struct LineState {
 }
 
 impl LineState {
-    fn new(limits: &ConnectionLimits, now: Instant, socket: Option<std::net::TcpStream>) -> Self {
+    fn new(
+        limits: &ConnectionLimits,
+        now: Instant,
+        let_in: bool,
+        socket: Option<std::net::TcpStream>,
+    ) -> Self {
         Self {
             turns: 0,
             open: BTreeMap::new(),
@@ -78,7 +83,7 @@ impl LineState {
             due: now + limits.head,
             begun: false,
             http2: false,
-            let_in: true,
+            let_in,
             leaving: false,
             socket,
         }
@@ -131,8 +136,10 @@ impl LineState {
 }
 
 impl Line {
+    /// Of one that is `let_in`, or whose other end has to say who it is first.
     pub(super) fn open(
         socket: &TcpStream,
+        let_in: bool,
         limits: ConnectionLimits,
         metrics: ConnectionMetrics,
         slot: Option<OwnedSemaphorePermit>,
@@ -142,7 +149,7 @@ impl Line {
             tracing::warn!(%error, "a connection has no deadlines");
         }
         metrics.open.inc();
-        let state = LineState::new(&limits, Instant::now(), socket.ok().map(Into::into));
+        let state = LineState::new(&limits, Instant::now(), let_in, socket.ok().map(Into::into));
         let line =
             Arc::new(Self { limits, metrics, state: Mutex::new(state), guard: OnceLock::new(), _slot: slot });
         let shortest = limits.head.min(limits.idle).min(limits.stall);
@@ -166,12 +173,7 @@ impl Line {
         self.state().can_leave(now)
     }
 
-    /// The other end has to say who it is first.
-    pub(super) fn waits_at_door(&self) {
-        self.state().let_in = false;
-    }
-
-    /// It did.
+    /// The other end has said who it is.
     pub(super) fn enter(&self) {
         self.state().enter(Instant::now());
     }
@@ -279,7 +281,7 @@ mod tests {
 
     fn line() -> (LineState, impl Fn(f64) -> Instant) {
         let start = Instant::now();
-        (LineState::new(&LIMITS, start, None), move |seconds| start + Duration::from_secs_f64(seconds))
+        (LineState::new(&LIMITS, start, true, None), move |seconds| start + Duration::from_secs_f64(seconds))
     }
 
     #[test]

@@ -74,14 +74,11 @@ impl Listener for Guarded {
             tracing::debug!(%error, "a connection keeps its delay");
         }
         let slot = self.slot().await;
-        let line = Line::open(&stream, self.limits, self.metrics.clone(), slot);
+        let line = Line::open(&stream, self.door.is_none(), self.limits, self.metrics.clone(), slot);
         if self.lines.len() >= 2 * self.limits.count {
             self.lines.retain(|line| line.strong_count() > 0);
         }
         self.lines.push(Arc::downgrade(&line));
-        if self.door.is_some() {
-            line.waits_at_door();
-        }
         let stream = Stream::new(stream, self.door.clone());
         // Who comes by IPv4 has that address, whatever the socket listens for.
         (Socket { stream, line }, SocketAddr::new(address.ip().to_canonical(), address.port()))

@@ -261,9 +261,10 @@ impl Descending {
 
 /// Log-probabilities of `token` and of the `top` most likely tokens under unmodified `logits`.
 pub(crate) fn logprobs(logits: &[f32], token: u32, top: usize) -> TokenLogprobs {
-    let max = largest(logits);
+    let maxima = maxima(logits);
+    let max = largest(&maxima);
     let weights = Weights::new(max, 1.0, 0.0);
-    let sum: f64 = weights.sums(logits, &maxima(logits)).iter().sum();
+    let sum: f64 = weights.sums(logits, &maxima).iter().sum();
     let normaliser = f64::from(max) + sum.ln();
     let logprob = |logit: f32| (f64::from(logit) - normaliser) as f32;
     // Few are asked for: they are kept in order on one way through the vocabulary.
