@@ -23,6 +23,11 @@ impl WeightFormat {
     /// Those with integers, the longer ones first.
     pub const QUANTISED: [Self; 3] = [Self::Int8, Self::Int4, Self::Mxfp4];
 
+    /// Are weights elements of the type that is computed in?
+    pub(crate) const fn is_plain(self) -> bool {
+        matches!(self, Self::Plain)
+    }
+
     /// Whether it is one of [`QUANTISED`](Self::QUANTISED): rows are integers then.
     pub(crate) const fn has_integers(self) -> bool {
         match self {

@@ -69,16 +69,29 @@ fn all_paths_and_shapes_give_the_same_bits() {
     }
 }
 
-/// Weights are widened for chunks of 32 pairs of K and groups of 192 rows, from more than 6 rows on.
+/// Chunks are 32 or 64 pairs of K, those of widened weights 32; groups are 48 rows and 192, and narrow vectors widen from more than 18 on.
 #[test]
 fn the_edges_of_blocks_groups_and_chunks() {
     let pools = pools();
     let mut random = Random(14);
-    for rows in [6, 7, 8, 12, 13, 191, 192, 193, 384, 385] {
+    for rows in [6, 7, 8, 12, 13, 18, 19, 47, 48, 49, 97, 191, 192, 193, 384, 385] {
         for inputs in [1, 63, 64, 65, 66, 67, 128, 131] {
             for data in Data::ALL {
                 check(&pools, &case(&mut random, data, 3, inputs, rows, Dtype::Bf16));
             }
+        }
+        check(&pools, &case(&mut random, Data::Ordinary, 3, 131, rows, Dtype::F32));
+    }
+}
+
+/// Panels of which two do not stay in a second-level cache are walked by chunks however many rows there are.
+#[test]
+fn deep_panels() {
+    let pools = pools();
+    let mut random = Random(15);
+    for (dtype, inputs) in [(Dtype::Bf16, 3333), (Dtype::F32, 1667)] {
+        for rows in [6, 13, 48, 49, 97] {
+            check(&pools, &case(&mut random, Data::Ordinary, 65, inputs, rows, dtype));
         }
     }
 }

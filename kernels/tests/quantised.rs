@@ -33,7 +33,7 @@ fn all_shapes_rows_and_numbers() {
             }
         }
         let expert = Expert::new(&mut random, Data::Ordinary, 512, 96, class, Activation::Silu);
-        for rows in [1, 2, 3, 4, 5, 6, 7, 12, 13, 40] {
+        for rows in [1, 2, 3, 4, 5, 6, 7, 11, 12, 13, 24, 40, 48, 49, 97] {
             check(&pools, &mut random, Data::Ordinary, &expert, rows);
         }
     }
@@ -63,7 +63,7 @@ fn products() {
     let pools = pools();
     let mut random = Random(22);
     for class in classes() {
-        for (outputs, inputs, rows) in [(1, 1, 1), (65, 33, 2), (100, 128, 7), (64, 300, 13)] {
+        for (outputs, inputs, rows) in [(1, 1, 1), (65, 33, 2), (100, 128, 7), (64, 300, 13), (3, 6500, 49)] {
             for data in Data::ALL {
                 let dtype = class.dtype;
                 let weights: Vec<Vec<f32>> =

@@ -36,7 +36,8 @@ pub struct Profile {
     /// One routed expert in a remote function, which rests between calls: a CPU quota is saved up then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remote_expert_seconds: Option<CpuProfile>,
-    /// Everything but routed experts, all layers, embedding and head, on CPUs; tokens start at 1.
+    /// Everything but routed experts, all layers, embedding and head, on CPUs; tokens start at 1. Up to 8 of them are those of
+    /// a decode step of as many requests, more are a prompt's.
     pub nonexpert_seconds: CpuProfile,
     /// What attention to the context adds to a decode step for each request in it, all layers, on CPUs, over tokens of
     /// context. Those of `nonexpert_seconds` for one token are without context then; where absent, of whatever context

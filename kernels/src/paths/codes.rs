@@ -3,6 +3,7 @@
 use std::marker::PhantomData;
 
 use super::floats::Floats;
+use super::panel::ROWS;
 use super::steps::Step;
 use crate::quantise::GROUP;
 use crate::shape::{PANEL, SCALE_COLUMNS, step_words};
@@ -108,10 +109,10 @@ impl<N: Codes, const BF16: bool> Step for Fp8Step<N, BF16> {
     type InBf16 = Self;
     const BF16: bool = BF16;
     const WEIGHTS: WeightFormat = WeightFormat::Fp8;
-    const WIDENS: bool = true;
+    const MOST_UNWIDENED: usize = ROWS;
     const PAIRS: usize = GROUP / 2;
     const WORDS: usize = step_words(if BF16 { Dtype::Bf16 } else { Dtype::F32 }, WeightFormat::Fp8);
-    const CHUNK: usize = 1;
+    const ASKING: usize = 1;
 
     #[inline(always)]
     unsafe fn add<const R: usize, const C: usize>(

@@ -11,6 +11,7 @@ mod avx512bf16;
 #[cfg(target_arch = "x86_64")]
 mod avx512vnni;
 mod choice;
+mod chunked;
 mod codes;
 pub(crate) mod float_mode;
 pub(crate) mod floats;

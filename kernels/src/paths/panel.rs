@@ -1,9 +1,10 @@
 //! One panel of 64 output columns for all rows of a job: what a thread takes at a time.
 //!
-//! A panel is walked once per block of at most six rows, with all accumulators of the block in registers and K strictly ascending. While the first block streams the panel from memory it prefetches a fixed distance ahead, unless the processor does so by itself ([`super::streams`]), and where the panel ends it goes on in the panel that follows. With more than one block the
-//! panel stays in the second-level cache, and the later blocks fetch the following panel bit by bit. Where bfloat16 has to be widened, more than one block goes by way of [`super::widened`].
+//! Rows are summed in blocks of at most six, with all accumulators of a block in registers and K strictly ascending. One block whose accumulators for all columns fit there streams the panel from memory: it prefetches a fixed distance ahead, unless the processor does so by itself ([`super::streams`]), and where the panel ends it goes on in the panel that follows. More rows, or more
+//! columns than fit, go by way of [`super::chunked`]; where weights have to be widened, more than one block goes by way of [`super::widened`].
 
 use super::activation::{activate, factor};
+use super::chunked;
 use super::floats::Floats;
 use super::steps::Step;
 use super::streams::follows_groups;
@@ -12,14 +13,13 @@ use crate::plan::Phase;
 use crate::quantise::RowGroup;
 use crate::shape::{HALF, PANEL};
 use crate::{Activation, Dtype, WeightFormat};
+use std::mem::MaybeUninit;
 
 /// Most rows of a block.
 pub(super) const ROWS: usize = 6;
 /// How far ahead of use weights are asked for, in bytes.
 const AHEAD: usize = 8192;
 pub(super) const LINE: usize = 64;
-/// Two panels above this do not stay in a second-level cache of 1 MB, so that fetching the next early would evict the present one.
-const EARLY: usize = 400 << 10;
 
 /// The work on one panel. Pointers have no alignment, except for the weights' 64 bytes.
 #[derive(Clone, Copy)]
@@ -52,9 +52,16 @@ pub(crate) struct Panel {
 /// Sums of a row over all columns of a panel.
 pub(super) type Sums = [f32; PANEL];
 
-/// Sums of a block of rows.
+/// Memory that is written before it is read, on cache lines of its own.
 #[repr(align(64))]
-struct Block([Sums; ROWS]);
+pub(super) struct Aligned<T>(pub(super) MaybeUninit<T>);
+
+impl<T> Aligned<T> {
+    #[inline(always)]
+    pub(super) const fn new() -> Self {
+        Self(MaybeUninit::uninit())
+    }
+}
 
 /// What becomes of the sums of some rows.
 pub(super) trait Finish {
@@ -234,166 +241,101 @@ impl Finish for Down {
     }
 }
 
-/// By blocks of packed weights, or of weights that are widened for all blocks together.
+/// By one pass over the panel, or by chunks of it, of weights as they are packed or widened for all blocks together.
 #[inline(always)]
 unsafe fn for_rows<S: Step, E: Finish>(panel: &Panel) {
     // SAFETY: the caller's promise.
     unsafe {
-        if S::WIDENS && panel.row_count > ROWS {
+        if panel.row_count <= rows_at_once::<S>() {
+            stream::<S, E>(panel);
+        } else if panel.row_count > S::MOST_UNWIDENED {
             widened::for_groups::<S, E>(panel);
         } else {
-            for_blocks::<S, E>(panel);
+            chunked::for_groups::<S, E>(panel);
         }
     }
 }
 
-/// Splits the rows into blocks as even as possible, sums each and finishes it.
+/// Most rows whose sums over all columns fit the registers, of one step where weights are integers: what they add up to may lie in memory then.
+const fn rows_at_once<S: Step>() -> usize {
+    match (S::F::LANES, S::WEIGHTS) {
+        (16, WeightFormat::Plain | WeightFormat::Int8) => ROWS,
+        (16, WeightFormat::Int4 | WeightFormat::Mxfp4) => ROWS - 1,
+        (16, WeightFormat::Fp8) => ROWS / 2,
+        (8, _) => 1,
+        _ => 0,
+    }
+}
+
+/// Sums all rows in one pass over the panel and finishes them.
 #[inline(always)]
-unsafe fn for_blocks<S: Step, E: Finish>(panel: &Panel) {
-    let mut sums = Block([[0.0; PANEL]; ROWS]);
-    let blocks = panel.row_count.div_ceil(ROWS);
-    let panel_bytes = panel.steps * S::WORDS * 4;
-    let chunks = blocks.saturating_sub(1) * panel.steps.div_ceil(S::CHUNK);
-    let lines_per_chunk =
-        if chunks > 0 && panel_bytes <= EARLY { (panel_bytes / LINE).div_ceil(chunks) } else { 0 };
-    let mut early = panel.next;
-    let mut first = 0;
-    for block in 0..blocks {
-        let count = (panel.row_count - first).div_ceil(blocks - block);
-        let fetch = if block == 0 {
-            Fetch::Stream { after: if blocks == 1 { panel.next } else { panel.weights.cast() } }
-        } else {
-            Fetch::Early { from: early, lines_per_chunk }
-        };
-        // SAFETY: `count <= ROWS`, `first + count <= row_count`, and the caller's promise.
-        unsafe {
-            let rows = panel.rows.add(first);
-            match count {
-                1 => sum_block::<S, 1>(panel, rows, fetch, &mut sums),
-                2 => sum_block::<S, 2>(panel, rows, fetch, &mut sums),
-                3 => sum_block::<S, 3>(panel, rows, fetch, &mut sums),
-                4 => sum_block::<S, 4>(panel, rows, fetch, &mut sums),
-                5 => sum_block::<S, 5>(panel, rows, fetch, &mut sums),
-                _ => sum_block::<S, 6>(panel, rows, fetch, &mut sums),
+unsafe fn stream<S: Step, E: Finish>(panel: &Panel) {
+    let mut sums = Aligned::<[Sums; ROWS]>::new();
+    let sums = sums.0.as_mut_ptr().cast::<Sums>();
+    // SAFETY: the caller's promise; `row_count` is at most `rows_at_once`, so that one group of columns is all of them and the sums of every row
+    // have been written when they are finished.
+    unsafe {
+        if S::F::LANES == 16 {
+            match panel.row_count {
+                1 => stream_columns::<S, 1, 4, 1>(panel, sums),
+                2 => stream_columns::<S, 2, 4, 1>(panel, sums),
+                3 => stream_columns::<S, 3, 4, 1>(panel, sums),
+                4 => stream_columns::<S, 4, 4, 1>(panel, sums),
+                5 => stream_columns::<S, 5, 4, 1>(panel, sums),
+                _ => stream_columns::<S, 6, 4, 1>(panel, sums),
             }
-            E::finish::<S>(panel, sums.0.get_unchecked(..count), first);
+        } else if S::WEIGHTS.is_plain() {
+            stream_columns::<S, 1, 8, 1>(panel, sums);
+        } else {
+            stream_columns::<S, 1, 4, 2>(panel, sums);
         }
-        if block > 0 {
-            early = early.wrapping_add(lines_per_chunk * LINE * panel.steps.div_ceil(S::CHUNK));
-        }
-        first += count;
+        E::finish::<S>(panel, std::slice::from_raw_parts(sums, panel.row_count), 0);
     }
 }
 
-/// What a block prefetches.
-#[derive(Clone, Copy)]
-enum Fetch {
-    /// Its own panel, [`AHEAD`] bytes ahead, and at its end the beginning of `after`.
-    Stream { after: *const u8 },
-    /// Some lines of the following panel every [`Step::CHUNK`] steps.
-    Early { from: *const u8, lines_per_chunk: usize },
-}
-
-/// Sums `R` rows over the whole panel. Narrow vectors take fewer columns at a time, so that accumulators fit the sixteen registers there are.
+/// By `G` times `C` vectors of columns, which are all of them. With more than one group a step's weights are all used when they come from
+/// memory, so that it is read all the time and not during a first pass alone.
 #[inline(always)]
-unsafe fn sum_block<S: Step, const R: usize>(
+unsafe fn stream_columns<S: Step, const R: usize, const C: usize, const G: usize>(
     panel: &Panel,
-    rows: *const *const u8,
-    fetch: Fetch,
-    sums: &mut Block,
+    sums: *mut Sums,
 ) {
+    debug_assert_eq!(G * C * S::F::LANES, PANEL, "all columns");
+    let step_bytes = S::WORDS * 4;
+    let near_end = panel.steps.saturating_sub(AHEAD / step_bytes);
+    let asks = !(!S::WEIGHTS.is_plain() && S::F::LANES == 16 && follows_groups());
+    // Twice the bytes for the same arithmetic: more of them have to be under way.
+    let far = R > 1 && S::WEIGHTS.is_plain() && !S::BF16;
+    let mut w = panel.weights;
+    let mut after = panel.next;
     // SAFETY: the caller's promise.
     unsafe {
+        let mut acc = [[[S::F::splat(0.0); C]; R]; G];
         let mut x = [std::ptr::null(); R];
         for r in 0..R {
-            x[r] = *rows.add(r);
+            x[r] = *panel.rows.add(r);
         }
-        // Integers have sums of their own beside the accumulators, fp8 has scales.
-        let crowded = S::WEIGHTS != WeightFormat::Plain;
-        if S::F::LANES == 16 {
-            if crowded && R > 3 {
-                sum_columns::<S, R, 2, 1>(panel, &x, fetch, sums);
-            } else {
-                sum_columns::<S, R, 4, 1>(panel, &x, fetch, sums);
+        for step in 0..near_end {
+            let ahead = w.cast::<u8>().wrapping_add(AHEAD);
+            if far {
+                prefetch::<FAR>(ahead, step_bytes / LINE);
+            } else if asks {
+                prefetch::<NEAR>(ahead, step_bytes / LINE);
             }
-        } else if crowded {
-            if R == 1 {
-                sum_columns::<S, R, 4, 2>(panel, &x, fetch, sums);
-            } else if R == 2 {
-                sum_columns::<S, R, 2, 1>(panel, &x, fetch, sums);
-            } else {
-                sum_columns::<S, R, 1, 1>(panel, &x, fetch, sums);
-            }
-        } else if R == 1 {
-            sum_columns::<S, R, 8, 1>(panel, &x, fetch, sums);
-        } else if R == 2 {
-            sum_columns::<S, R, 4, 1>(panel, &x, fetch, sums);
-        } else {
-            sum_columns::<S, R, 2, 1>(panel, &x, fetch, sums);
+            add_groups::<S, R, C, G>(&mut acc, &x, step, w, 0);
+            w = w.wrapping_add(S::WORDS);
         }
-    }
-}
-
-/// By `G` times `C` vectors of columns at a time. With more than one group of them a step's weights are all used when they come from memory, so that it is read all the time and not
-/// during the first pass alone.
-#[inline(always)]
-unsafe fn sum_columns<S: Step, const R: usize, const C: usize, const G: usize>(
-    panel: &Panel,
-    x: &[*const u8; R],
-    fetch: Fetch,
-    sums: &mut Block,
-) {
-    let step_bytes = S::WORDS * 4;
-    let is_grouped = S::WEIGHTS != WeightFormat::Plain;
-    for first in (0..PANEL).step_by(G * C * S::F::LANES) {
-        // SAFETY: the caller's promise; `first + G * C * LANES <= PANEL`, and `G * C * LANES` divides it.
-        unsafe {
-            let mut acc = [[[S::F::splat(0.0); C]; R]; G];
-            let mut w = panel.weights;
-            match fetch {
-                // Columns after the first group find the panel in the cache.
-                Fetch::Stream { after } if first == 0 => {
-                    let near_end = panel.steps.saturating_sub(AHEAD / step_bytes);
-                    let asks = !(R == 1 && is_grouped && S::F::LANES == 16 && follows_groups());
-                    for step in 0..near_end {
-                        if asks {
-                            prefetch(w.cast::<u8>().wrapping_add(AHEAD), step_bytes / LINE);
-                        }
-                        add_groups::<S, R, C, G>(&mut acc, x, step, w, first);
-                        w = w.wrapping_add(S::WORDS);
-                    }
-                    let mut after = after;
-                    for step in near_end..panel.steps {
-                        prefetch(after, step_bytes / LINE);
-                        add_groups::<S, R, C, G>(&mut acc, x, step, w, first);
-                        after = after.wrapping_add(step_bytes);
-                        w = w.wrapping_add(S::WORDS);
-                    }
-                }
-                Fetch::Early { from, lines_per_chunk } if first == 0 => {
-                    let mut from = from;
-                    for chunk in (0..panel.steps).step_by(S::CHUNK) {
-                        prefetch(from, lines_per_chunk);
-                        from = from.wrapping_add(lines_per_chunk * LINE);
-                        for step in chunk..panel.steps.min(chunk + S::CHUNK) {
-                            add_groups::<S, R, C, G>(&mut acc, x, step, w, first);
-                            w = w.wrapping_add(S::WORDS);
-                        }
-                    }
-                }
-                _ => {
-                    for step in 0..panel.steps {
-                        add_groups::<S, R, C, G>(&mut acc, x, step, w, first);
-                        w = w.wrapping_add(S::WORDS);
-                    }
-                }
-            }
-            for g in 0..G {
-                for r in 0..R {
-                    for c in 0..C {
-                        let column = first + (g * C + c) * S::F::LANES;
-                        S::F::store(sums.0[r].as_mut_ptr().add(column), acc[g][r][c]);
-                    }
+        for step in near_end..panel.steps {
+            prefetch::<NEAR>(after, step_bytes / LINE);
+            add_groups::<S, R, C, G>(&mut acc, &x, step, w, 0);
+            after = after.wrapping_add(step_bytes);
+            w = w.wrapping_add(S::WORDS);
+        }
+        for g in 0..G {
+            for r in 0..R {
+                for c in 0..C {
+                    let column = (g * C + c) * S::F::LANES;
+                    S::F::store(sums.add(r).cast::<f32>().add(column), acc[g][r][c]);
                 }
             }
         }
@@ -415,16 +357,21 @@ unsafe fn add_groups<S: Step, const R: usize, const C: usize, const G: usize>(
     }
 }
 
+/// Into the first-level cache.
+pub(super) const NEAR: i32 = 3;
+/// Into the second-level cache.
+pub(super) const FAR: i32 = 2;
+
 /// Asks for so many cache lines from `from` on, which may be any address.
 #[inline(always)]
-pub(super) fn prefetch(from: *const u8, lines: usize) {
+pub(super) fn prefetch<const TO: i32>(from: *const u8, lines: usize) {
     let mut line = from;
     for _ in 0..lines {
         #[cfg(target_arch = "x86_64")]
         {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            use std::arch::x86_64::_mm_prefetch;
             // SAFETY: every x86-64 processor has the instruction, and it never faults.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
+            unsafe { _mm_prefetch::<TO>(line.cast()) };
         }
         line = line.wrapping_add(LINE);
     }

@@ -45,7 +45,7 @@ impl<N: Integers, const FORMAT: u8, const BF16: bool> Step for QuantisedStep<N, 
         _ => WeightFormat::Mxfp4,
     };
     const WORDS: usize = step_words(if BF16 { crate::Dtype::Bf16 } else { crate::Dtype::F32 }, Self::WEIGHTS);
-    const CHUNK: usize = 1;
+    const ASKING: usize = 1;
 
     #[inline(always)]
     unsafe fn add<const R: usize, const C: usize>(

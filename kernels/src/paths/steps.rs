@@ -3,6 +3,7 @@
 use std::marker::PhantomData;
 
 use super::floats::Floats;
+use super::panel::ROWS;
 use crate::WeightFormat;
 use crate::shape::PANEL;
 
@@ -18,16 +19,16 @@ pub(crate) trait Step {
     const BF16: bool;
     /// The form of weights, and with it that of rows.
     const WEIGHTS: WeightFormat = WeightFormat::Plain;
-    /// Does every use of a weight widen it first?
-    const WIDENS: bool = false;
+    /// Where every use of a weight widens it first, most rows for which that is quicker than to widen it once for all of them.
+    const MOST_UNWIDENED: usize = usize::MAX;
     /// Bytes of an element.
     const ELEMENT: usize = if Self::BF16 { 2 } else { 4 };
     /// Words in which a step of 64 columns is packed.
     const WORDS: usize;
     /// Pairs of elements of K in a step, where it is one of those that [`widen`](Self::widen) takes.
     const PAIRS: usize = 1;
-    /// Steps between two prefetches of the following panel: 32 elements of K.
-    const CHUNK: usize = 16;
+    /// Steps between two times that the following weights are asked for.
+    const ASKING: usize = 4;
 
     /// Of pairs: `acc[r][c] += odd(x) * odd(w)`, then the same with the even elements. Of groups: `acc[r][c] += sum of products * (scale of w * scale of x)`, with a fused multiply-add.
     unsafe fn add<const R: usize, const C: usize>(
@@ -38,7 +39,7 @@ pub(crate) trait Step {
         first: usize,
     );
 
-    /// Writes so many pairs of weights, whole steps, as float32: of each pair the odd elements of all columns, then the even ones. For steps whose weights are widened ([`WIDENS`](Self::WIDENS)).
+    /// Writes so many pairs of weights, whole steps, as float32: of each pair the odd elements of all columns, then the even ones. For steps whose weights are widened ([`MOST_UNWIDENED`](Self::MOST_UNWIDENED)).
     ///
     /// # Safety
     /// As for the others; `w` is valid for the steps, and `to` for as many pairs of 64 columns.
@@ -79,7 +80,8 @@ impl<F: Floats> Step for WidenedStep<F> {
     type F = F;
     type InBf16 = Self;
     const BF16: bool = true;
-    const WIDENS: bool = true;
+    // Two instructions for every vector of weights are little beside as many rows as wide registers hold.
+    const MOST_UNWIDENED: usize = if F::LANES == 16 { usize::MAX } else { 3 * ROWS };
     const WORDS: usize = 64;
 
     #[inline(always)]

@@ -3,10 +3,8 @@
 //! K is walked in chunks whose widened weights stay in the first-level cache. All blocks of a group of rows go over a chunk before the next one begins; between chunks their sums lie in memory, as float32, so that nothing is rounded on the way and K still ascends: the bits are those of [`super::panel`]'s blocks.
 //! The packed panel is read once per group, and the blocks of a chunk fetch the packed chunk that follows.
 
-use std::mem::MaybeUninit;
-
 use super::floats::Floats;
-use super::panel::{Finish, LINE, Panel, ROWS, Sums, prefetch};
+use super::panel::{Aligned, Finish, LINE, NEAR, Panel, ROWS, Sums, prefetch};
 use super::steps::Step;
 use crate::shape::PANEL;
 
@@ -19,17 +17,6 @@ pub(super) const GROUP: usize = 192;
 type Weights = [Sums; 2];
 /// A chunk of a row: the odd elements, then the even ones.
 type Row = [[f32; CHUNK]; 2];
-
-/// Memory that is written before it is read, on cache lines of its own.
-#[repr(align(64))]
-struct Aligned<T>(MaybeUninit<T>);
-
-impl<T> Aligned<T> {
-    #[inline(always)]
-    const fn new() -> Self {
-        Self(MaybeUninit::uninit())
-    }
-}
 
 /// Splits the rows into groups as even as possible, sums each and finishes it.
 ///
@@ -79,7 +66,7 @@ unsafe fn sum_group<S: Step>(
             S::widen(packed(pair), pairs, weights.cast());
             let mut first = 0;
             for block in 0..blocks {
-                prefetch(early, lines_per_block);
+                prefetch::<NEAR>(early, lines_per_block);
                 early = early.wrapping_add(lines_per_block * LINE);
                 let block_rows = (count - first).div_ceil(blocks - block);
                 widen_rows::<S>(rows.add(first), block_rows, pair, pairs, x);
@@ -145,7 +132,7 @@ unsafe fn prefetch_rows<S: Step>(rows: *const *const u8, count: usize, pair: usi
     for r in 0..count {
         // SAFETY: the caller's promise: so many rows.
         let row = unsafe { *rows.add(r) };
-        prefetch(row.wrapping_add(2 * pair * S::ELEMENT), 2 * CHUNK * S::ELEMENT / LINE);
+        prefetch::<NEAR>(row.wrapping_add(2 * pair * S::ELEMENT), 2 * CHUNK * S::ELEMENT / LINE);
     }
 }
 

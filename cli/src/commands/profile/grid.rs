@@ -17,6 +17,8 @@ pub(super) struct Grid {
     vcpus: Vec<f64>,
     /// Tokens of one expert, ascending from 1.
     pub(super) tokens: Vec<f64>,
+    /// Requests that decode in the same step, ascending from 2: fewer than the tokens of any prompt.
+    pub(super) rows: Vec<usize>,
     /// Tokens of prompts, ascending.
     pub(super) prompts: Vec<usize>,
     /// Tokens of the prompt behind which a decode step shows what context costs: at least the longest of those.
@@ -35,16 +37,20 @@ impl Grid {
             next *= 2;
         }
         vcpus.push(f64::from(cores));
-        let tokens: &[f64] = if quick { &[1.0, 16.0, 128.0] } else { &[1.0, 4.0, 16.0, 64.0, 256.0] };
+        let tokens: &[f64] =
+            if quick { &[1.0, 2.0, 16.0, 128.0] } else { &[1.0, 2.0, 4.0, 16.0, 64.0, 256.0] };
+        let rows: &[usize] = if quick { &[4, 8] } else { &[2, 4, 8] };
         let prompts: &[usize] = if quick { &[32, 256] } else { &[16, 64, 256, 512] };
         let fitting = prompts.iter().copied().filter(|tokens| tokens + ANSWER <= context);
         let mut prompts: Vec<usize> = fitting.collect();
         if prompts.is_empty() {
             prompts.push((context / 2).max(2));
         }
+        let shortest = prompts.iter().copied().min().unwrap_or(1);
+        let rows = rows.iter().copied().filter(|rows| *rows < shortest).collect();
         let longest = prompts.iter().copied().max().unwrap_or(1);
         let long_prompt = LONG_PROMPT.min(context.saturating_sub(ANSWER)).max(longest);
-        Self { cores, vcpus, tokens: tokens.to_vec(), prompts, long_prompt }
+        Self { cores, vcpus, tokens: tokens.to_vec(), rows, prompts, long_prompt }
     }
 
     /// The most threads of a function.
@@ -132,5 +138,8 @@ mod tests {
         assert_eq!(Grid::new(2, true, 40).long_prompt, 20);
         assert_eq!(Grid::new(2, true, 128).prompts, [32]);
         assert_eq!(Grid::new(2, true, 40).prompts, [20]);
+        // What takes so few tokens are steps of as many requests, where no prompt is that short.
+        assert_eq!(Grid::new(2, true, 4096).rows, [4, 8]);
+        assert_eq!(Grid::new(2, true, 10).rows, [4]);
     }
 }

@@ -2,6 +2,7 @@
 
 mod functions;
 mod grid;
+mod in_use;
 mod lines;
 mod main_function;
 mod remote;

@@ -1,0 +1,350 @@
+//! A main function that answers as it does in use: prompts and decode steps, alone and several at once, and calls of
+//! remote functions.
+
+use super::functions::Running;
+use super::grid::median;
+use super::lines::Points;
+use super::main_function::MainSetup;
+use crate::exit::CliError;
+use futures_util::future::try_join_all;
+use remoe_function::Role;
+use remoe_launcher::control;
+use remoe_profile::Start;
+use remoe_wire::v1::generate_event::Event;
+use remoe_wire::v1::main_model_client::MainModelClient;
+use remoe_wire::v1::{
+    Endpoint, ExpertTime, Finished, GenerateRequest, InspectRequest, LayerExperts, Routing, TokenIds,
+    generate_request, inspect_request,
+};
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+use tokio::time::timeout;
+use tonic::transport::Channel;
+
+/// Nothing that is measured takes this long.
+const LIMIT: Duration = Duration::from_secs(600);
+/// Decode steps of a measurement.
+pub(super) const STEPS: u32 = 24;
+/// Tokens of the prompt in front of them.
+pub(super) const DECODE_PROMPT: usize = 64;
+/// Tokens of the prompts of requests that decode together.
+const TOGETHER_PROMPT: usize = 16;
+/// Their steps.
+const TOGETHER_STEPS: u32 = 12;
+/// Tokens of each such request.
+pub(super) const TOGETHER_TOKENS: usize = TOGETHER_PROMPT + TOGETHER_STEPS as usize + 1;
+/// Tokens of context of each, in the mean over its steps.
+pub(super) const TOGETHER_CONTEXT: f64 = context(TOGETHER_PROMPT, TOGETHER_STEPS);
+/// Measurements of each prompt.
+const ROUNDS: usize = 5;
+/// Before each: requests meet functions that have waited for them.
+const REST: Duration = Duration::from_millis(50);
+/// Experts that are remote where calls are measured, in bytes.
+const REMOTE_BYTES: u64 = 1 << 30;
+/// A long prompt that would take longer is left out.
+const LONG_PROMPT_SECONDS: f64 = 60.0;
+/// Several periods of a CPU quota.
+const SUSTAINED: Duration = Duration::from_millis(500);
+
+/// A remote layer as the main function sees it, in seconds.
+#[derive(Clone, Copy)]
+pub(super) struct RemoteCall {
+    /// Before its own experts: messages are sent.
+    pub(super) send: f64,
+    /// After them: waiting, computation included.
+    pub(super) wait: f64,
+}
+
+/// A prompt's or a decode step's seconds, besides local experts and in them.
+#[derive(Clone, Copy)]
+pub(super) struct Parts {
+    pub(super) rest: f64,
+    pub(super) experts: f64,
+}
+
+/// A prompt and the decode steps behind it.
+#[derive(Clone, Copy)]
+struct Answered {
+    prompt: Parts,
+    step: Parts,
+}
+
+/// What was measured with one number of vCPUs.
+pub(super) struct Column {
+    /// Decode steps over tokens of context.
+    pub(super) steps: Points,
+    /// Experts in a decode step.
+    pub(super) experts: f64,
+    /// Decode steps of several requests, context included.
+    pub(super) together: Vec<Parts>,
+    /// Each prompt of the grid.
+    pub(super) prompts: Vec<Parts>,
+}
+
+/// A main function with every expert local.
+pub(super) struct Main<'s> {
+    setup: &'s MainSetup<'s>,
+    pub(super) function: Running<'s>,
+    client: MainModelClient<Channel>,
+    runtime: tokio::runtime::Handle,
+    /// Packing all experts.
+    placed: Duration,
+    /// Prompts so far: each begins with a token of its own, so that nothing kept of one before is of any use.
+    prompts: Cell<u64>,
+}
+
+impl<'s> Main<'s> {
+    pub(super) fn start(
+        setup: &'s MainSetup<'_>,
+        threads: usize,
+        device: &str,
+        step: &dyn Fn(String),
+    ) -> Result<Self, CliError> {
+        step(format!("starting the main function with {threads} threads"));
+        let mut arguments = setup.subject.source.arguments();
+        arguments.extend(setup.subject.precision());
+        arguments.extend(setup.subject.dense());
+        arguments.extend(["--device".into(), device.into(), "--threads".into(), threads.to_string().into()]);
+        arguments.extend(["--kv-cache-bytes".into(), setup.cache_bytes().to_string().into()]);
+        if threads == 1 {
+            arguments.extend(["--poll-us".into(), "0".into()]);
+        }
+        let function =
+            setup.subject.functions.start(Role::Main, arguments, f64::from(setup.subject.grid.cores))?;
+        let runtime = tokio::runtime::Handle::current();
+        let started = Instant::now();
+        let routing = Routing { generation: 1, ..Routing::default() };
+        runtime.block_on(control::set_routing(function.grpc, routing, LIMIT))?;
+        runtime.block_on(control::all_experts_read(function.grpc, LIMIT))?;
+        let placed = started.elapsed();
+        let client = runtime.block_on(async { control::main_client(function.grpc) })?;
+        let main = Self { setup, function, client, runtime, placed, prompts: Cell::new(0) };
+        // Everything is touched once.
+        main.generate(setup.subject.grid.prompts.last().copied().unwrap_or(DECODE_PROMPT), 4)?;
+        Ok(main)
+    }
+
+    pub(super) fn start_times(&self) -> Start {
+        let facts = self.setup.subject.inspection;
+        let experts = self.setup.subject.resident_experts(facts.moe_layers.len() * facts.experts);
+        let rate = experts / self.placed.as_secs_f64().max(1e-6);
+        let rest = self.setup.weights() - experts;
+        Start {
+            process_seconds: (self.function.start.as_secs_f64() - rest / rate).max(0.0),
+            load_bytes_per_second: rate.clamp(1.0, 1e12),
+        }
+    }
+
+    /// Decode steps behind prompts of several lengths and of so many requests as `rows` say, and each prompt of the grid, with
+    /// `vcpus`.
+    pub(super) fn column(&self, vcpus: f64, rows: &[usize]) -> Result<Column, CliError> {
+        let typical = if self.setup.subject.functions.quotas && vcpus < 1.0 { sustained } else { rested };
+        let answered = |tokens: usize| typical(&mut || self.answer(tokens));
+        let together = rows.iter().map(|&rows| Ok(typical(&mut || self.answer_together(rows))?.step));
+        let together = together.collect::<Result<_, CliError>>()?;
+        let behind = answered(DECODE_PROMPT)?;
+        let grid = &self.setup.subject.grid;
+        let prompts: Vec<Answered> =
+            grid.prompts.iter().map(|&tokens| answered(tokens)).collect::<Result<_, _>>()?;
+        let mut steps = vec![(DECODE_PROMPT, behind.step.rest)];
+        steps.extend(grid.prompts.iter().zip(&prompts).map(|(tokens, answer)| (*tokens, answer.step.rest)));
+        let expected = grid.prompts.iter().zip(&prompts).next_back().map_or(0.0, |(tokens, answer)| {
+            (answer.prompt.rest + answer.prompt.experts) * grid.long_prompt as f64 / *tokens as f64
+        });
+        if vcpus >= 1.0 && !grid.prompts.contains(&grid.long_prompt) && expected < LONG_PROMPT_SECONDS {
+            // The farthest point turns the line most: one disturbance is not to decide it.
+            let (one, other) = (self.answer(grid.long_prompt)?, self.answer(grid.long_prompt)?);
+            steps.push((grid.long_prompt, one.step.rest.min(other.step.rest)));
+        }
+        let points = steps.into_iter().map(|(tokens, seconds)| (context(tokens, STEPS), seconds));
+        Ok(Column {
+            steps: Points { vcpus, points: points.collect() },
+            experts: behind.step.experts,
+            together,
+            prompts: prompts.iter().map(|answer| answer.prompt).collect(),
+        })
+    }
+
+    fn answer(&self, tokens: usize) -> Result<Answered, CliError> {
+        Ok(Answered::of(&self.generate(tokens, STEPS + 1)?, STEPS))
+    }
+
+    /// The one of `rows` requests that came together which had its first token last: its steps are those of all.
+    fn answer_together(&self, rows: usize) -> Result<Answered, CliError> {
+        let prompts = (0..rows).map(|_| self.another_prompt(TOGETHER_PROMPT)).collect();
+        let all = self.generate_all(prompts, TOGETHER_STEPS + 1)?;
+        let last = all.iter().max_by(|one, other| one.ttft_s.total_cmp(&other.ttft_s));
+        let last = last.ok_or_else(|| CliError::runtime("no requests to measure"))?;
+        Ok(Answered::of(last, TOGETHER_STEPS))
+    }
+
+    /// Decode steps with all experts of the first layers in a remote function, against steps without.
+    pub(super) fn remote_call(&self) -> Result<RemoteCall, CliError> {
+        let facts = self.setup.subject.inspection;
+        let expert_bytes = facts.resident_expert_bytes(self.setup.subject.dtype);
+        let layer_bytes = (expert_bytes * facts.experts as u64).max(1);
+        let layers = usize::try_from(REMOTE_BYTES / layer_bytes).unwrap_or(1).max(1);
+        let experts: Vec<u32> = (0..u32::try_from(facts.experts).unwrap_or(u32::MAX)).collect();
+        let sets: Vec<LayerExperts> = facts
+            .moe_layers
+            .iter()
+            .take(layers)
+            .map(|&layer| LayerExperts { layer: layer as u32, experts: experts.clone() })
+            .collect();
+        let step = |waited: bool| {
+            let steps = f64::from(STEPS);
+            let (mut rest, mut experts) = (Vec::with_capacity(ROUNDS), Vec::with_capacity(ROUNDS));
+            for _ in 0..ROUNDS {
+                std::thread::sleep(REST);
+                let finished = self.generate(DECODE_PROMPT, STEPS + 1)?;
+                let time = finished.decode_experts.unwrap_or_default();
+                rest.push((finished.decode_s - time.local_s - time.waited_s) / steps);
+                let seconds = if waited { time.waited_s } else { time.local_s };
+                experts.push(seconds / steps);
+            }
+            Ok::<_, CliError>(Parts { rest: median(rest), experts: median(experts) })
+        };
+        let local = step(false)?;
+        let function = super::remote::start(self.setup.subject, &sets, 1)?;
+        let endpoint =
+            Endpoint { address: function.grpc.to_string(), layers: Vec::new(), experts: Vec::new() };
+        let count = sets.len() as f64;
+        let routing =
+            Routing { generation: 2, endpoints: vec![endpoint], remote: sets, ..Routing::default() };
+        self.runtime.block_on(control::set_routing(self.function.grpc, routing, LIMIT))?;
+        let remote = step(true)?;
+        let send = ((remote.rest - local.rest) / count).max(0.0);
+        Ok(RemoteCall { send, wait: remote.experts / count })
+    }
+
+    fn generate(&self, tokens: usize, max_tokens: u32) -> Result<Finished, CliError> {
+        let mut all = self.generate_all(vec![self.another_prompt(tokens)], max_tokens)?;
+        all.pop().ok_or_else(|| CliError::runtime("the answer is missing"))
+    }
+
+    /// Answers to `prompts`, all at once. Tokens are drawn, as they are unless a request says otherwise: what each request
+    /// draws is its own.
+    fn generate_all(&self, prompts: Vec<TokenIds>, max_tokens: u32) -> Result<Vec<Finished>, CliError> {
+        let answers = prompts.into_iter().zip(1..).map(|(prompt, seed)| {
+            // Computed are all tokens but the last one that was drawn.
+            let computed = (prompt.ids.len() as u64 + u64::from(max_tokens)).saturating_sub(1);
+            let request = GenerateRequest {
+                prompt: Some(generate_request::Prompt::Ids(prompt)),
+                max_tokens,
+                temperature: Some(1.0),
+                seed,
+                ignore_eos: true,
+                ..GenerateRequest::default()
+            };
+            let mut client = self.client.clone();
+            async move {
+                let mut events = client.generate(request).await?.into_inner();
+                while let Some(message) = events.message().await? {
+                    let Some(Event::Finished(finished)) = message.event else { continue };
+                    if finished.forwarded_positions >= computed {
+                        return Ok(finished);
+                    }
+                    return Err(CliError::runtime(format!(
+                        "{} of {computed} tokens were computed: the main function kept some from before, and no time is that \
+                         of a whole prompt",
+                        finished.forwarded_positions
+                    )));
+                }
+                Err(CliError::runtime("the answer broke off"))
+            }
+        });
+        let all = self.runtime.block_on(async { timeout(LIMIT, try_join_all(answers)).await });
+        all.map_err(|_elapsed| CliError::runtime(format!("no answer within {LIMIT:?}")))?
+    }
+
+    pub(super) fn loads(&self, tokens: usize) -> Result<BTreeMap<u32, u32>, CliError> {
+        let prompt = inspect_request::Prompt::Ids(self.prompt(tokens));
+        let request = InspectRequest { prompt: Some(prompt), hidden: false, scores: false };
+        let mut client = self.client.clone();
+        let reply = self.runtime.block_on(async move { timeout(LIMIT, client.inspect(request)).await });
+        let reply = reply.map_err(|_elapsed| CliError::runtime(format!("no answer within {LIMIT:?}")))??;
+        let mut loads = BTreeMap::new();
+        for layer in reply.into_inner().routing {
+            let mut tokens: BTreeMap<u32, u32> = BTreeMap::new();
+            for expert in layer.tokens.iter().flat_map(|token| &token.experts) {
+                *tokens.entry(*expert).or_default() += 1;
+            }
+            for count in tokens.into_values() {
+                *loads.entry(count).or_default() += 1;
+            }
+        }
+        Ok(loads)
+    }
+
+    /// The same, but for the first ones, which no other prompt begins with.
+    fn another_prompt(&self, tokens: usize) -> TokenIds {
+        let mut prompt = self.prompt(tokens);
+        let number = self.prompts.replace(self.prompts.get() + 1);
+        let vocabulary = self.setup.subject.inspection.vocab_size.max(1) as u64;
+        // Small vocabularies need a second one to tell that many apart.
+        let digits = [number % vocabulary, number / vocabulary % vocabulary];
+        prompt.ids.iter_mut().zip(digits).for_each(|(id, digit)| *id = digit as u32);
+        prompt
+    }
+
+    /// Tokens of all kinds, always the same.
+    fn prompt(&self, tokens: usize) -> TokenIds {
+        let vocabulary = self.setup.subject.inspection.vocab_size.max(1) as u64;
+        let ids = (1..=tokens as u64).map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33) % vocabulary);
+        TokenIds { ids: ids.map(|id| id as u32).collect() }
+    }
+}
+
+impl Answered {
+    /// Of an answer with so many decode steps.
+    fn of(finished: &Finished, steps: u32) -> Self {
+        let (prefill, decode) = (local(finished.prefill_experts), local(finished.decode_experts));
+        let steps = f64::from(steps);
+        Self {
+            prompt: Parts { rest: finished.ttft_s - prefill, experts: prefill },
+            step: Parts { rest: (finished.decode_s - decode) / steps, experts: decode / steps },
+        }
+    }
+}
+
+/// Tokens of context of a step, in the mean over `steps` behind so many tokens: half of the steps are behind it.
+const fn context(tokens: usize, steps: u32) -> f64 {
+    tokens as f64 + (steps + 1) as f64 / 2.0
+}
+
+fn local(time: Option<ExpertTime>) -> f64 {
+    time.map_or(0.0, |time| time.local_s)
+}
+
+/// The median of measurements with rests between them.
+fn rested(measure: &mut dyn FnMut() -> Result<Answered, CliError>) -> Result<Answered, CliError> {
+    let measured = (0..ROUNDS).map(|_| {
+        std::thread::sleep(REST);
+        measure()
+    });
+    let answers = measured.collect::<Result<Vec<_>, _>>()?;
+    let middle = |of: fn(&Answered) -> Parts| Parts {
+        rest: median(answers.iter().map(|answer| of(answer).rest).collect()),
+        experts: median(answers.iter().map(|answer| of(answer).experts).collect()),
+    };
+    Ok(Answered { prompt: middle(|answer| answer.prompt), step: middle(|answer| answer.step) })
+}
+
+/// The mean of measurements without rests over several periods of the quota, in each of which a function
+/// runs freely at first and then waits.
+fn sustained(measure: &mut dyn FnMut() -> Result<Answered, CliError>) -> Result<Answered, CliError> {
+    let started = Instant::now();
+    let mut answers = Vec::new();
+    while answers.len() < 2 || started.elapsed() < SUSTAINED {
+        answers.push(measure()?);
+    }
+    let mean = |of: fn(&Answered) -> f64| answers.iter().map(of).sum::<f64>() / answers.len() as f64;
+    Ok(Answered {
+        prompt: Parts {
+            rest: mean(|answer| answer.prompt.rest),
+            experts: mean(|answer| answer.prompt.experts),
+        },
+        step: Parts { rest: mean(|answer| answer.step.rest), experts: mean(|answer| answer.step.experts) },
+    })
+}

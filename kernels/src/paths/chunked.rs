@@ -1,0 +1,207 @@
+//! More rows than accumulators for a whole panel fit the registers: by chunks of K.
+//!
+//! All blocks of a group of rows, and all their columns, go over a chunk that stays in the first-level cache before the next one begins, and fetch that
+//! one bit by bit: memory is read all the time, and once. Between chunks sums lie in memory as float32, so that nothing is rounded on the
+//! way and K still ascends: the bits are those of one pass.
+
+use super::floats::Floats;
+use super::panel::{Aligned, FAR, Finish, LINE, NEAR, Panel, ROWS, Sums, prefetch};
+use super::steps::Step;
+use crate::WeightFormat;
+use crate::shape::PANEL;
+
+/// From so many passes on, reading is so little beside arithmetic that even what sums between chunks take is more: the panel is one chunk ..
+const WHOLE_PASSES: usize = 8;
+/// .. where it and the one that follows stay in a second-level cache of 1 MB.
+const WHOLE_BYTES: usize = 400 << 10;
+/// Most rows that go over a chunk together; their sums are 12 KB.
+const GROUP: usize = 48;
+
+/// Splits the rows into groups as even as possible, sums each and finishes it.
+///
+/// # Safety
+/// As for the kernels.
+#[inline(always)]
+pub(super) unsafe fn for_groups<S: Step, E: Finish>(panel: &Panel) {
+    let mut sums = Aligned::<[Sums; GROUP]>::new();
+    let sums = sums.0.as_mut_ptr().cast::<Sums>();
+    let groups = panel.row_count.div_ceil(GROUP);
+    let mut first = 0;
+    for group in 0..groups {
+        let count = (panel.row_count - first).div_ceil(groups - group);
+        let after = if group + 1 == groups { panel.next } else { panel.weights.cast() };
+        // SAFETY: `count <= GROUP` and `first + count <= row_count`; there is at least one step, so that `sum_group` has written the sums of `count` rows when they are finished.
+        unsafe {
+            sum_group::<S>(panel, panel.rows.add(first), count, after, sums);
+            E::finish::<S>(panel, std::slice::from_raw_parts(sums, count), first);
+        }
+        first += count;
+    }
+}
+
+/// Steps of a chunk, whose weights are at `w`, and what is fetched meanwhile.
+#[derive(Clone, Copy)]
+struct Chunk {
+    first: usize,
+    count: usize,
+    w: *const u32,
+    /// From here on ..
+    ahead: *const u8,
+    /// .. so many lines with every step ..
+    lines: usize,
+    /// .. up to here, ..
+    end: *const u8,
+    /// .. into the second-level cache.
+    is_far: bool,
+}
+
+/// Sums `count` rows over the whole panel into `sums`.
+#[inline(always)]
+unsafe fn sum_group<S: Step>(
+    panel: &Panel,
+    rows: *const *const u8,
+    count: usize,
+    after: *const u8,
+    sums: *mut Sums,
+) {
+    let step_bytes = S::WORDS * 4;
+    let blocks = count.div_ceil(block_rows::<S>());
+    let passes = blocks * passes::<S>(count.div_ceil(blocks));
+    let is_far = passes <= most_bound_by_reading::<S>();
+    let is_whole = passes >= WHOLE_PASSES && panel.steps * step_bytes <= WHOLE_BYTES;
+    let most = if is_whole { panel.steps } else { (chunk_bytes::<S>() / step_bytes).max(1) };
+    for step in (0..panel.steps).step_by(most) {
+        let end = panel.steps.min(step + most);
+        let w = panel.weights.wrapping_add(step * S::WORDS);
+        let ahead = if end < panel.steps { w.wrapping_add(most * S::WORDS).cast() } else { after };
+        let mut chunk = Chunk {
+            first: step,
+            count: end - step,
+            w,
+            ahead,
+            lines: (S::ASKING * step_bytes / LINE).div_ceil(passes),
+            end: ahead.wrapping_add(most * step_bytes),
+            is_far,
+        };
+        let mut first = 0;
+        for block in 0..blocks {
+            let block_rows = (count - first).div_ceil(blocks - block);
+            // SAFETY: the caller's promise; blocks have between 1 and ROWS rows.
+            unsafe {
+                let (rows, sums) = (rows.add(first), sums.add(first));
+                match block_rows {
+                    1 => sum_block::<S, 1>(&mut chunk, rows, sums),
+                    2 => sum_block::<S, 2>(&mut chunk, rows, sums),
+                    3 => sum_block::<S, 3>(&mut chunk, rows, sums),
+                    4 => sum_block::<S, 4>(&mut chunk, rows, sums),
+                    5 => sum_block::<S, 5>(&mut chunk, rows, sums),
+                    _ => sum_block::<S, 6>(&mut chunk, rows, sums),
+                }
+            }
+            first += block_rows;
+        }
+    }
+}
+
+/// Passes over a chunk up to which reading it takes longer than they do. More requests are under way then if it is fetched into the second-level
+/// cache; with more passes fetching it all the way is less work.
+const fn most_bound_by_reading<S: Step>() -> usize {
+    match S::WEIGHTS {
+        WeightFormat::Plain => 3,
+        WeightFormat::Int8 | WeightFormat::Fp8 => 4,
+        WeightFormat::Int4 | WeightFormat::Mxfp4 => 0,
+    }
+}
+
+/// Bytes of a chunk, which shares the smallest first-level cache there is, 32 KB, with sums and rows: nibbles stand for twice as much of a row.
+const fn chunk_bytes<S: Step>() -> usize {
+    match S::WEIGHTS {
+        WeightFormat::Int4 | WeightFormat::Mxfp4 => 8 << 10,
+        _ => 16 << 10,
+    }
+}
+
+/// Most rows of a block: beside two wide vectors of columns, sums of nibbles take registers of their own.
+const fn block_rows<S: Step>() -> usize {
+    match (S::F::LANES, S::WEIGHTS) {
+        (16, WeightFormat::Int4 | WeightFormat::Mxfp4) => ROWS - 1,
+        _ => ROWS,
+    }
+}
+
+/// Vectors of columns that `rows` rows take at a time, so that accumulators fit the registers beside sums of integers or scales.
+const fn vectors<S: Step>(rows: usize) -> usize {
+    match (S::F::LANES == 16, S::WEIGHTS.is_plain(), rows) {
+        (true, true, _) | (false, true, 2) | (false, false, 1) => 4,
+        (false, true, 1) => 8,
+        (true, false, _) | (false, true, _) | (false, false, 2) => 2,
+        (false, false, _) => 1,
+    }
+}
+
+/// How often a block of `rows` rows goes over a chunk.
+const fn passes<S: Step>(rows: usize) -> usize {
+    PANEL / (vectors::<S>(rows) * S::F::LANES)
+}
+
+/// Adds the chunk to the sums of `R` rows, or begins them.
+#[inline(always)]
+unsafe fn sum_block<S: Step, const R: usize>(chunk: &mut Chunk, rows: *const *const u8, sums: *mut Sums) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut x = [std::ptr::null(); R];
+        for r in 0..R {
+            x[r] = *rows.add(r);
+        }
+        match vectors::<S>(R) {
+            8 => sum_columns::<S, R, 8>(chunk, &x, sums),
+            4 => sum_columns::<S, R, 4>(chunk, &x, sums),
+            2 => sum_columns::<S, R, 2>(chunk, &x, sums),
+            _ => sum_columns::<S, R, 1>(chunk, &x, sums),
+        }
+    }
+}
+
+/// By `C` vectors of columns at a time.
+#[inline(always)]
+unsafe fn sum_columns<S: Step, const R: usize, const C: usize>(
+    chunk: &mut Chunk,
+    x: &[*const u8; R],
+    sums: *mut Sums,
+) {
+    for first in (0..PANEL).step_by(C * S::F::LANES) {
+        let lines = if chunk.ahead < chunk.end { chunk.lines } else { 0 };
+        // SAFETY: the caller's promise; `C * LANES` divides PANEL.
+        unsafe {
+            let mut acc = [[S::F::splat(0.0); C]; R];
+            if chunk.first > 0 {
+                for r in 0..R {
+                    for c in 0..C {
+                        acc[r][c] = S::F::load(sums.add(r).cast::<f32>().add(first + c * S::F::LANES));
+                    }
+                }
+            }
+            let mut w = chunk.w;
+            let mut ahead = chunk.ahead;
+            let end = chunk.first + chunk.count;
+            for from in (chunk.first..end).step_by(S::ASKING) {
+                if chunk.is_far {
+                    prefetch::<FAR>(ahead, lines);
+                } else {
+                    prefetch::<NEAR>(ahead, lines);
+                }
+                ahead = ahead.wrapping_add(lines * LINE);
+                for step in from..end.min(from + S::ASKING) {
+                    S::add(&mut acc, x, step, w, first);
+                    w = w.wrapping_add(S::WORDS);
+                }
+            }
+            chunk.ahead = ahead;
+            for r in 0..R {
+                for c in 0..C {
+                    S::F::store(sums.add(r).cast::<f32>().add(first + c * S::F::LANES), acc[r][c]);
+                }
+            }
+        }
+    }
+}
