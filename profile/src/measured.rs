@@ -13,7 +13,8 @@ use serde::{Deserialize, Serialize};
 const LEAST_PAIRS: usize = 10;
 /// No factor is smaller or larger.
 const BOUNDS: (f64, f64) = (0.5, 2.0);
-/// Tokens of one expert from which times are those of prefills; at one token they are those of decode steps.
+/// Tokens of one expert from which times are those of prefills; at one token they are those of decode steps. What everything else takes is that of decode steps up to as
+/// many requests, and of prefills beyond.
 const PREFILL_TOKENS: f64 = 8.0;
 
 /// Seconds of one answer, as expected and as they were.
@@ -127,17 +128,23 @@ impl Factors {
         }
     }
 
-    /// `profile` with times that are so much longer or shorter. What an expert takes for one token, calls, context and
-    /// decode steps on a device go by the factor of decode steps; what it takes for 8 tokens and more, the bandwidth to remote
-    /// functions, moves to a device and prefills on it by that of prefills; what lies between by what lies between.
+    /// `profile` with times that are so much longer or shorter. What an expert takes for one token, everything else for up to 8 requests,
+    /// calls, context and decode steps on a device go by the factor of decode steps; what an expert takes for 8 tokens and more, everything else for
+    /// more, the bandwidth to remote functions, moves to a device and prefills on it by that of prefills; what lies between by what lies between.
     #[must_use]
     pub fn applied(&self, profile: &Profile) -> Profile {
         let (prefill, decode) = (self.prefill.factor, self.decode.factor);
         let mut profile = profile.clone();
-        let tables = [&mut profile.expert_seconds, &mut profile.nonexpert_seconds];
-        for table in tables.into_iter().chain(&mut profile.remote_expert_seconds) {
-            scale(table, prefill, decode);
+        for table in std::iter::once(&mut profile.expert_seconds).chain(&mut profile.remote_expert_seconds) {
+            scale(table, |tokens| {
+                let place = (tokens.max(1.0).ln() / PREFILL_TOKENS.ln()).min(1.0);
+                decode.powf(1.0 - place) * prefill.powf(place)
+            });
         }
+        scale(
+            &mut profile.nonexpert_seconds,
+            |tokens| if tokens <= PREFILL_TOKENS { decode } else { prefill },
+        );
         if let Some(device) = &mut profile.device {
             device.prefill_seconds = device.prefill_seconds.scaled(prefill);
             device.swap_seconds = device.swap_seconds.scaled(prefill);
@@ -182,12 +189,9 @@ impl Factor {
     }
 }
 
-/// Rows of few tokens by `decode`, of many by `prefill`; between one token and many by the power of both that its
-/// place has.
-fn scale(table: &mut CpuProfile, prefill: f64, decode: f64) {
+/// Each row by the factor of its tokens.
+fn scale(table: &mut CpuProfile, factor: impl Fn(f64) -> f64) {
     for (tokens, row) in table.tokens.iter().zip(&mut table.seconds) {
-        let place = (tokens.max(1.0).ln() / PREFILL_TOKENS.ln()).min(1.0);
-        let factor = decode.powf(1.0 - place) * prefill.powf(place);
-        row.iter_mut().for_each(|seconds| *seconds *= factor);
+        row.iter_mut().for_each(|seconds| *seconds *= factor(*tokens));
     }
 }

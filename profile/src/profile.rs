@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) const VERSION: u32 = 1;
 /// Version of what is measured and of how: raised by every change of kernels, numerics class, transport or
 /// measurements after which plans should not stand on older figures.
-pub const MEASUREMENTS: u32 = 1;
+pub const MEASUREMENTS: u32 = 2;
 /// Token counts or vCPUs of a table, at most.
 const MAX_POINTS: usize = 1024;
 /// No time is longer, in seconds.

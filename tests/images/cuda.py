@@ -46,7 +46,8 @@ def main() -> None:
         sys.exit("cuda: another root folder takes root")
     # Beside the image: it is large, and the folder for temporary files may lie in memory.
     with tempfile.TemporaryDirectory(dir=image.parent, prefix=".cuda-") as scratch:
-        root = Path(scratch)
+        # The program's start leaves this folder before it changes its root.
+        root = Path(scratch).resolve()
         config = unpack(image, root)
         root.chmod(0o755)
         shutil.copytree(MODEL, root / "model")

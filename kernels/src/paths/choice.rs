@@ -12,7 +12,7 @@ use super::trial::{Reference, Timing};
 use super::{InstructionPath, Kernels, kernels};
 use crate::{Dtype, NumericsClass, WeightFormat};
 
-/// Row counts that are told apart: one row, which is bound by reading weights; the rest of one block of rows; and more, which is bound by arithmetic.
+/// Row counts that are told apart: one row, which is bound by reading weights; the rest of one block of rows; and more, which soon is bound by arithmetic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Regime {
     One,

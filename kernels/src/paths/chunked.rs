@@ -2,7 +2,8 @@
 //!
 //! All blocks of a group of rows, and all their columns, go over a chunk that stays in the first-level cache before the next one begins, and fetch that
 //! one bit by bit: memory is read all the time, and once. Between chunks sums lie in memory as float32, so that nothing is rounded on the
-//! way and K still ascends: the bits are those of one pass.
+//! way and K still ascends: the bits are those of one pass. Where there are so many passes that arithmetic takes far longer than reading, the panel is one chunk, of the
+//! second-level cache.
 
 use super::floats::Floats;
 use super::panel::{Aligned, FAR, Finish, LINE, NEAR, Panel, ROWS, Sums, prefetch};
@@ -10,7 +11,11 @@ use super::steps::Step;
 use crate::WeightFormat;
 use crate::shape::PANEL;
 
-/// From so many passes on, reading is so little beside arithmetic that even what sums between chunks take is more: the panel is one chunk ..
+/// Bytes of a chunk, which shares the smallest first-level cache there is, 32 KB, with sums and rows. Half of it by nibbles, which stand for twice as much of a row.
+const CHUNK_BYTES: usize = 16 << 10;
+/// Elements of K of a chunk, at most: each takes a byte of every column, or half of one.
+pub(super) const CHUNK_ELEMENTS: usize = CHUNK_BYTES / PANEL;
+/// From so many passes over a panel on, even what sums between chunks take is more than reading it: the panel is one chunk ..
 const WHOLE_PASSES: usize = 8;
 /// .. where it and the one that follows stay in a second-level cache of 1 MB.
 const WHOLE_BYTES: usize = 400 << 10;
@@ -26,13 +31,16 @@ pub(super) unsafe fn for_groups<S: Step, E: Finish>(panel: &Panel) {
     let mut sums = Aligned::<[Sums; GROUP]>::new();
     let sums = sums.0.as_mut_ptr().cast::<Sums>();
     let groups = panel.row_count.div_ceil(GROUP);
+    let passes = groups * passes::<S>(panel.row_count.div_ceil(groups));
+    let is_whole = passes >= WHOLE_PASSES && panel.steps * S::WORDS * 4 <= WHOLE_BYTES;
+    let chunks = if is_whole { 1 } else { panel.steps.div_ceil(chunk_steps::<S>()) };
     let mut first = 0;
     for group in 0..groups {
         let count = (panel.row_count - first).div_ceil(groups - group);
         let after = if group + 1 == groups { panel.next } else { panel.weights.cast() };
         // SAFETY: `count <= GROUP` and `first + count <= row_count`; there is at least one step, so that `sum_group` has written the sums of `count` rows when they are finished.
         unsafe {
-            sum_group::<S>(panel, panel.rows.add(first), count, after, sums);
+            sum_group::<S>(panel, chunks, panel.rows.add(first), count, after, sums);
             E::finish::<S>(panel, std::slice::from_raw_parts(sums, count), first);
         }
         first += count;
@@ -47,7 +55,7 @@ struct Chunk {
     w: *const u32,
     /// From here on ..
     ahead: *const u8,
-    /// .. so many lines with every step ..
+    /// .. so many lines with every [`Step::ASKING`] steps ..
     lines: usize,
     /// .. up to here, ..
     end: *const u8,
@@ -55,33 +63,33 @@ struct Chunk {
     is_far: bool,
 }
 
-/// Sums `count` rows over the whole panel into `sums`.
+/// Sums `count` rows over the whole panel, in so many chunks as even as possible, into `sums`.
 #[inline(always)]
 unsafe fn sum_group<S: Step>(
     panel: &Panel,
+    chunks: usize,
     rows: *const *const u8,
     count: usize,
     after: *const u8,
     sums: *mut Sums,
 ) {
     let step_bytes = S::WORDS * 4;
-    let blocks = count.div_ceil(block_rows::<S>());
-    let passes = blocks * passes::<S>(count.div_ceil(blocks));
-    let is_far = passes <= most_bound_by_reading::<S>();
-    let is_whole = passes >= WHOLE_PASSES && panel.steps * step_bytes <= WHOLE_BYTES;
-    let most = if is_whole { panel.steps } else { (chunk_bytes::<S>() / step_bytes).max(1) };
-    for step in (0..panel.steps).step_by(most) {
-        let end = panel.steps.min(step + most);
+    let blocks = count.div_ceil(most_block_rows::<S>());
+    let passes = passes::<S>(count);
+    let mut step = 0;
+    for chunk in 0..chunks {
+        let steps = (panel.steps - step).div_ceil(chunks - chunk);
         let w = panel.weights.wrapping_add(step * S::WORDS);
-        let ahead = if end < panel.steps { w.wrapping_add(most * S::WORDS).cast() } else { after };
+        // The one that follows has as many steps, or one less.
+        let ahead = if chunk + 1 < chunks { w.wrapping_add(steps * S::WORDS).cast() } else { after };
         let mut chunk = Chunk {
             first: step,
-            count: end - step,
+            count: steps,
             w,
             ahead,
             lines: (S::ASKING * step_bytes / LINE).div_ceil(passes),
-            end: ahead.wrapping_add(most * step_bytes),
-            is_far,
+            end: ahead.wrapping_add(steps * step_bytes),
+            is_far: passes <= most_bound_by_reading::<S>(),
         };
         let mut first = 0;
         for block in 0..blocks {
@@ -100,6 +108,7 @@ unsafe fn sum_group<S: Step>(
             }
             first += block_rows;
         }
+        step += steps;
     }
 }
 
@@ -113,16 +122,17 @@ const fn most_bound_by_reading<S: Step>() -> usize {
     }
 }
 
-/// Bytes of a chunk, which shares the smallest first-level cache there is, 32 KB, with sums and rows: nibbles stand for twice as much of a row.
-const fn chunk_bytes<S: Step>() -> usize {
-    match S::WEIGHTS {
-        WeightFormat::Int4 | WeightFormat::Mxfp4 => 8 << 10,
-        _ => 16 << 10,
-    }
+/// Most steps of a chunk.
+const fn chunk_steps<S: Step>() -> usize {
+    let bytes = match S::WEIGHTS {
+        WeightFormat::Int4 | WeightFormat::Mxfp4 => CHUNK_BYTES / 2,
+        _ => CHUNK_BYTES,
+    };
+    bytes / (S::WORDS * 4)
 }
 
 /// Most rows of a block: beside two wide vectors of columns, sums of nibbles take registers of their own.
-const fn block_rows<S: Step>() -> usize {
+const fn most_block_rows<S: Step>() -> usize {
     match (S::F::LANES, S::WEIGHTS) {
         (16, WeightFormat::Int4 | WeightFormat::Mxfp4) => ROWS - 1,
         _ => ROWS,
@@ -139,8 +149,14 @@ const fn vectors<S: Step>(rows: usize) -> usize {
     }
 }
 
-/// How often a block of `rows` rows goes over a chunk.
+/// How often a group of `rows` rows goes over a chunk, or a little less where its blocks are not even.
 const fn passes<S: Step>(rows: usize) -> usize {
+    let blocks = rows.div_ceil(most_block_rows::<S>());
+    blocks * passes_of::<S>(rows.div_ceil(blocks))
+}
+
+/// How often a block of `rows` rows does.
+const fn passes_of<S: Step>(rows: usize) -> usize {
     PANEL / (vectors::<S>(rows) * S::F::LANES)
 }
 

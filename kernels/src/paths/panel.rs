@@ -1,7 +1,7 @@
 //! One panel of 64 output columns for all rows of a job: what a thread takes at a time.
 //!
 //! Rows are summed in blocks of at most six, with all accumulators of a block in registers and K strictly ascending. One block whose accumulators for all columns fit there streams the panel from memory: it prefetches a fixed distance ahead, unless the processor does so by itself ([`super::streams`]), and where the panel ends it goes on in the panel that follows. More rows, or more
-//! columns than fit, go by way of [`super::chunked`]; where weights have to be widened, more than one block goes by way of [`super::widened`].
+//! columns than fit, go by way of [`super::chunked`]; where weights have to be widened, many rows go by way of [`super::widened`].
 
 use super::activation::{activate, factor};
 use super::chunked;
@@ -26,10 +26,11 @@ pub(super) const LINE: usize = 64;
 pub(crate) struct Panel {
     /// The packed panel: `steps * Step::WORDS` words.
     pub(crate) weights: *const u32,
-    /// Steps of K: pairs, or groups where weights are quantised.
+    /// Steps of K, at least one: pairs, or groups where weights are quantised.
     pub(crate) steps: usize,
     /// `row_count` pointers to rows of `steps` pairs of elements, or of as many [`RowGroup`]s.
     pub(crate) rows: *const *const u8,
+    /// At least one.
     pub(crate) row_count: usize,
     /// Where the first row's result for the panel's first column goes.
     pub(crate) out: *mut u8,
@@ -244,6 +245,7 @@ impl Finish for Down {
 /// By one pass over the panel, or by chunks of it, of weights as they are packed or widened for all blocks together.
 #[inline(always)]
 unsafe fn for_rows<S: Step, E: Finish>(panel: &Panel) {
+    debug_assert!(panel.row_count > 0 && panel.steps > 0, "sums that are finished have begun");
     // SAFETY: the caller's promise.
     unsafe {
         if panel.row_count <= rows_at_once::<S>() {

@@ -80,8 +80,8 @@ impl<F: Floats> Step for WidenedStep<F> {
     type F = F;
     type InBf16 = Self;
     const BF16: bool = true;
-    // Two instructions for every vector of weights are little beside as many rows as wide registers hold.
-    const MOST_UNWIDENED: usize = if F::LANES == 16 { usize::MAX } else { 3 * ROWS };
+    // Up to here reading takes as long as arithmetic, with which chunks do it at the same time.
+    const MOST_UNWIDENED: usize = 3 * ROWS;
     const WORDS: usize = 64;
 
     #[inline(always)]

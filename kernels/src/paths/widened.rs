@@ -1,6 +1,6 @@
 //! bfloat16 and fp8 by float32 arithmetic for many rows: weights are widened once for all of them, not once per block of rows.
 //!
-//! K is walked in chunks whose widened weights stay in the first-level cache. All blocks of a group of rows go over a chunk before the next one begins; between chunks their sums lie in memory, as float32, so that nothing is rounded on the way and K still ascends: the bits are those of [`super::panel`]'s blocks.
+//! K is walked in chunks whose widened weights stay in the first-level cache. All blocks of a group of rows go over a chunk before the next one begins; between chunks their sums lie in memory, as float32, so that nothing is rounded on the way and K still ascends: the bits are those of one pass.
 //! The packed panel is read once per group, and the blocks of a chunk fetch the packed chunk that follows.
 
 use super::floats::Floats;
@@ -9,7 +9,7 @@ use super::steps::Step;
 use crate::shape::PANEL;
 
 /// Pairs of K that are widened together: 16 KB of weights, half of the smallest first-level cache there is.
-pub(super) const CHUNK: usize = 32;
+const CHUNK: usize = 32;
 /// Most rows that share a widened chunk; their sums are 48 KB, of a second-level cache and of the stack.
 pub(super) const GROUP: usize = 192;
 
@@ -136,7 +136,7 @@ unsafe fn prefetch_rows<S: Step>(rows: *const *const u8, count: usize, pair: usi
     }
 }
 
-/// Adds a chunk to the sums of `R` rows, or begins them. Narrow vectors take fewer columns at a time, as in [`super::panel`].
+/// Adds a chunk to the sums of `R` rows, or begins them. Narrow vectors take fewer columns at a time, as in [`super::chunked`].
 #[inline(always)]
 unsafe fn sum_block<F: Floats, const R: usize>(
     weights: *const Weights,

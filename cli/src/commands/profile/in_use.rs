@@ -13,8 +13,8 @@ use remoe_profile::Start;
 use remoe_wire::v1::generate_event::Event;
 use remoe_wire::v1::main_model_client::MainModelClient;
 use remoe_wire::v1::{
-    Endpoint, ExpertTime, Finished, GenerateRequest, InspectRequest, LayerExperts, Routing, TokenIds,
-    generate_request, inspect_request,
+    Endpoint, ExpertTime, Finished, GenerateEvent, GenerateRequest, InspectRequest, LayerExperts, Routing,
+    TokenIds, generate_request, inspect_request,
 };
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -30,14 +30,18 @@ pub(super) const STEPS: u32 = 24;
 pub(super) const DECODE_PROMPT: usize = 64;
 /// Tokens of the prompts of requests that decode together.
 const TOGETHER_PROMPT: usize = 16;
-/// Their steps.
-const TOGETHER_STEPS: u32 = 12;
-/// Tokens of each such request.
-pub(super) const TOGETHER_TOKENS: usize = TOGETHER_PROMPT + TOGETHER_STEPS as usize + 1;
+/// Steps of the last of them.
+const TOGETHER_STEPS: u32 = 8;
+/// Tokens that the others may have: they go on until it has ended.
+const BESIDE_TOKENS: u32 = 4 * TOGETHER_STEPS;
+/// Tokens of each such request, at most.
+pub(super) const TOGETHER_TOKENS: usize = TOGETHER_PROMPT + BESIDE_TOKENS as usize;
 /// Tokens of context of each, in the mean over its steps.
 pub(super) const TOGETHER_CONTEXT: f64 = context(TOGETHER_PROMPT, TOGETHER_STEPS);
 /// Measurements of each prompt.
 const ROUNDS: usize = 5;
+/// Measurements of requests that decode together, each of which is several requests.
+const TOGETHER_ROUNDS: usize = 3;
 /// Before each: requests meet functions that have waited for them.
 const REST: Duration = Duration::from_millis(50);
 /// Experts that are remote where calls are measured, in bytes.
@@ -139,9 +143,14 @@ impl<'s> Main<'s> {
     /// Decode steps behind prompts of several lengths and of so many requests as `rows` say, and each prompt of the grid, with
     /// `vcpus`.
     pub(super) fn column(&self, vcpus: f64, rows: &[usize]) -> Result<Column, CliError> {
-        let typical = if self.setup.subject.functions.quotas && vcpus < 1.0 { sustained } else { rested };
-        let answered = |tokens: usize| typical(&mut || self.answer(tokens));
-        let together = rows.iter().map(|&rows| Ok(typical(&mut || self.answer_together(rows))?.step));
+        let bursts = self.setup.subject.functions.quotas && vcpus < 1.0;
+        let typical = |rounds: usize, measure: &mut dyn FnMut() -> Result<Answered, CliError>| match bursts {
+            true => sustained(measure),
+            false => rested(rounds, measure),
+        };
+        let answered = |tokens: usize| typical(ROUNDS, &mut || self.answer(tokens));
+        let together =
+            rows.iter().map(|&rows| Ok(typical(TOGETHER_ROUNDS, &mut || self.answer_together(rows))?.step));
         let together = together.collect::<Result<_, CliError>>()?;
         let behind = answered(DECODE_PROMPT)?;
         let grid = &self.setup.subject.grid;
@@ -170,13 +179,20 @@ impl<'s> Main<'s> {
         Ok(Answered::of(&self.generate(tokens, STEPS + 1)?, STEPS))
     }
 
-    /// The one of `rows` requests that came together which had its first token last: its steps are those of all.
+    /// One request that comes when `rows` - 1 others decode, and ends before they do.
     fn answer_together(&self, rows: usize) -> Result<Answered, CliError> {
-        let prompts = (0..rows).map(|_| self.another_prompt(TOGETHER_PROMPT)).collect();
-        let all = self.generate_all(prompts, TOGETHER_STEPS + 1)?;
-        let last = all.iter().max_by(|one, other| one.ttft_s.total_cmp(&other.ttft_s));
-        let last = last.ok_or_else(|| CliError::runtime("no requests to measure"))?;
-        Ok(Answered::of(last, TOGETHER_STEPS))
+        let within = async {
+            let mut others = Vec::with_capacity(rows.saturating_sub(1));
+            for _ in 1..rows {
+                others.push(self.asked(self.another_prompt(TOGETHER_PROMPT), BESIDE_TOKENS));
+            }
+            let mut others = try_join_all(others).await?;
+            // Each has its first token.
+            try_join_all(others.iter_mut().map(Streaming::message)).await?;
+            self.asked(self.another_prompt(TOGETHER_PROMPT), TOGETHER_STEPS + 1).await?.finished().await
+            // The others end with their streams.
+        };
+        Ok(Answered::of(&self.within_limit(within)?, TOGETHER_STEPS))
     }
 
     /// Decode steps with all experts of the first layers in a remote function, against steps without.
@@ -219,47 +235,33 @@ impl<'s> Main<'s> {
     }
 
     fn generate(&self, tokens: usize, max_tokens: u32) -> Result<Finished, CliError> {
-        let mut all = self.generate_all(vec![self.another_prompt(tokens)], max_tokens)?;
-        all.pop().ok_or_else(|| CliError::runtime("the answer is missing"))
+        self.within_limit(async {
+            self.asked(self.another_prompt(tokens), max_tokens).await?.finished().await
+        })
     }
 
-    /// Answers to `prompts`, all at once. Tokens are drawn, as they are unless a request says otherwise: what each request
-    /// draws is its own.
-    fn generate_all(&self, prompts: Vec<TokenIds>, max_tokens: u32) -> Result<Vec<Finished>, CliError> {
-        let answers = prompts.into_iter().zip(1..).map(|(prompt, seed)| {
-            // Computed are all tokens but the last one that was drawn.
-            let computed = (prompt.ids.len() as u64 + u64::from(max_tokens)).saturating_sub(1);
-            let request = GenerateRequest {
-                prompt: Some(generate_request::Prompt::Ids(prompt)),
-                max_tokens,
-                temperature: Some(1.0),
-                seed,
-                ignore_eos: true,
-                ..GenerateRequest::default()
-            };
-            let mut client = self.client.clone();
-            async move {
-                let mut events = client.generate(request).await?.into_inner();
-                while let Some(message) = events.message().await? {
-                    let Some(Event::Finished(finished)) = message.event else { continue };
-                    if finished.forwarded_positions >= computed {
-                        return Ok(finished);
-                    }
-                    return Err(CliError::runtime(format!(
-                        "{} of {computed} tokens were computed: the main function kept some from before, and no time is that \
-                         of a whole prompt",
-                        finished.forwarded_positions
-                    )));
-                }
-                Err(CliError::runtime("the answer broke off"))
-            }
-        });
-        let all = self.runtime.block_on(async { timeout(LIMIT, try_join_all(answers)).await });
-        all.map_err(|_elapsed| CliError::runtime(format!("no answer within {LIMIT:?}")))?
+    fn within_limit<T>(&self, answer: impl Future<Output = Result<T, CliError>>) -> Result<T, CliError> {
+        let answer = self.runtime.block_on(async { timeout(LIMIT, answer).await });
+        answer.map_err(|_elapsed| CliError::runtime(format!("no answer within {LIMIT:?}")))?
+    }
+
+    /// Sends a request. Its tokens are drawn, as they are unless a request says otherwise.
+    async fn asked(&self, prompt: TokenIds, max_tokens: u32) -> Result<Streaming, CliError> {
+        // Computed are all tokens but the last one that was drawn.
+        let computed = (prompt.ids.len() as u64 + u64::from(max_tokens)).saturating_sub(1);
+        let request = GenerateRequest {
+            seed: self.prompts.get(),
+            prompt: Some(generate_request::Prompt::Ids(prompt)),
+            max_tokens,
+            temperature: Some(1.0),
+            ignore_eos: true,
+            ..GenerateRequest::default()
+        };
+        Ok(Streaming { events: self.client.clone().generate(request).await?.into_inner(), computed })
     }
 
     pub(super) fn loads(&self, tokens: usize) -> Result<BTreeMap<u32, u32>, CliError> {
-        let prompt = inspect_request::Prompt::Ids(self.prompt(tokens));
+        let prompt = inspect_request::Prompt::Ids(self.prompt(0, tokens));
         let request = InspectRequest { prompt: Some(prompt), hidden: false, scores: false };
         let mut client = self.client.clone();
         let reply = self.runtime.block_on(async move { timeout(LIMIT, client.inspect(request)).await });
@@ -277,10 +279,10 @@ impl<'s> Main<'s> {
         Ok(loads)
     }
 
-    /// The same, but for the first ones, which no other prompt begins with.
+    /// Tokens of all kinds, with which no other prompt begins.
     fn another_prompt(&self, tokens: usize) -> TokenIds {
-        let mut prompt = self.prompt(tokens);
         let number = self.prompts.replace(self.prompts.get() + 1);
+        let mut prompt = self.prompt(number * tokens as u64, tokens);
         let vocabulary = self.setup.subject.inspection.vocab_size.max(1) as u64;
         // Small vocabularies need a second one to tell that many apart.
         let digits = [number % vocabulary, number / vocabulary % vocabulary];
@@ -288,11 +290,46 @@ impl<'s> Main<'s> {
         prompt
     }
 
-    /// Tokens of all kinds, always the same.
-    fn prompt(&self, tokens: usize) -> TokenIds {
+    /// Tokens of all kinds, always the same, of which so many come before.
+    fn prompt(&self, before: u64, tokens: usize) -> TokenIds {
         let vocabulary = self.setup.subject.inspection.vocab_size.max(1) as u64;
-        let ids = (1..=tokens as u64).map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33) % vocabulary);
+        let numbers = (1..=tokens as u64).map(|number| before.wrapping_add(number));
+        let ids = numbers.map(|number| (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33) % vocabulary);
         TokenIds { ids: ids.map(|id| id as u32).collect() }
+    }
+}
+
+/// An answer on its way.
+struct Streaming {
+    events: tonic::Streaming<GenerateEvent>,
+    /// Positions that it takes to compute it.
+    computed: u64,
+}
+
+impl Streaming {
+    /// What comes next.
+    async fn message(&mut self) -> Result<Event, CliError> {
+        while let Some(message) = self.events.message().await? {
+            match message.event {
+                Some(Event::Started(_)) | None => {}
+                Some(event) => return Ok(event),
+            }
+        }
+        Err(CliError::runtime("the answer broke off"))
+    }
+
+    async fn finished(mut self) -> Result<Finished, CliError> {
+        loop {
+            let Event::Finished(finished) = self.message().await? else { continue };
+            if finished.forwarded_positions >= self.computed {
+                return Ok(finished);
+            }
+            return Err(CliError::runtime(format!(
+                "{} of {} tokens were computed: the main function kept some from before, and no time is that of a whole \
+                 prompt",
+                finished.forwarded_positions, self.computed
+            )));
+        }
     }
 }
 
@@ -317,9 +354,12 @@ fn local(time: Option<ExpertTime>) -> f64 {
     time.map_or(0.0, |time| time.local_s)
 }
 
-/// The median of measurements with rests between them.
-fn rested(measure: &mut dyn FnMut() -> Result<Answered, CliError>) -> Result<Answered, CliError> {
-    let measured = (0..ROUNDS).map(|_| {
+/// The median of so many measurements with rests between them.
+fn rested(
+    rounds: usize,
+    measure: &mut dyn FnMut() -> Result<Answered, CliError>,
+) -> Result<Answered, CliError> {
+    let measured = (0..rounds).map(|_| {
         std::thread::sleep(REST);
         measure()
     });

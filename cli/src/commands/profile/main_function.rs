@@ -44,7 +44,10 @@ impl MainSetup<'_> {
         let mut call = RemoteCall { send: 0.0, wait: 0.0 };
         for (threads, vcpus) in self.subject.grid.by_threads(self.subject.functions.quotas) {
             let main = Main::start(self, threads, "cpu", step)?;
-            let loads = loads.get_or_insert(self.loads(&main)?);
+            let loads = match &loads {
+                Some(loads) => loads,
+                None => loads.insert(self.loads(&main)?),
+            };
             for vcpus in vcpus {
                 main.function.limit(vcpus)?;
                 step(format!("the main function with {vcpus} vCPUs, {threads} threads"));
