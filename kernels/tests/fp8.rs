@@ -127,6 +127,12 @@ fn all_paths_and_shapes_give_the_bits_of_decoded_weights() {
         for rows in [1, 2, 3, 4, 5, 6, 7, 12, 13, 40, 191, 193] {
             both.agree(&pools, &mut random, Data::Ordinary, rows);
         }
+        // Narrow vectors go over a panel so often that it is one chunk unless it is this deep.
+        let deep = ExpertShape::new(6400, 32, class, Activation::Silu).unwrap();
+        let both = Both::new(&mut random, deep, [128, 128], 1000);
+        for rows in [3, 4, 5, 6] {
+            both.agree(&pools, &mut random, Data::Ordinary, rows);
+        }
     }
 }
 

@@ -69,7 +69,7 @@ fn all_paths_and_shapes_give_the_same_bits() {
     }
 }
 
-/// Chunks are 32 or 64 pairs of K, those of widened weights 32; groups are 48 rows and 192, and narrow vectors widen from more than 18 on.
+/// Chunks are 32 or 64 pairs of K, those of widened weights 32; groups are 48 rows and 192, and bfloat16 is widened from more than 18 on.
 #[test]
 fn the_edges_of_blocks_groups_and_chunks() {
     let pools = pools();

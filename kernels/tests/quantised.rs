@@ -58,12 +58,26 @@ proptest! {
     }
 }
 
+/// Narrow vectors go over a panel so often that it is one chunk unless it is this deep.
+#[test]
+fn deep_experts() {
+    let pools = pools();
+    let mut random = Random(23);
+    for class in classes() {
+        let expert = Expert::new(&mut random, Data::Ordinary, 11_500, 1, class, Activation::Silu);
+        for rows in [3, 4, 5, 6, 13] {
+            check(&pools, &mut random, Data::Ordinary, &expert, rows);
+        }
+    }
+}
+
 #[test]
 fn products() {
     let pools = pools();
     let mut random = Random(22);
     for class in classes() {
-        for (outputs, inputs, rows) in [(1, 1, 1), (65, 33, 2), (100, 128, 7), (64, 300, 13), (3, 6500, 49)] {
+        for (outputs, inputs, rows) in [(1, 1, 1), (65, 33, 2), (100, 128, 7), (64, 300, 13), (3, 11_500, 49)]
+        {
             for data in Data::ALL {
                 let dtype = class.dtype;
                 let weights: Vec<Vec<f32>> =

@@ -20,6 +20,7 @@ pub use nodes::{ListedNode, NodeList};
 pub use prices::{Prices, PricesBilling};
 pub use problem::{Wishes, problem};
 pub use profile::{
-    CpuLimit, DeviceTimes, Kernels, MEASUREMENTS, Machine, Made, Memory, ModelId, Origin, Profile, Transport,
+    CpuLimit, DeviceTimes, Kernels, MEASUREMENTS, Machine, Made, Memory, ModelId, Origin, Profile, STEP_ROWS,
+    Transport,
 };
 pub use remoe_planner::{Start, Starts};

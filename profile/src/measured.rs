@@ -5,7 +5,7 @@
 //! answers may be as far off as they like (requests that waited for others, machines that were busy) without moving it.
 //! It is bounded, and counts only where there are enough answers.
 
-use crate::profile::Profile;
+use crate::profile::{Profile, STEP_ROWS};
 use remoe_planner::CpuProfile;
 use serde::{Deserialize, Serialize};
 
@@ -13,8 +13,7 @@ use serde::{Deserialize, Serialize};
 const LEAST_PAIRS: usize = 10;
 /// No factor is smaller or larger.
 const BOUNDS: (f64, f64) = (0.5, 2.0);
-/// Tokens of one expert from which times are those of prefills; at one token they are those of decode steps. What everything else takes is that of decode steps up to as
-/// many requests, and of prefills beyond.
+/// Tokens of one expert from which times are those of prefills; at one token they are those of decode steps.
 const PREFILL_TOKENS: f64 = 8.0;
 
 /// Seconds of one answer, as expected and as they were.
@@ -128,7 +127,7 @@ impl Factors {
         }
     }
 
-    /// `profile` with times that are so much longer or shorter. What an expert takes for one token, everything else for up to 8 requests,
+    /// `profile` with times that are so much longer or shorter. What an expert takes for one token, everything else for up to [`STEP_ROWS`] requests,
     /// calls, context and decode steps on a device go by the factor of decode steps; what an expert takes for 8 tokens and more, everything else for
     /// more, the bandwidth to remote functions, moves to a device and prefills on it by that of prefills; what lies between by what lies between.
     #[must_use]
@@ -143,7 +142,7 @@ impl Factors {
         }
         scale(
             &mut profile.nonexpert_seconds,
-            |tokens| if tokens <= PREFILL_TOKENS { decode } else { prefill },
+            |tokens| if tokens <= STEP_ROWS as f64 { decode } else { prefill },
         );
         if let Some(device) = &mut profile.device {
             device.prefill_seconds = device.prefill_seconds.scaled(prefill);

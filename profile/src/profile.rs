@@ -10,6 +10,8 @@ pub(crate) const VERSION: u32 = 1;
 /// Version of what is measured and of how: raised by every change of kernels, numerics class, transport or
 /// measurements after which plans should not stand on older figures.
 pub const MEASUREMENTS: u32 = 2;
+/// Tokens of `nonexpert_seconds` up to which they are requests of one decode step; more are those of a prompt.
+pub const STEP_ROWS: usize = 8;
 /// Token counts or vCPUs of a table, at most.
 const MAX_POINTS: usize = 1024;
 /// No time is longer, in seconds.
@@ -36,8 +38,8 @@ pub struct Profile {
     /// One routed expert in a remote function, which rests between calls: a CPU quota is saved up then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remote_expert_seconds: Option<CpuProfile>,
-    /// Everything but routed experts, all layers, embedding and head, on CPUs; tokens start at 1. Up to 8 of them are those of
-    /// a decode step of as many requests, more are a prompt's.
+    /// Everything but routed experts, all layers, embedding and head, on CPUs; tokens start at 1. Up to [`STEP_ROWS`] of them are those
+    /// of a decode step of as many requests, more are a prompt's.
     pub nonexpert_seconds: CpuProfile,
     /// What attention to the context adds to a decode step for each request in it, all layers, on CPUs, over tokens of
     /// context. Those of `nonexpert_seconds` for one token are without context then; where absent, of whatever context

@@ -396,6 +396,23 @@ fn answers(times: impl Iterator<Item = [(f64, f64); 2]>) -> String {
     times.map(line).collect()
 }
 
+/// Everything but experts is a step of so many requests up to 8 tokens, a prompt beyond; experts get from one to the other.
+#[test]
+fn steps_of_several_requests_go_by_the_factor_of_decode_steps() {
+    let factors = Factors::of(&Pair::read(&answers((0..10).map(|_| [(1.0, 2.0), (1.0, 0.5)]))).unwrap());
+    let table =
+        CpuProfile { vcpus: vec![1.0], tokens: vec![1.0, 4.0, 8.0, 16.0], seconds: vec![vec![1.0]; 4] };
+    let profile = Profile { expert_seconds: table.clone(), nonexpert_seconds: table, ..measured() };
+    let applied = factors.applied(&profile);
+    let rest: Vec<f64> = applied.nonexpert_seconds.seconds.concat();
+    assert_eq!(rest, [0.5, 0.5, 0.5, 2.0]);
+    let experts: Vec<f64> = applied.expert_seconds.seconds.concat();
+    assert!(
+        experts[0] == 0.5 && experts[1] > 0.5 && experts[1] < 2.0 && experts[2..] == [2.0, 2.0],
+        "{experts:?}"
+    );
+}
+
 #[test]
 fn factors_are_bounded_medians_of_enough_answers() {
     let factors = |text: &str| Factors::of(&Pair::read(text).unwrap());

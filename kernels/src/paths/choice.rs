@@ -1,6 +1,6 @@
 //! Which path computes what: the fastest of those that compute the right bits, by measurement.
 //!
-//! An instruction's name tells nothing about its speed (the dot product of bfloat16 pairs runs at twice the rate of fused multiply-adds on some processors and at half of it on others), so every path that the CPU has is tried once per process and class that is computed: it must give the bits of the portable path, and it is timed. Both together take about two
+//! An instruction's name tells nothing about its speed (the dot product of bfloat16 pairs runs at twice the rate of fused multiply-adds on some processors and at half of it on others), so every path that the CPU has is tried once per process and class that is computed: it must give the bits of the portable path, and it is timed. Both together take about three
 //! milliseconds: too little for a file in which processes would share the outcome.
 
 use std::fmt;

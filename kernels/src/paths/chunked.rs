@@ -1,7 +1,7 @@
 //! More rows than accumulators for a whole panel fit the registers: by chunks of K.
 //!
 //! All blocks of a group of rows, and all their columns, go over a chunk that stays in the first-level cache before the next one begins, and fetch that
-//! one bit by bit: memory is read all the time, and once. Between chunks sums lie in memory as float32, so that nothing is rounded on the
+//! one bit by bit: memory is read all the time, and once for each group. Between chunks sums lie in memory as float32, so that nothing is rounded on the
 //! way and K still ascends: the bits are those of one pass. Where there are so many passes that arithmetic takes far longer than reading, the panel is one chunk, of the
 //! second-level cache.
 
@@ -80,7 +80,7 @@ unsafe fn sum_group<S: Step>(
     for chunk in 0..chunks {
         let steps = (panel.steps - step).div_ceil(chunks - chunk);
         let w = panel.weights.wrapping_add(step * S::WORDS);
-        // The one that follows has as many steps, or one less.
+        // The one that follows has as many steps, but for one.
         let ahead = if chunk + 1 < chunks { w.wrapping_add(steps * S::WORDS).cast() } else { after };
         let mut chunk = Chunk {
             first: step,

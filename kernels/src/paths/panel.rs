@@ -30,7 +30,6 @@ pub(crate) struct Panel {
     pub(crate) steps: usize,
     /// `row_count` pointers to rows of `steps` pairs of elements, or of as many [`RowGroup`]s.
     pub(crate) rows: *const *const u8,
-    /// At least one.
     pub(crate) row_count: usize,
     /// Where the first row's result for the panel's first column goes.
     pub(crate) out: *mut u8,
@@ -245,7 +244,10 @@ impl Finish for Down {
 /// By one pass over the panel, or by chunks of it, of weights as they are packed or widened for all blocks together.
 #[inline(always)]
 unsafe fn for_rows<S: Step, E: Finish>(panel: &Panel) {
-    debug_assert!(panel.row_count > 0 && panel.steps > 0, "sums that are finished have begun");
+    if panel.row_count == 0 {
+        return;
+    }
+    debug_assert!(panel.steps > 0, "sums that are finished have begun");
     // SAFETY: the caller's promise.
     unsafe {
         if panel.row_count <= rows_at_once::<S>() {

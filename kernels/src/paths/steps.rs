@@ -7,6 +7,9 @@ use super::panel::ROWS;
 use crate::WeightFormat;
 use crate::shape::PANEL;
 
+/// Rows of bfloat16 up to which reading weights takes about as long as arithmetic, so that widening them anew for each block costs little.
+pub(super) const UNWIDENED: usize = 3 * ROWS;
+
 /// How one step of K is added to a block of accumulators.
 ///
 /// # Safety
@@ -80,8 +83,7 @@ impl<F: Floats> Step for WidenedStep<F> {
     type F = F;
     type InBf16 = Self;
     const BF16: bool = true;
-    // Up to here reading takes as long as arithmetic, with which chunks do it at the same time.
-    const MOST_UNWIDENED: usize = 3 * ROWS;
+    const MOST_UNWIDENED: usize = UNWIDENED;
     const WORDS: usize = 64;
 
     #[inline(always)]

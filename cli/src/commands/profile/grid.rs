@@ -1,6 +1,7 @@
 //! Where a profile is measured: vCPUs and token counts, and the tables over them.
 
 use remoe_planner::CpuProfile;
+use remoe_profile::STEP_ROWS;
 
 /// Sizes of functions usually differ by so many vCPUs.
 const PART: f64 = 0.1;
@@ -17,7 +18,7 @@ pub(super) struct Grid {
     vcpus: Vec<f64>,
     /// Tokens of one expert, ascending from 1.
     pub(super) tokens: Vec<f64>,
-    /// Requests that decode in the same step, ascending from 2: fewer than the tokens of any prompt.
+    /// Requests that decode in the same step, ascending, more than one and fewer than the tokens of any prompt.
     pub(super) rows: Vec<usize>,
     /// Tokens of prompts, ascending.
     pub(super) prompts: Vec<usize>,
@@ -39,7 +40,7 @@ impl Grid {
         vcpus.push(f64::from(cores));
         let tokens: &[f64] =
             if quick { &[1.0, 2.0, 16.0, 128.0] } else { &[1.0, 2.0, 4.0, 16.0, 64.0, 256.0] };
-        let rows: &[usize] = if quick { &[4, 8] } else { &[2, 4, 8] };
+        let rows: &[usize] = if quick { &[4, STEP_ROWS] } else { &[2, 4, STEP_ROWS] };
         let prompts: &[usize] = if quick { &[32, 256] } else { &[16, 64, 256, 512] };
         let fitting = prompts.iter().copied().filter(|tokens| tokens + ANSWER <= context);
         let mut prompts: Vec<usize> = fitting.collect();
@@ -138,7 +139,7 @@ mod tests {
         assert_eq!(Grid::new(2, true, 40).long_prompt, 20);
         assert_eq!(Grid::new(2, true, 128).prompts, [32]);
         assert_eq!(Grid::new(2, true, 40).prompts, [20]);
-        // What takes so few tokens are steps of as many requests, where no prompt is that short.
+        // No prompt is as short as a step has requests: one table has both.
         assert_eq!(Grid::new(2, true, 4096).rows, [4, 8]);
         assert_eq!(Grid::new(2, true, 10).rows, [4]);
     }

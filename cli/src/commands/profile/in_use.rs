@@ -33,10 +33,10 @@ const TOGETHER_PROMPT: usize = 16;
 /// Steps of the last of them.
 const TOGETHER_STEPS: u32 = 8;
 /// Tokens that the others may have: they go on until it has ended.
-const BESIDE_TOKENS: u32 = 4 * TOGETHER_STEPS;
+const BESIDE_TOKENS: u32 = 8 * TOGETHER_STEPS;
 /// Tokens of each such request, at most.
 pub(super) const TOGETHER_TOKENS: usize = TOGETHER_PROMPT + BESIDE_TOKENS as usize;
-/// Tokens of context of each, in the mean over its steps.
+/// Tokens of context of the last one, in the mean over its steps.
 pub(super) const TOGETHER_CONTEXT: f64 = context(TOGETHER_PROMPT, TOGETHER_STEPS);
 /// Measurements of each prompt.
 const ROUNDS: usize = 5;
@@ -182,14 +182,11 @@ impl<'s> Main<'s> {
     /// One request that comes when `rows` - 1 others decode, and ends before they do.
     fn answer_together(&self, rows: usize) -> Result<Answered, CliError> {
         let within = async {
-            let mut others = Vec::with_capacity(rows.saturating_sub(1));
-            for _ in 1..rows {
-                others.push(self.asked(self.another_prompt(TOGETHER_PROMPT), BESIDE_TOKENS));
-            }
+            let others = (1..rows).map(|_| self.asked(TOGETHER_PROMPT, BESIDE_TOKENS));
             let mut others = try_join_all(others).await?;
             // Each has its first token.
             try_join_all(others.iter_mut().map(Streaming::message)).await?;
-            self.asked(self.another_prompt(TOGETHER_PROMPT), TOGETHER_STEPS + 1).await?.finished().await
+            self.asked(TOGETHER_PROMPT, TOGETHER_STEPS + 1).await?.finished().await
             // The others end with their streams.
         };
         Ok(Answered::of(&self.within_limit(within)?, TOGETHER_STEPS))
@@ -235,9 +232,7 @@ impl<'s> Main<'s> {
     }
 
     fn generate(&self, tokens: usize, max_tokens: u32) -> Result<Finished, CliError> {
-        self.within_limit(async {
-            self.asked(self.another_prompt(tokens), max_tokens).await?.finished().await
-        })
+        self.within_limit(async { self.asked(tokens, max_tokens).await?.finished().await })
     }
 
     fn within_limit<T>(&self, answer: impl Future<Output = Result<T, CliError>>) -> Result<T, CliError> {
@@ -245,12 +240,14 @@ impl<'s> Main<'s> {
         answer.map_err(|_elapsed| CliError::runtime(format!("no answer within {LIMIT:?}")))?
     }
 
-    /// Sends a request. Its tokens are drawn, as they are unless a request says otherwise.
-    async fn asked(&self, prompt: TokenIds, max_tokens: u32) -> Result<Streaming, CliError> {
+    /// Sends a request with another prompt. Its tokens are drawn, as they are unless a request says otherwise, and not as any other's.
+    async fn asked(&self, tokens: usize, max_tokens: u32) -> Result<Streaming, CliError> {
+        let seed = self.prompts.get();
+        let prompt = self.another_prompt(tokens);
         // Computed are all tokens but the last one that was drawn.
         let computed = (prompt.ids.len() as u64 + u64::from(max_tokens)).saturating_sub(1);
         let request = GenerateRequest {
-            seed: self.prompts.get(),
+            seed,
             prompt: Some(generate_request::Prompt::Ids(prompt)),
             max_tokens,
             temperature: Some(1.0),

@@ -37,6 +37,7 @@ impl MainSetup<'_> {
     /// Measures everything on CPUs, then the non-expert part on the device where there is one.
     pub(super) fn measure(&self, step: &dyn Fn(String)) -> Result<MainFigures, CliError> {
         let mut expert_columns = Vec::new();
+        let mut expert_tokens = Vec::new();
         let mut columns: Vec<Column> = Vec::new();
         let mut last = None;
         let mut main_bytes = 0.0;
@@ -48,11 +49,12 @@ impl MainSetup<'_> {
                 Some(loads) => loads,
                 None => loads.insert(self.loads(&main)?),
             };
+            expert_tokens = self.expert_tokens(loads);
             for vcpus in vcpus {
                 main.function.limit(vcpus)?;
                 step(format!("the main function with {vcpus} vCPUs, {threads} threads"));
                 let column = main.column(vcpus, &self.subject.grid.rows)?;
-                expert_columns.push(self.experts(&column, loads));
+                expert_columns.push(self.experts(&column, loads, &expert_tokens));
                 columns.push(column);
             }
             main.function.limit(f64::from(self.subject.grid.cores))?;
@@ -86,11 +88,7 @@ impl MainSetup<'_> {
             steps.iter().map(|step| vec![step.per_token * longest]).collect();
         let points = std::iter::once(1.0).chain(self.counts().map(|tokens| tokens as f64));
         Ok(MainFigures {
-            expert_seconds: self.subject.grid.table(
-                self.subject.grid.tokens.clone(),
-                &expert_columns,
-                quotas,
-            ),
+            expert_seconds: self.subject.grid.table(expert_tokens, &expert_columns, quotas),
             nonexpert_seconds: self.subject.grid.table(points.collect(), &rest_columns, quotas),
             context_seconds: self.subject.grid.table(vec![longest], &context_columns, quotas),
             device,
@@ -128,9 +126,21 @@ impl MainSetup<'_> {
         self.counts().map(|tokens| main.loads(tokens)).collect()
     }
 
-    /// Seconds of one expert in use over the grid's tokens: alone, times how much longer experts took
+    /// Tokens of an expert in use: the grid's, and in the mean over those that several requests use.
+    fn expert_tokens(&self, loads: &[BTreeMap<u32, u32>]) -> Vec<f64> {
+        let several = loads.iter().take(self.subject.grid.rows.len());
+        // Two digits are more than is known.
+        let means =
+            several.map(|loads| (100.0 * mean_load(loads)).round() / 100.0).filter(|mean| *mean > 1.0);
+        let mut tokens: Vec<f64> = self.subject.grid.tokens.iter().copied().chain(means).collect();
+        tokens.sort_by(f64::total_cmp);
+        tokens.dedup();
+        tokens
+    }
+
+    /// Seconds of one expert in use over `tokens`: alone, times how much longer experts took
     /// in use, at one token and at the mean loads of several requests and of each prompt, and between them.
-    fn experts(&self, column: &Column, loads: &[BTreeMap<u32, u32>]) -> Vec<f64> {
+    fn experts(&self, column: &Column, loads: &[BTreeMap<u32, u32>], tokens: &[f64]) -> Vec<f64> {
         let per_step = (self.subject.inspection.moe_layers.len() * self.subject.inspection.top_k) as f64;
         let mut factors = vec![(1.0, column.experts / (per_step * self.alone_at(1.0)))];
         for (parts, loads) in column.together.iter().chain(&column.prompts).zip(loads) {
@@ -138,14 +148,12 @@ impl MainSetup<'_> {
                 .iter()
                 .map(|(tokens, experts)| f64::from(*experts) * self.alone_at(f64::from(*tokens)))
                 .sum();
-            let rows: f64 = loads.iter().map(|(tokens, experts)| f64::from(tokens * experts)).sum();
-            let mean = rows / loads.values().copied().map(f64::from).sum::<f64>();
+            let mean = mean_load(loads);
             if alone > 0.0 && mean > factors.last().map_or(0.0, |(tokens, _)| *tokens) {
                 factors.push((mean, parts.experts / alone));
             }
         }
-        let tokens = self.subject.grid.tokens.iter();
-        tokens.map(|&tokens| self.alone_at(tokens) * between(&factors, tokens)).collect()
+        tokens.iter().map(|&tokens| self.alone_at(tokens) * between(&factors, tokens)).collect()
     }
 
     fn alone_at(&self, tokens: f64) -> f64 {
@@ -171,6 +179,12 @@ impl MainSetup<'_> {
             swap_seconds: NOTHING,
         })
     }
+}
+
+/// Tokens of an expert in the mean over those that have any; `loads` says how many have how many. No number where none has.
+fn mean_load(loads: &BTreeMap<u32, u32>) -> f64 {
+    let rows: f64 = loads.iter().map(|(tokens, experts)| f64::from(*tokens) * f64::from(*experts)).sum();
+    rows / loads.values().copied().map(f64::from).sum::<f64>()
 }
 
 /// The value at `x` between points ascending in x: linear, the nearest one's outside.

@@ -38,7 +38,7 @@ pub(crate) struct ProfileArgs {
     /// Plot expert time over vCPUs, with the fit, into this SVG file
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
-    /// Fewer points: half a minute instead of minutes
+    /// Fewer points, in a third of the time: from half a minute for a small model to some minutes
     #[arg(long)]
     quick: bool,
     /// Compute dtype; the checkpoint's by default
