@@ -51,14 +51,14 @@ const CASES: &[Case] = &[
     Case {
         name: "bfloat16",
         options: &[("--dtype", "bfloat16")],
-        decoded: Counts { kernels: 104_189_000, rest: 1_167_800 },
-        read: Counts { kernels: 68_212_000, rest: 789_600 },
+        decoded: Counts { kernels: 98_599_400, rest: 1_149_000 },
+        read: Counts { kernels: 67_757_300, rest: 791_100 },
     },
     Case {
         name: "int4",
         options: &[("--experts-dtype", "int4")],
-        decoded: Counts { kernels: 31_182_900, rest: 1_166_000 },
-        read: Counts { kernels: 25_386_600, rest: 789_600 },
+        decoded: Counts { kernels: 32_276_200, rest: 1_149_000 },
+        read: Counts { kernels: 25_955_900, rest: 797_200 },
     },
 ];
 
