@@ -6,7 +6,7 @@
 //! second-level cache.
 
 use super::floats::Floats;
-use super::panel::{Aligned, FAR, Finish, LINE, NEAR, Panel, ROWS, Sums, prefetch};
+use super::panel::{FAR, LINE, NEAR, Panel, ROWS, Sums, Walk, prefetch};
 use super::steps::Step;
 use crate::WeightFormat;
 use crate::shape::PANEL;
@@ -20,32 +20,10 @@ const WHOLE_PASSES: usize = 8;
 /// .. where it and the one that follows stay in a second-level cache of 1 MB.
 const WHOLE_BYTES: usize = 400 << 10;
 /// Most rows that go over a chunk together; their sums are 12 KB.
-const GROUP: usize = 48;
+pub(super) const GROUP: usize = 48;
 
-/// Splits the rows into groups as even as possible, sums each and finishes it.
-///
-/// # Safety
-/// As for the kernels.
-#[inline(always)]
-pub(super) unsafe fn for_groups<S: Step, E: Finish>(panel: &Panel) {
-    let mut sums = Aligned::<[Sums; GROUP]>::new();
-    let sums = sums.0.as_mut_ptr().cast::<Sums>();
-    let groups = panel.row_count.div_ceil(GROUP);
-    let passes = groups * passes::<S>(panel.row_count.div_ceil(groups));
-    let is_whole = passes >= WHOLE_PASSES && panel.steps * S::WORDS * 4 <= WHOLE_BYTES;
-    let chunks = if is_whole { 1 } else { panel.steps.div_ceil(chunk_steps::<S>()) };
-    let mut first = 0;
-    for group in 0..groups {
-        let count = (panel.row_count - first).div_ceil(groups - group);
-        let after = if group + 1 == groups { panel.next } else { panel.weights.cast() };
-        // SAFETY: `count <= GROUP` and `first + count <= row_count`; there is at least one step, so that `sum_group` has written the sums of `count` rows when they are finished.
-        unsafe {
-            sum_group::<S>(panel, chunks, panel.rows.add(first), count, after, sums);
-            E::finish::<S>(panel, std::slice::from_raw_parts(sums, count), first);
-        }
-        first += count;
-    }
-}
+/// By chunks.
+pub(super) struct Chunked;
 
 /// Steps of a chunk, whose weights are at `w`, and what is fetched meanwhile.
 #[derive(Clone, Copy)]
@@ -63,53 +41,63 @@ struct Chunk {
     is_far: bool,
 }
 
-/// Sums `count` rows over the whole panel, in so many chunks as even as possible, into `sums`.
-#[inline(always)]
-unsafe fn sum_group<S: Step>(
-    panel: &Panel,
-    chunks: usize,
-    rows: *const *const u8,
-    count: usize,
-    after: *const u8,
-    sums: *mut Sums,
-) {
-    let step_bytes = S::WORDS * 4;
-    let blocks = count.div_ceil(most_block_rows::<S>());
-    let passes = passes::<S>(count);
-    let mut step = 0;
-    for chunk in 0..chunks {
-        let steps = (panel.steps - step).div_ceil(chunks - chunk);
-        let w = panel.weights.wrapping_add(step * S::WORDS);
-        // The one that follows has as many steps, but for one.
-        let ahead = if chunk + 1 < chunks { w.wrapping_add(steps * S::WORDS).cast() } else { after };
-        let mut chunk = Chunk {
-            first: step,
-            count: steps,
-            w,
-            ahead,
-            lines: (S::ASKING * step_bytes / LINE).div_ceil(passes),
-            end: ahead.wrapping_add(steps * step_bytes),
-            is_far: passes <= most_bound_by_reading::<S>(),
-        };
-        let mut first = 0;
-        for block in 0..blocks {
-            let block_rows = (count - first).div_ceil(blocks - block);
-            // SAFETY: the caller's promise; blocks have between 1 and ROWS rows.
-            unsafe {
-                let (rows, sums) = (rows.add(first), sums.add(first));
-                match block_rows {
-                    1 => sum_block::<S, 1>(&mut chunk, rows, sums),
-                    2 => sum_block::<S, 2>(&mut chunk, rows, sums),
-                    3 => sum_block::<S, 3>(&mut chunk, rows, sums),
-                    4 => sum_block::<S, 4>(&mut chunk, rows, sums),
-                    5 => sum_block::<S, 5>(&mut chunk, rows, sums),
-                    _ => sum_block::<S, 6>(&mut chunk, rows, sums),
+impl Walk for Chunked {
+    #[inline(always)]
+    unsafe fn sum_group<S: Step>(
+        panel: &Panel,
+        rows: *const *const u8,
+        count: usize,
+        after: *const u8,
+        sums: *mut Sums,
+    ) {
+        let step_bytes = S::WORDS * 4;
+        let blocks = count.div_ceil(most_block_rows::<S>());
+        let passes = passes::<S>(count);
+        let chunks = chunks::<S>(panel);
+        let mut step = 0;
+        for chunk in 0..chunks {
+            let steps = (panel.steps - step).div_ceil(chunks - chunk);
+            let w = panel.weights.wrapping_add(step * S::WORDS);
+            // The one that follows has as many steps, but for one.
+            let ahead = if chunk + 1 < chunks { w.wrapping_add(steps * S::WORDS).cast() } else { after };
+            let mut chunk = Chunk {
+                first: step,
+                count: steps,
+                w,
+                ahead,
+                lines: (S::ASKING * step_bytes / LINE).div_ceil(passes),
+                end: ahead.wrapping_add(steps * step_bytes),
+                is_far: passes <= most_bound_by_reading::<S>(),
+            };
+            let mut first = 0;
+            for block in 0..blocks {
+                let block_rows = (count - first).div_ceil(blocks - block);
+                // SAFETY: the caller's promise; blocks have between 1 and ROWS rows.
+                unsafe {
+                    let (rows, sums) = (rows.add(first), sums.add(first));
+                    match block_rows {
+                        1 => sum_block::<S, 1>(&mut chunk, rows, sums),
+                        2 => sum_block::<S, 2>(&mut chunk, rows, sums),
+                        3 => sum_block::<S, 3>(&mut chunk, rows, sums),
+                        4 => sum_block::<S, 4>(&mut chunk, rows, sums),
+                        5 => sum_block::<S, 5>(&mut chunk, rows, sums),
+                        _ => sum_block::<S, 6>(&mut chunk, rows, sums),
+                    }
                 }
+                first += block_rows;
             }
-            first += block_rows;
+            step += steps;
         }
-        step += steps;
     }
+}
+
+/// How many chunks a panel is walked in, as even as possible.
+#[inline(always)]
+fn chunks<S: Step>(panel: &Panel) -> usize {
+    let groups = panel.row_count.div_ceil(GROUP);
+    let passes = groups * passes::<S>(panel.row_count.div_ceil(groups));
+    let is_whole = passes >= WHOLE_PASSES && panel.steps * S::WORDS * 4 <= WHOLE_BYTES;
+    if is_whole { 1 } else { panel.steps.div_ceil(chunk_steps::<S>()) }
 }
 
 /// Passes over a chunk up to which reading it takes longer than they do. More requests are under way then if it is fetched into the second-level

@@ -4,11 +4,11 @@
 //! columns than fit, go by way of [`super::chunked`]; where weights have to be widened, many rows go by way of [`super::widened`].
 
 use super::activation::{activate, factor};
-use super::chunked;
+use super::chunked::{self, Chunked};
 use super::floats::Floats;
 use super::steps::Step;
 use super::streams::follows_groups;
-use super::widened;
+use super::widened::{self, Widened};
 use crate::plan::Phase;
 use crate::quantise::RowGroup;
 use crate::shape::{HALF, PANEL};
@@ -70,6 +70,21 @@ pub(super) trait Finish {
     /// # Safety
     /// As for the kernels; `first + sums.len()` is at most the panel's `row_count`.
     unsafe fn finish<S: Step>(panel: &Panel, sums: &[Sums], first: usize);
+}
+
+/// How a group of rows goes over a panel.
+pub(super) trait Walk {
+    /// Sums `count` rows over the whole panel into `sums`, and fetches what is at `after` meanwhile.
+    ///
+    /// # Safety
+    /// As for the kernels; there are `count` rows, at least one, and room for the sums of each.
+    unsafe fn sum_group<S: Step>(
+        panel: &Panel,
+        rows: *const *const u8,
+        count: usize,
+        after: *const u8,
+        sums: *mut Sums,
+    );
 }
 
 struct GateUp;
@@ -253,10 +268,29 @@ unsafe fn for_rows<S: Step, E: Finish>(panel: &Panel) {
         if panel.row_count <= rows_at_once::<S>() {
             stream::<S, E>(panel);
         } else if panel.row_count > S::MOST_UNWIDENED {
-            widened::for_groups::<S, E>(panel);
+            for_groups::<S, E, Widened, { widened::GROUP }>(panel);
         } else {
-            chunked::for_groups::<S, E>(panel);
+            for_groups::<S, E, Chunked, { chunked::GROUP }>(panel);
         }
+    }
+}
+
+/// Splits the rows into groups of at most `GROUP`, as even as possible, sums each and finishes it.
+#[inline(always)]
+unsafe fn for_groups<S: Step, E: Finish, W: Walk, const GROUP: usize>(panel: &Panel) {
+    let mut sums = Aligned::<[Sums; GROUP]>::new();
+    let sums = sums.0.as_mut_ptr().cast::<Sums>();
+    let groups = panel.row_count.div_ceil(GROUP);
+    let mut first = 0;
+    for group in 0..groups {
+        let count = (panel.row_count - first).div_ceil(groups - group);
+        let after = if group + 1 == groups { panel.next } else { panel.weights.cast() };
+        // SAFETY: `count <= GROUP` and `first + count <= row_count`; there is at least one step, so that `sum_group` has written the sums of `count` rows when they are finished.
+        unsafe {
+            W::sum_group::<S>(panel, panel.rows.add(first), count, after, sums);
+            E::finish::<S>(panel, std::slice::from_raw_parts(sums, count), first);
+        }
+        first += count;
     }
 }
 

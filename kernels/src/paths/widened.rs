@@ -4,7 +4,7 @@
 //! The packed panel is read once per group, and the blocks of a chunk fetch the packed chunk that follows.
 
 use super::floats::Floats;
-use super::panel::{Aligned, Finish, LINE, NEAR, Panel, ROWS, Sums, prefetch};
+use super::panel::{Aligned, LINE, NEAR, Panel, ROWS, Sums, Walk, prefetch};
 use super::steps::Step;
 use crate::shape::PANEL;
 
@@ -18,75 +18,57 @@ type Weights = [Sums; 2];
 /// A chunk of a row: the odd elements, then the even ones.
 type Row = [[f32; CHUNK]; 2];
 
-/// Splits the rows into groups as even as possible, sums each and finishes it.
-///
-/// # Safety
-/// As for the kernels.
-#[inline(always)]
-pub(super) unsafe fn for_groups<S: Step, E: Finish>(panel: &Panel) {
-    let mut sums = Aligned::<[Sums; GROUP]>::new();
-    let sums = sums.0.as_mut_ptr().cast::<Sums>();
-    let groups = panel.row_count.div_ceil(GROUP);
-    let mut first = 0;
-    for group in 0..groups {
-        let count = (panel.row_count - first).div_ceil(groups - group);
-        let after = if group + 1 == groups { panel.next } else { panel.weights.cast() };
-        // SAFETY: `count <= GROUP` and `first + count <= row_count`; there is at least one pair, so that `sum_group` has written the sums of `count` rows when they are finished.
-        unsafe {
-            sum_group::<S>(panel, panel.rows.add(first), count, after, sums);
-            E::finish::<S>(panel, std::slice::from_raw_parts(sums, count), first);
-        }
-        first += count;
-    }
-}
+/// By chunks whose weights are widened.
+pub(super) struct Widened;
 
-/// Sums `count` rows over the whole panel into `sums`.
-#[inline(always)]
-unsafe fn sum_group<S: Step>(
-    panel: &Panel,
-    rows: *const *const u8,
-    count: usize,
-    after: *const u8,
-    sums: *mut Sums,
-) {
-    let mut weights = Aligned::<[Weights; CHUNK]>::new();
-    let weights = weights.0.as_mut_ptr().cast::<Weights>();
-    let mut x = Aligned::<[Row; ROWS]>::new();
-    let x = x.0.as_mut_ptr().cast::<Row>();
-    let blocks = count.div_ceil(ROWS);
-    let all = panel.steps * S::PAIRS;
-    let packed = |pair: usize| panel.weights.wrapping_add(pair / S::PAIRS * S::WORDS);
-    for pair in (0..all).step_by(CHUNK) {
-        let pairs = CHUNK.min(all - pair);
-        let end = pair + pairs;
-        let mut early = if end < all { packed(end).cast() } else { after };
-        let lines_per_block = (CHUNK / S::PAIRS * S::WORDS * 4 / LINE).div_ceil(blocks);
-        // SAFETY: the caller's promise; `end <= all`, `pairs <= CHUNK`, whole steps both, and blocks have between 1 and ROWS rows.
-        unsafe {
-            S::widen(packed(pair), pairs, weights.cast());
-            let mut first = 0;
-            for block in 0..blocks {
-                prefetch::<NEAR>(early, lines_per_block);
-                early = early.wrapping_add(lines_per_block * LINE);
-                let block_rows = (count - first).div_ceil(blocks - block);
-                widen_rows::<S>(rows.add(first), block_rows, pair, pairs, x);
-                let following = first + block_rows;
-                if following < count {
-                    prefetch_rows::<S>(rows.add(following), block_rows.min(count - following), pair);
-                } else {
-                    prefetch_rows::<S>(rows, block_rows, end);
+impl Walk for Widened {
+    #[inline(always)]
+    unsafe fn sum_group<S: Step>(
+        panel: &Panel,
+        rows: *const *const u8,
+        count: usize,
+        after: *const u8,
+        sums: *mut Sums,
+    ) {
+        let mut weights = Aligned::<[Weights; CHUNK]>::new();
+        let weights = weights.0.as_mut_ptr().cast::<Weights>();
+        let mut x = Aligned::<[Row; ROWS]>::new();
+        let x = x.0.as_mut_ptr().cast::<Row>();
+        let blocks = count.div_ceil(ROWS);
+        let all = panel.steps * S::PAIRS;
+        let packed = |pair: usize| panel.weights.wrapping_add(pair / S::PAIRS * S::WORDS);
+        for pair in (0..all).step_by(CHUNK) {
+            let pairs = CHUNK.min(all - pair);
+            let end = pair + pairs;
+            let mut early = if end < all { packed(end).cast() } else { after };
+            let lines_per_block = (CHUNK / S::PAIRS * S::WORDS * 4 / LINE).div_ceil(blocks);
+            // SAFETY: the caller's promise; `end <= all`, `pairs <= CHUNK`, whole steps both, and blocks have between 1 and ROWS rows.
+            unsafe {
+                S::widen(packed(pair), pairs, weights.cast());
+                let mut first = 0;
+                for block in 0..blocks {
+                    prefetch::<NEAR>(early, lines_per_block);
+                    early = early.wrapping_add(lines_per_block * LINE);
+                    let block_rows = (count - first).div_ceil(blocks - block);
+                    widen_rows::<S>(rows.add(first), block_rows, pair, pairs, x);
+                    let following = first + block_rows;
+                    if following < count {
+                        prefetch_rows::<S>(rows.add(following), block_rows.min(count - following), pair);
+                    } else {
+                        prefetch_rows::<S>(rows, block_rows, end);
+                    }
+                    let sums = sums.add(first);
+                    let begins = pair == 0;
+                    match block_rows {
+                        1 => sum_block::<S::F, 1>(weights, pairs, x, begins, sums),
+                        2 => sum_block::<S::F, 2>(weights, pairs, x, begins, sums),
+                        3 => sum_block::<S::F, 3>(weights, pairs, x, begins, sums),
+                        4 => sum_block::<S::F, 4>(weights, pairs, x, begins, sums),
+                        5 => sum_block::<S::F, 5>(weights, pairs, x, begins, sums),
+                        _ => sum_block::<S::F, 6>(weights, pairs, x, begins, sums),
+                    }
+                    first += block_rows;
                 }
-                let sums = sums.add(first);
-                let begins = pair == 0;
-                match block_rows {
-                    1 => sum_block::<S::F, 1>(weights, pairs, x, begins, sums),
-                    2 => sum_block::<S::F, 2>(weights, pairs, x, begins, sums),
-                    3 => sum_block::<S::F, 3>(weights, pairs, x, begins, sums),
-                    4 => sum_block::<S::F, 4>(weights, pairs, x, begins, sums),
-                    5 => sum_block::<S::F, 5>(weights, pairs, x, begins, sums),
-                    _ => sum_block::<S::F, 6>(weights, pairs, x, begins, sums),
-                }
-                first += block_rows;
             }
         }
     }

@@ -37,24 +37,26 @@ impl MainSetup<'_> {
     /// Measures everything on CPUs, then the non-expert part on the device where there is one.
     pub(super) fn measure(&self, step: &dyn Fn(String)) -> Result<MainFigures, CliError> {
         let mut expert_columns = Vec::new();
-        let mut expert_tokens = Vec::new();
         let mut columns: Vec<Column> = Vec::new();
         let mut last = None;
         let mut main_bytes = 0.0;
-        let mut loads = None;
+        let mut known = None;
         let mut call = RemoteCall { send: 0.0, wait: 0.0 };
         for (threads, vcpus) in self.subject.grid.by_threads(self.subject.functions.quotas) {
             let main = Main::start(self, threads, "cpu", step)?;
-            let loads = match &loads {
-                Some(loads) => loads,
-                None => loads.insert(self.loads(&main)?),
+            let (loads, tokens) = match &known {
+                Some(known) => known,
+                None => {
+                    let loads = self.loads(&main)?;
+                    let tokens = self.expert_tokens(&loads);
+                    known.insert((loads, tokens))
+                }
             };
-            expert_tokens = self.expert_tokens(loads);
             for vcpus in vcpus {
                 main.function.limit(vcpus)?;
                 step(format!("the main function with {vcpus} vCPUs, {threads} threads"));
                 let column = main.column(vcpus, &self.subject.grid.rows)?;
-                expert_columns.push(self.experts(&column, loads, &expert_tokens));
+                expert_columns.push(self.experts(&column, loads, tokens));
                 columns.push(column);
             }
             main.function.limit(f64::from(self.subject.grid.cores))?;
@@ -64,6 +66,9 @@ impl MainSetup<'_> {
             main_bytes = f64::max(main_bytes, main.function.peak_bytes().unwrap_or(0.0) - counted);
             last = Some(main.start_times());
         }
+        let (Some((_, tokens)), Some(start)) = (known, last) else {
+            return Err(CliError::runtime("no number of vCPUs to measure"));
+        };
         let device = match self.device {
             "cpu" => None,
             device => Some(self.on_device(device, step)?),
@@ -88,11 +93,11 @@ impl MainSetup<'_> {
             steps.iter().map(|step| vec![step.per_token * longest]).collect();
         let points = std::iter::once(1.0).chain(self.counts().map(|tokens| tokens as f64));
         Ok(MainFigures {
-            expert_seconds: self.subject.grid.table(expert_tokens, &expert_columns, quotas),
+            expert_seconds: self.subject.grid.table(tokens, &expert_columns, quotas),
             nonexpert_seconds: self.subject.grid.table(points.collect(), &rest_columns, quotas),
             context_seconds: self.subject.grid.table(vec![longest], &context_columns, quotas),
             device,
-            start: last.ok_or_else(|| CliError::runtime("no number of vCPUs to measure"))?,
+            start,
             main_bytes: main_bytes.max(0.0),
             call,
         })
