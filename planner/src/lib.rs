@@ -51,8 +51,8 @@ pub use preallocation::WalkStep;
 pub use preallocation::hoeffding::{assignments_bound, paper_bound};
 pub use problem::wrong::{Truth, WrongFigure};
 pub use problem::{
-    Affine, Arrivals, Billing, CpuProfile, Device, ErrorFactor, GpuProfile, Layer, Limits, Pricing, Problem,
-    Request, SizeRange, Slo, Specs, Start, Starts, Transport, VcpuRange,
+    Affine, Arrivals, Billing, Contention, CpuProfile, Device, ErrorFactor, GpuProfile, Layer, Limits,
+    Pricing, Problem, Request, SizeRange, Slo, Specs, Start, Starts, Transport, VcpuRange,
 };
 pub use search::Counters;
 pub use search::continuous::{Continuous, Fit, Refusal};

@@ -92,6 +92,7 @@ impl Profile {
                 main_cpu_seconds: CALL_CPU_SECONDS,
                 function_cpu_seconds: CALL_CPU_SECONDS,
             },
+            contention: None,
             starts: Starts {
                 main: loading(model.resident_total_bytes(dtype) as f64, model.total_bytes),
                 remote: loading(expert, model.expert_bytes),

@@ -111,6 +111,7 @@ pub fn problem(model: &Inspection, profile: &Profile, wishes: &Wishes) -> Result
         // What containers and control groups give.
         cpu_quotas: wishes.specs.main_vcpus.is_some() && wishes.specs.remote_vcpus.is_some(),
         shared_cores: None,
+        contention: profile.contention,
         remote_idle_seconds: wishes.remote_idle_seconds,
         slo: wishes.slo,
         limits: wishes.limits,

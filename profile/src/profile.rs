@@ -2,18 +2,20 @@
 
 use crate::error::{ProblemError, ProfileError};
 use remoe_model::{DenseDtype, ExpertsDtype, Inspection};
-use remoe_planner::{Affine, CpuProfile, Fit, GpuProfile, Starts};
+use remoe_planner::{Affine, Contention, CpuProfile, Fit, GpuProfile, Starts};
 use serde::{Deserialize, Serialize};
 
 /// Version of the form that is written and read.
 pub(crate) const VERSION: u32 = 1;
 /// Version of what is measured and of how: raised by every change of kernels, numerics class, transport or
 /// measurements after which plans should not stand on older figures.
-pub const MEASUREMENTS: u32 = 2;
+pub const MEASUREMENTS: u32 = 3;
 /// Tokens of `nonexpert_seconds` up to which they are requests of one decode step; more are those of a prompt.
 pub const STEP_ROWS: usize = 8;
 /// Token counts or vCPUs of a table, at most.
 const MAX_POINTS: usize = 1024;
+/// Neither more functions at the same time nor a larger factor is measured.
+const LARGEST_CONTENTION: f64 = 1e3;
 /// No time is longer, in seconds.
 const LONGEST: f64 = 1e9;
 
@@ -56,6 +58,10 @@ pub struct Profile {
     pub gpu_expert_seconds: Option<GpuProfile>,
     /// Between main and remote functions.
     pub transport: Transport,
+    /// How remote functions of this machine slow each other down where as many of them compute as it has cores; absent where
+    /// nobody measured it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub contention: Option<Contention>,
     /// From nothing to ready.
     pub starts: Starts,
     /// Resident bytes besides weights.
@@ -283,6 +289,17 @@ impl Profile {
         seconds("transport.main_cpu_seconds", self.transport.main_cpu_seconds)?;
         seconds("transport.function_cpu_seconds", self.transport.function_cpu_seconds)?;
         rate("transport.bytes_per_second", self.transport.bytes_per_second)?;
+        if let Some(Contention { functions, step, prefill }) = self.contention {
+            let factors =
+                [("functions", f64::from(functions), 2.0), ("step", step, 1.0), ("prefill", prefill, 1.0)];
+            for (name, value, least) in factors {
+                if !(least..=LARGEST_CONTENTION).contains(&value) {
+                    let message =
+                        format!("is {value}, expected {least} to {LARGEST_CONTENTION}; measure again");
+                    return Err(wrong(format!("contention.{name}"), message));
+                }
+            }
+        }
         for (name, start) in [("main", self.starts.main), ("remote", self.starts.remote)] {
             seconds(&format!("starts.{name}.process_seconds"), start.process_seconds)?;
             rate(&format!("starts.{name}.load_bytes_per_second"), start.load_bytes_per_second)?;

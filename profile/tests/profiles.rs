@@ -7,7 +7,8 @@ mod common;
 use common::{measured, model, wishes};
 use remoe_model::{DenseDtype, ExpertsDtype, Inspection};
 use remoe_planner::{
-    Billing, CpuProfile, Device, GpuProfile, Limits, Options, PlanDraft, evaluate, preallocate, solve,
+    Billing, Contention, CpuProfile, Device, GpuProfile, Limits, Options, PlanDraft, evaluate, preallocate,
+    solve,
 };
 use remoe_profile::{Prices, ProblemError, Profile, Wishes, problem};
 use serde_json::{Value, json};
@@ -25,14 +26,18 @@ fn a_profile_is_read_as_it_was_written() {
 
 #[test]
 fn what_is_wrong_with_a_profile_is_named() {
-    let written = serde_json::to_value(measured()).unwrap();
-    let cases: [(&str, Value, &str); 9] = [
+    let contention = Some(Contention { functions: 2, step: 1.3, prefill: 1.0 });
+    let written = serde_json::to_value(Profile { contention, ..measured() }).unwrap();
+    let cases: [(&str, Value, &str); 12] = [
         ("/version", json!(2), "version"),
         ("/expert_seconds/tokens/0", json!(2.0), "expert_seconds.tokens"),
         ("/expert_seconds/vcpus/1", json!(0.1), "expert_seconds.vcpus"),
         ("/expert_seconds/seconds/1/2", json!(-1.0), "expert_seconds.seconds[1][2]"),
         ("/nonexpert_seconds/seconds/0", json!([1.0]), "nonexpert_seconds.seconds[0]"),
         ("/transport/bytes_per_second", json!(0.0), "transport.bytes_per_second"),
+        ("/contention/functions", json!(1), "contention.functions"),
+        ("/contention/step", json!(0.5), "contention.step"),
+        ("/contention/prefill", json!(1e4), "contention.prefill"),
         ("/starts/main/process_seconds", json!(-1.0), "starts.main.process_seconds"),
         ("/memory/function_bytes", json!(1e300), "memory.function_bytes"),
         ("/machine/cores", json!("two"), "machine.cores"),
@@ -62,9 +67,10 @@ fn a_profile_of_something_else_is_refused() {
 
 #[test]
 fn a_problem_has_every_byte_and_second_once() {
-    let (facts, profile) = (model(), measured());
+    let contention = Some(Contention { functions: 2, step: 1.3, prefill: 1.1 });
+    let (facts, profile) = (model(), Profile { contention, ..measured() });
     let problem = problem(&facts, &profile, &wishes()).unwrap();
-    assert_eq!(problem.device, Device::Cpu);
+    assert_eq!((problem.device, problem.contention), (Device::Cpu, contention));
     // The dense layer is part of the one after it.
     let bytes: Vec<f64> = problem.layers.iter().map(|layer| layer.nonexpert_bytes).collect();
     assert_eq!(bytes, [8e6, 2e6, 3e6]);

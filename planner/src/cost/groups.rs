@@ -6,6 +6,7 @@ use crate::cost::sleepers::GroupLife;
 use crate::cost::slowest::{Path, Work, expected_slowest, slowest_of};
 use crate::cost::{LayerEvaluation, Replicas};
 use crate::plan::{Group, Plan, whole_bytes};
+use crate::problem::contention::Slowed;
 use crate::problem::curve::{Column, Curve};
 use crate::problem::model::{Model, Seconds};
 use serde::Serialize;
@@ -34,12 +35,23 @@ pub(crate) struct Part<'a> {
     experts: &'a [u32],
     curve: &'a Curve,
     column: Column,
+    slowed: Slowed,
 }
 
 impl<'a> Part<'a> {
-    /// `experts` on functions with `vcpus`.
-    pub(crate) fn new(experts: &'a [u32], curve: &'a Curve, vcpus: f64) -> Self {
-        Self { experts, curve, column: curve.column(vcpus) }
+    /// `experts` on functions with `vcpus` that others of their machine slow down.
+    pub(crate) fn new(experts: &'a [u32], curve: &'a Curve, vcpus: f64, slowed: Slowed) -> Self {
+        Self { experts, curve, column: curve.column(vcpus), slowed }
+    }
+
+    /// Seconds of one expert with `tokens` of a prefill.
+    fn prefill_seconds(&self, tokens: f64) -> f64 {
+        self.slowed.prefill * self.curve.seconds(tokens, self.column)
+    }
+
+    /// Seconds of one expert with `tokens` of a decode step.
+    fn step_seconds(&self, tokens: f64) -> f64 {
+        self.slowed.step * self.curve.seconds(tokens, self.column)
     }
 }
 
@@ -66,18 +78,20 @@ impl Model<'_> {
     pub(crate) fn layer_in_groups(&self, layer: usize, plan: &Plan) -> LayerEvaluation {
         let model = &self.layers[layer];
         let vcpus = self.main_pace(plan).vcpus;
+        let slowed = self.slowed_in(layer, plan);
         let local = self.local_experts(layer, plan);
-        let local_prefill = self.prefill_work(layer, &Part::new(&local, &model.curve, vcpus));
-        let replicas: Vec<Replicas> = plan.groups.iter().map(|group| self.replicas(layer, group)).collect();
+        let local_prefill = self.prefill_work(layer, &Part::new(&local, &model.curve, vcpus, slowed));
+        let replicas: Vec<Replicas> =
+            plan.groups.iter().map(|group| self.replicas(layer, group, slowed)).collect();
         let remote_prefill = replicas.iter().map(Replicas::slowest).fold(0.0, f64::max);
         let shared_prefill = self.shared(hosts(layer, plan), || {
-            let parts =
-                plan.groups.iter().map(|group| Part::new(&group.experts[layer], model.remote_curve(), 1.0));
-            let parts = parts.chain([Part::new(&local, &model.curve, 1.0)]);
+            let part = |experts, curve| Part::new(experts, curve, 1.0, slowed);
+            let parts = plan.groups.iter().map(|group| part(&group.experts[layer], model.remote_curve()));
+            let parts = parts.chain([part(&local, &model.curve)]);
             parts.map(|part| self.prefill_work(layer, &part)).sum()
         });
         let step = self.step(layer, 1.0, plan, &local);
-        let billed: f64 = plan.groups.iter().map(|group| self.group_step(layer, group)).sum();
+        let billed: f64 = plan.groups.iter().map(|group| self.group_step(layer, group, slowed)).sum();
         let called = replicas.iter().filter(|replicas| replicas.slowest() > 0.0).count() as f64;
         let fixed =
             model.fixed(vcpus).plus(Seconds { prefill: called * self.send, step: step.calls * self.send });
@@ -111,7 +125,9 @@ impl Model<'_> {
             needed_bytes: self.group_needed(&group.experts),
             share: layers.clone().map(share).sum::<f64>() / self.layers.len() as f64,
             prefill_billed: layers.clone().map(prefill).sum(),
-            decode_billed: layers.map(|layer| self.group_step(layer, group)).sum(),
+            decode_billed: layers
+                .map(|layer| self.group_step(layer, group, self.slowed_in(layer, plan)))
+                .sum(),
             rate: self.remote_rate(group.memory_bytes, group.vcpus) * f64::from(group.replicas),
             life: None,
         }
@@ -139,24 +155,26 @@ impl Model<'_> {
         experts.filter(|expert| remote.binary_search(expert).is_err()).collect()
     }
 
-    pub(crate) fn replicas(&self, layer: usize, group: &Group) -> Replicas {
+    pub(crate) fn replicas(&self, layer: usize, group: &Group, slowed: Slowed) -> Replicas {
         let vcpus = self.group_pace(group).vcpus;
-        Replicas::new(self, layer, &group.experts[layer], vcpus, group.replicas)
+        Replicas::new(self, layer, &group.experts[layer], vcpus, group.replicas, slowed)
     }
 
     /// Seconds of one decode step that `group` works for one request in `layer`.
-    pub(crate) fn group_step(&self, layer: usize, group: &Group) -> f64 {
+    pub(crate) fn group_step(&self, layer: usize, group: &Group, slowed: Slowed) -> f64 {
         let model = &self.layers[layer];
-        let share = self.share_of(layer, &group.experts[layer]).min(1.0);
-        let curve = model.remote_curve();
-        let one = curve.seconds(1.0, curve.column(self.group_pace(group).vcpus)) + self.down;
+        let experts = &group.experts[layer];
+        let share = self.share_of(layer, experts).min(1.0);
+        let part = Part::new(experts, model.remote_curve(), self.group_pace(group).vcpus, slowed);
+        let one = part.step_seconds(1.0) + self.down;
         model.per_token() * share * one + model.called(share, 1.0) * self.round_trip()
     }
 
     /// One decode step of `rows` requests in `layer`, without the fixed part.
     fn step(&self, layer: usize, rows: f64, plan: &Plan, local: &[u32]) -> Step {
         let model = &self.layers[layer];
-        let here = Part::new(local, &model.curve, self.main_pace(plan).vcpus);
+        let slowed = self.slowed_in(layer, plan);
+        let here = Part::new(local, &model.curve, self.main_pace(plan).vcpus, slowed);
         // Without groups the layer's own function is the only one.
         let own = &plan.layers[layer];
         let own = (plan.groups.is_empty() && !own.remote.is_empty())
@@ -166,7 +184,7 @@ impl Model<'_> {
         let away: Vec<Part<'_>> = of_groups
             .chain(own)
             .filter(|(experts, _)| !experts.is_empty())
-            .map(|(experts, vcpus)| Part::new(experts, model.remote_curve(), vcpus))
+            .map(|(experts, vcpus)| Part::new(experts, model.remote_curve(), vcpus, slowed))
             .collect();
         let step = match rows > 1.0 {
             true => self.step_of_many(layer, rows, &here, &away),
@@ -175,7 +193,7 @@ impl Model<'_> {
         let shared = self.shared(hosts(layer, plan), || {
             let parts = away.iter().chain([&here]);
             parts
-                .map(|part| self.work(layer, rows, &Part { column: part.curve.column(1.0), ..*part }).mean)
+                .map(|part| self.mean_work(layer, rows, &Part { column: part.curve.column(1.0), ..*part }))
                 .sum()
         });
         Step { seconds: step.seconds.max(shared), ..step }
@@ -192,7 +210,7 @@ impl Model<'_> {
         let model = &self.layers[layer];
         let path = |part: &Part<'_>, down: f64, trip: f64| Path {
             share: self.share_of(layer, part.experts),
-            seconds: part.curve.seconds(1.0, part.column) + down,
+            seconds: part.step_seconds(1.0) + down,
             trip,
             count: 1,
         };
@@ -227,18 +245,30 @@ impl Model<'_> {
     /// Seconds of computing the experts of `part` in the prefill.
     pub(crate) fn prefill_work(&self, layer: usize, part: &Part<'_>) -> f64 {
         let tokens = part.experts.iter().map(|expert| self.prefill_tokens(layer, *expert));
-        tokens.map(|tokens| part.curve.seconds(tokens, part.column)).sum()
+        tokens.map(|tokens| part.prefill_seconds(tokens)).sum()
+    }
+
+    /// Mean seconds of computing the experts of `part` in a decode step of `rows` requests. One request has no more experts than
+    /// its top-k, whatever shares say of each.
+    pub(crate) fn mean_work(&self, layer: usize, rows: f64, part: &Part<'_>) -> f64 {
+        match rows > 1.0 {
+            true => self.work(layer, rows, part).mean,
+            false => {
+                let share = self.share_of(layer, part.experts).min(1.0);
+                self.layers[layer].per_token() * share * part.step_seconds(1.0)
+            }
+        }
     }
 
     /// Computing the experts of `part` for `rows` tokens.
-    pub(crate) fn work(&self, layer: usize, rows: f64, part: &Part<'_>) -> Work {
+    fn work(&self, layer: usize, rows: f64, part: &Part<'_>) -> Work {
         let per_token = self.layers[layer].per_token();
         let known = self.used_in(rows).map(|layers| &layers[layer]);
         part.experts.iter().fold(Work::default(), |sum, expert| {
             let expert = *expert as usize;
             let (used, tokens) = known
                 .map_or_else(|| used(rows, per_token * self.shares[layer][expert]), |known| known[expert]);
-            let seconds = part.curve.seconds(tokens, part.column);
+            let seconds = part.step_seconds(tokens);
             Work {
                 mean: sum.mean + used * seconds,
                 variance: sum.variance + used * (1.0 - used) * seconds * seconds,

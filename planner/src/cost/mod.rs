@@ -18,6 +18,7 @@ use crate::cost::groups::{GroupEvaluation, of_group};
 use crate::cost::lpt::{Replica, load_bound, longest_first};
 use crate::cost::running::{Bill, Life, Running, Times};
 use crate::plan::{Group, LayerPlan, Plan, whole_bytes};
+use crate::problem::contention::Slowed;
 use crate::problem::model::{Model, Seconds};
 use crate::problem::sizes::{BYTE_SLACK, GB};
 use serde::Serialize;
@@ -289,7 +290,7 @@ impl Model<'_> {
         let local_prefill: f64 =
             (0..model.experts).filter(is_local).map(|expert| model.curve.seconds(tokens(expert), main)).sum();
         let remote_vcpus = self.remote_vcpus(part.memory_bytes);
-        let remote = Replicas::new(self, layer, &part.remote, remote_vcpus, part.replicas);
+        let remote = Replicas::new(self, layer, &part.remote, remote_vcpus, part.replicas, Slowed::NOT);
         let remote_prefill = remote.slowest();
         let share = self.share_of(layer, &part.remote).min(1.0);
         let local_step = model.curve.seconds(1.0, main);
@@ -435,7 +436,14 @@ pub(crate) struct Replicas {
 }
 
 impl Replicas {
-    pub(crate) fn new(model: &Model<'_>, index: usize, experts: &[u32], vcpus: f64, count: u32) -> Self {
+    pub(crate) fn new(
+        model: &Model<'_>,
+        index: usize,
+        experts: &[u32],
+        vcpus: f64,
+        count: u32,
+        slowed: Slowed,
+    ) -> Self {
         let layer = &model.layers[index];
         let shares = &model.shares[index];
         if experts.is_empty() {
@@ -457,7 +465,8 @@ impl Replicas {
         let rows: Vec<f64> = replicas.iter().map(|replica| assigned(replica, &tokens)).collect();
         let travelling: Vec<f64> = rows.iter().map(|rows| rows.min(model.input)).collect();
         let seconds = replicas.iter().zip(&rows).zip(&travelling).map(|((replica, rows), travelling)| {
-            let working = assigned(replica, &computing) + rows * model.down + travelling * model.up;
+            let computing = slowed.prefill * assigned(replica, &computing);
+            let working = computing + rows * model.down + travelling * model.up;
             if *travelling > 0.0 { working + model.invoke } else { 0.0 }
         });
         Self {

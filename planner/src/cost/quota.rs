@@ -8,7 +8,6 @@
 use crate::cost::groups::Part;
 use crate::cost::running::Times;
 use crate::plan::{Group, Plan};
-use crate::problem::curve::Curve;
 use crate::problem::model::Model;
 
 /// Seconds after which a function has its part again: the usual period of control groups.
@@ -43,7 +42,7 @@ impl Model<'_> {
             .filter(|(pace, _)| pace.stretch > 1.0)
             .map(|(pace, group)| match group {
                 None => (self.work_of_main(plan, pace), pace.stretch),
-                Some(group) => (self.work_of(group, pace), pace.stretch),
+                Some(group) => (self.work_of(group, plan, pace), pace.stretch),
             })
             .collect();
         match self.is_rested {
@@ -74,12 +73,15 @@ impl Model<'_> {
         let batches = self.batches();
         let mut work = Times::none(batches.len());
         for (layer, model) in self.layers.iter().enumerate() {
-            let experts = self.work_of_experts(layer, &self.local_experts(layer, plan), &model.curve, pace);
+            let slowed = self.slowed_in(layer, plan);
+            let local = self.local_experts(layer, plan);
+            let experts = self.work_of_experts(layer, &Part::new(&local, &model.curve, pace.vcpus, slowed));
             let calls = |rows: f64| {
                 let called = plan.groups.iter().map(|group| self.share_of(layer, &group.experts[layer]));
                 called.map(|share| model.called(share, rows)).sum::<f64>() * self.main_cpu
             };
-            let working: usize = plan.groups.iter().map(|group| self.replicas(layer, group).working()).sum();
+            let working: usize =
+                plan.groups.iter().map(|group| self.replicas(layer, group, slowed).working()).sum();
             let steps = batches.iter().zip(&experts.steps);
             work.add(
                 model.computing(pace.vcpus, self.input) + experts.prefill + working as f64 * self.main_cpu,
@@ -90,14 +92,18 @@ impl Model<'_> {
     }
 
     /// What one of the functions of `group` computes.
-    fn work_of(&self, group: &Group, pace: Pace) -> Times {
+    fn work_of(&self, group: &Group, plan: &Plan, pace: Pace) -> Times {
         let mut work = Times::none(self.batches().len());
         let functions = f64::from(group.replicas.max(1));
         for (layer, model) in self.layers.iter().enumerate() {
-            let all = self.work_of_experts(layer, &group.experts[layer], model.remote_curve(), pace);
-            let share = self.share_of(layer, &group.experts[layer]);
+            let slowed = self.slowed_in(layer, plan);
+            let hosted = &group.experts[layer];
+            let part = Part::new(hosted, model.remote_curve(), pace.vcpus, slowed);
+            let all = self.work_of_experts(layer, &part);
+            let share = self.share_of(layer, hosted);
             let calls = self.batches().into_iter().map(|rows| model.called(share, rows) * self.function_cpu);
-            let prefill = all.prefill + self.replicas(layer, group).working() as f64 * self.function_cpu;
+            let working = self.replicas(layer, group, slowed).working();
+            let prefill = all.prefill + working as f64 * self.function_cpu;
             work.add(
                 prefill / functions,
                 all.steps.iter().zip(calls).map(|(step, calls)| (step + calls) / functions),
@@ -106,10 +112,9 @@ impl Model<'_> {
         work
     }
 
-    /// Seconds of computing `experts` of `layer`.
-    fn work_of_experts(&self, layer: usize, experts: &[u32], curve: &Curve, pace: Pace) -> Times {
-        let part = Part::new(experts, curve, pace.vcpus);
-        let step = |rows: &f64| self.work(layer, *rows, &part).mean;
-        Times { prefill: self.prefill_work(layer, &part), steps: self.batches().iter().map(step).collect() }
+    /// Seconds of computing the experts of `part` of `layer`.
+    fn work_of_experts(&self, layer: usize, part: &Part<'_>) -> Times {
+        let step = |rows: &f64| self.mean_work(layer, *rows, part);
+        Times { prefill: self.prefill_work(layer, part), steps: self.batches().iter().map(step).collect() }
     }
 }

@@ -4,11 +4,14 @@
 //! vCPUs (Remoe paper, section III-A).
 
 pub(crate) mod check;
+pub(crate) mod contention;
 pub(crate) mod curve;
 pub(crate) mod model;
 mod rates;
 pub(crate) mod sizes;
 pub(crate) mod wrong;
+
+pub use contention::Contention;
 
 use crate::error::FieldError;
 use serde::{Deserialize, Serialize};
@@ -70,6 +73,10 @@ pub struct Problem {
     /// them. Where absent, every function has its vCPUs to itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shared_cores: Option<f64>,
+    /// How functions slow each other down where they share a machine; counted beside [`Self::shared_cores`], for groups. Where
+    /// absent, not at all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub contention: Option<Contention>,
     /// Groups of remote functions may end by themselves after so many seconds without a request that uses any of their
     /// experts, while the main function is always there. Where absent they live and die with it.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -24,7 +24,8 @@ struct ByUse {
 }
 
 impl ByUse {
-    fn new(model: &Model<'_>) -> Self {
+    /// With the experts of the layer at `whole` in front of all others, where one is named.
+    fn new(model: &Model<'_>, whole: Option<usize>) -> Self {
         let tokens = model.input + model.output;
         let layers = || model.layers.iter().zip(model.shares.iter()).enumerate();
         let mut all: Vec<(f64, usize, u32)> = layers()
@@ -33,7 +34,11 @@ impl ByUse {
                 (0..).zip(shares).map(move |(expert, share)| (share * per_byte, layer, expert))
             })
             .collect();
-        all.sort_by(|a, b| a.0.total_cmp(&b.0).then((a.1, a.2).cmp(&(b.1, b.2))));
+        let behind = |layer: usize| whole.is_some_and(|whole| layer != whole);
+        all.sort_by(|a, b| {
+            let by_use = a.0.total_cmp(&b.0).then((a.1, a.2).cmp(&(b.1, b.2)));
+            behind(a.1).cmp(&behind(b.1)).then(by_use)
+        });
         model.add_work(all.len());
         let (mut of_layers, mut unused) = (vec![0.0_f64; model.layers.len()], 0.0_f64);
         let mut used = vec![0.0];
@@ -72,7 +77,24 @@ impl Slicing<'_, '_> {
         known: Option<&Planned>,
         window: f64,
     ) -> Option<Planned> {
-        let by_use = ByUse::new(self.model);
+        let mut best = self.parted_by(&ByUse::new(self.model, None), candidate, base, known, window);
+        // Of few experts a layer may go as a whole, however much it is used: the main function then computes none of it.
+        for layer in 0..if self.is_small() { self.model.layers.len() } else { 0 } {
+            let by_use = ByUse::new(self.model, Some(layer));
+            best = self.parted_by(&by_use, candidate, base, best.as_ref().or(known), window).or(best);
+        }
+        best
+    }
+
+    /// The same with the first experts of `by_use`.
+    fn parted_by(
+        &self,
+        by_use: &ByUse,
+        candidate: &Candidate,
+        base: &Plan,
+        known: Option<&Planned>,
+        window: f64,
+    ) -> Option<Planned> {
         let cuts = by_use.cuts(self.is_small());
         let mut best: Option<Planned> = None;
         let mut left = MOST_PARTED;
@@ -85,7 +107,7 @@ impl Slicing<'_, '_> {
         loop {
             let mut next = None;
             for bounds in tried {
-                for plan in self.with_cold(base, &by_use, &bounds, window) {
+                for plan in self.with_cold(base, by_use, &bounds, window) {
                     if left == 0 {
                         return best;
                     }

@@ -4,7 +4,7 @@ use crate::cost::Evaluation;
 use crate::generate::{Random, small_problem, tighten};
 use crate::plan::{Group, LayerPlan, Plan};
 use crate::problem::model::Model;
-use crate::problem::{Arrivals, Billing, Problem, SizeRange, Start, Starts, VcpuRange};
+use crate::problem::{Arrivals, Billing, Contention, Problem, SizeRange, Start, Starts, VcpuRange};
 use crate::search::selection::by_use;
 use crate::slicing::sturdy::{Trials, wrong_problems};
 use crate::{Options, PlanError, solve};
@@ -38,6 +38,7 @@ fn problem(seed: u64) -> Problem {
         problem.pricing.memory_per_gb_second = Some(random.between(0.05, 0.5));
         problem.cpu_quotas = (seed / 2).is_multiple_of(2);
         problem.shared_cores = (seed / 4).is_multiple_of(3).then_some(2.0);
+        problem.contention = Some(Contention { functions: 2, step: 1.5, prefill: 1.2 });
     }
     tighten(&mut problem, [10.0, 1.0, 0.2, -0.1, -0.3][random.whole(0, 4) as usize]);
     if random.one_in(3) {

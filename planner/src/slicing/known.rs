@@ -110,9 +110,10 @@ impl KnownLayer {
         model.add_work(model.layers[layer].experts * (2 + batches.len() / 2) + 40);
         let evaluation = model.layer_in_groups(layer, plan);
         let hosts = plan.groups.iter().filter(|group| !group.experts[layer].is_empty());
+        let slowed = model.slowed_in(layer, plan);
         let bill = |group: &Group| {
-            let prefill = model.replicas(layer, group).seconds.iter().sum();
-            (prefill, model.group_step(layer, group))
+            let prefill = model.replicas(layer, group, slowed).seconds.iter().sum();
+            (prefill, model.group_step(layer, group, slowed))
         };
         Self {
             prefill: evaluation.prefill,

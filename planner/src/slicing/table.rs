@@ -5,6 +5,7 @@ use crate::cost::quota::Pace;
 use crate::cost::running::{Running, Times};
 use crate::cost::slowest::{Path, Spread, Work, expected_slowest, slowest_of};
 use crate::plan::Plan;
+use crate::problem::contention::Slowed;
 use crate::problem::model::{LayerModel, Model, Sizing};
 use crate::slicing::rest::{Place, RestOfLayers};
 use crate::slicing::terms::{LayerTerms, PathTerms};
@@ -29,6 +30,8 @@ pub(crate) struct Table<'m> {
 
 struct Layer<'m> {
     model: &'m LayerModel,
+    /// How functions slow each other down: counted in all seconds of experts below.
+    slowed: Slowed,
     /// Prefill seconds of the local experts at each vCPU column.
     local: Vec<f64>,
     /// One per function with tokens of the prefill.
@@ -216,9 +219,10 @@ impl<'m> Layer<'m> {
         let hosts = plan.groups.iter().enumerate().filter(|(_, group)| !group.experts[layer].is_empty());
         let hosts: Vec<(usize, &[u32])> =
             hosts.map(|(index, group)| (index, group.experts[layer].as_slice())).collect();
+        let slowed = model.slowed(hosts.iter().map(|_| replicas), !local.is_empty());
         let mut bins = Vec::new();
         for (group, experts) in &hosts {
-            bins.extend(bins_of(model, terms.away(), layer, *group, experts, replicas)?);
+            bins.extend(bins_of(model, terms.away(), layer, *group, experts, replicas, slowed)?);
         }
         let shares_of: Vec<(usize, f64)> =
             hosts.iter().map(|(group, experts)| (*group, model.share_of(layer, experts))).collect();
@@ -229,8 +233,12 @@ impl<'m> Layer<'m> {
         let work = |terms: &PathTerms, batch: usize, experts: &[u32], way: f64| {
             let (mean, variance) = &terms.batches[batch];
             BatchWork {
-                mean: mean.sums(experts.iter().copied()),
-                deviation: variance.sums(experts.iter().copied()).into_iter().map(f64::sqrt).collect(),
+                mean: times(slowed.step, mean.sums(experts.iter().copied())),
+                deviation: variance
+                    .sums(experts.iter().copied())
+                    .into_iter()
+                    .map(|variance| slowed.step * variance.sqrt())
+                    .collect(),
                 way,
             }
         };
@@ -249,13 +257,20 @@ impl<'m> Layer<'m> {
         let working: std::collections::BTreeSet<usize> = bins.iter().map(|bin| bin.group).collect();
         Some(Self {
             model: parts,
-            local: terms.here.prefill.sums(local.iter().copied()),
+            slowed,
+            local: times(slowed.prefill, terms.here.prefill.sums(local.iter().copied())),
             calls: (working.len() as f64, batches.iter().map(calls).collect()),
             batches: batches[1..].iter().enumerate().map(batch).collect(),
             bins,
             shares: shares_of,
             spread,
         })
+    }
+
+    /// Seconds of one local expert with one token, and of a remote one.
+    fn one(&self, main: Place, remote: Place) -> (f64, f64) {
+        let (here, away) = (self.model.curve.one(), self.model.remote_curve().one());
+        (self.slowed.step * main.of(here), self.slowed.step * remote.of(away))
     }
 
     fn places(&self, main: Pace, remote: Pace, least: bool) -> Places {
@@ -277,8 +292,8 @@ impl<'m> Layer<'m> {
                 *billed += seconds;
             }
         }
-        let (curve, remote_curve) = (&self.model.curve, self.model.remote_curve());
-        let (here, away) = (main.of(curve.one()), remote.of(remote_curve.one()) + model.down);
+        let (here, away) = self.one(main, remote);
+        let away = away + model.down;
         let trip = model.round_trip();
         let bills = !billed.is_empty();
         for (group, share) in self.shares.iter().filter(|_| bills) {
@@ -309,7 +324,7 @@ impl<'m> Layer<'m> {
         let shared = model.shared(self.shares.len(), || {
             let alone = alone();
             let away: f64 = self.shares.iter().map(|(_, share)| share).sum();
-            let (here, there) = (alone.main.of(curve.one()), alone.remote.of(remote_curve.one()));
+            let (here, there) = self.one(alone.main, alone.remote);
             self.model.per_token() * ((1.0 - away).max(0.0) * here + away * there)
         });
         let calls = self.calls.1.iter().map(|calls| calls * model.send);
@@ -335,7 +350,7 @@ impl<'m> Layer<'m> {
     /// Adds what the main function computes of it to `work`.
     fn add_work_of_main(&self, model: &Model<'_>, main: Place, work: &mut Times) {
         let share = (1.0 - self.shares.iter().map(|(_, share)| share).sum::<f64>()).max(0.0);
-        let one = self.model.per_token() * share * main.of(self.model.curve.one());
+        let one = self.model.per_token() * share * self.slowed.step * main.of(self.model.curve.one());
         let many = self.batches.iter().map(|works| main.of(&works[0].mean));
         let experts = std::iter::once(one).chain(many);
         let calls = self.calls.1.iter().map(|calls| calls * model.main_cpu);
@@ -345,7 +360,7 @@ impl<'m> Layer<'m> {
 
     /// Adds what all functions of every group that it calls compute of it to `works`, by the groups' numbers.
     fn add_work_of_groups(&self, model: &Model<'_>, remote: Place, batches: &[f64], works: &mut [Times]) {
-        let expert = remote.of(self.model.remote_curve().one());
+        let expert = self.slowed.step * remote.of(self.model.remote_curve().one());
         for (index, (group, share)) in self.shares.iter().enumerate() {
             let bins = self.bins.iter().filter(|bin| bin.group == *group);
             let many = self.batches.iter().map(|works| remote.of(&works[index + 1].mean));
@@ -358,6 +373,12 @@ impl<'m> Layer<'m> {
     }
 }
 
+/// `values` times `factor`.
+fn times(factor: f64, mut values: Vec<f64>) -> Vec<f64> {
+    values.iter_mut().for_each(|value| *value *= factor);
+    values
+}
+
 /// What the functions of `group` compute of a layer's prefill; none where the payload limit forbids it.
 fn bins_of(
     model: &Model<'_>,
@@ -366,6 +387,7 @@ fn bins_of(
     group: usize,
     experts: &[u32],
     replicas: u32,
+    slowed: Slowed,
 ) -> Option<Vec<Bin>> {
     let parts = &model.layers[layer];
     let curve = parts.remote_curve();
@@ -392,7 +414,8 @@ fn bins_of(
             return None;
         }
         if travelling > 0.0 {
-            let computing = terms.prefill.sums(items.iter().map(|item| experts[*item]));
+            let computing =
+                times(slowed.prefill, terms.prefill.sums(items.iter().map(|item| experts[*item])));
             bins.push(Bin {
                 group,
                 computing,

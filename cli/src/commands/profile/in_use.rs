@@ -67,6 +67,13 @@ pub(super) struct Parts {
     pub(super) experts: f64,
 }
 
+impl Parts {
+    /// The same with so much of a vCPU, of what they are with a whole one.
+    fn with_part(self, vcpus: f64) -> Self {
+        Self { rest: self.rest / vcpus, experts: self.experts / vcpus }
+    }
+}
+
 /// A prompt and the decode steps behind it.
 #[derive(Clone, Copy)]
 struct Answered {
@@ -80,10 +87,20 @@ pub(super) struct Column {
     pub(super) steps: Points,
     /// Experts in a decode step.
     pub(super) experts: f64,
-    /// Decode steps of several requests, context included.
+    /// Decode steps of several requests, context included; none below one vCPU, where their prompts use up the quota that the
+    /// steps are to have.
     pub(super) together: Vec<Parts>,
     /// Each prompt of the grid.
     pub(super) prompts: Vec<Parts>,
+}
+
+/// Below one vCPU several requests take what they take with one, stretched: as for context ([`super::lines`]).
+pub(super) fn fill_together(columns: &mut [Column]) {
+    let one = columns.iter().find(|column| column.steps.vcpus >= 1.0).map(|column| column.together.clone());
+    for column in columns.iter_mut().filter(|column| column.steps.vcpus < 1.0) {
+        let part = |parts: &Parts| parts.with_part(column.steps.vcpus);
+        column.together = one.iter().flatten().map(part).collect();
+    }
 }
 
 /// A main function with every expert local.
@@ -140,18 +157,18 @@ impl<'s> Main<'s> {
         }
     }
 
-    /// Decode steps behind prompts of several lengths and of so many requests as `rows` say, and each prompt of the grid, with
-    /// `vcpus`.
+    /// Decode steps behind prompts of several lengths, and each prompt of the grid, with `vcpus`; from one vCPU on also
+    /// decode steps of so many requests as `rows` say.
     pub(super) fn column(&self, vcpus: f64, rows: &[usize]) -> Result<Column, CliError> {
         let bursts = self.setup.subject.functions.quotas && vcpus < 1.0;
-        let typical = |rounds: usize, measure: &mut dyn FnMut() -> Result<Answered, CliError>| match bursts {
-            true => sustained(measure),
-            false => rested(rounds, measure),
+        let answered = |tokens: usize| match bursts {
+            true => sustained(&mut || self.answer(tokens)),
+            false => rested(ROUNDS, &mut || self.answer(tokens)),
         };
-        let answered = |tokens: usize| typical(ROUNDS, &mut || self.answer(tokens));
-        let together =
-            rows.iter().map(|&rows| Ok(typical(TOGETHER_ROUNDS, &mut || self.answer_together(rows))?.step));
-        let together = together.collect::<Result<_, CliError>>()?;
+        let together = rows.iter().filter(|_| !bursts).map(|&rows| {
+            Ok::<_, CliError>(rested(TOGETHER_ROUNDS, &mut || self.answer_together(rows))?.step)
+        });
+        let together = together.collect::<Result<_, _>>()?;
         let behind = answered(DECODE_PROMPT)?;
         let grid = &self.setup.subject.grid;
         let prompts: Vec<Answered> =
@@ -384,4 +401,31 @@ fn sustained(measure: &mut dyn FnMut() -> Result<Answered, CliError>) -> Result<
         },
         step: Parts { rest: mean(|answer| answer.step.rest), experts: mean(|answer| answer.step.experts) },
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn below_one_vcpu_several_requests_take_what_they_take_with_one_stretched() {
+        let column = |vcpus: f64, together: Vec<Parts>| Column {
+            steps: Points { vcpus, points: Vec::new() },
+            experts: 0.0,
+            together,
+            prompts: Vec::new(),
+        };
+        let several = [Parts { rest: 2.0, experts: 1.0 }, Parts { rest: 3.0, experts: 4.0 }];
+        let fewer = several.map(|parts| Parts { rest: parts.rest / 2.0, experts: parts.experts / 2.0 });
+        let mut columns =
+            [column(0.25, Vec::new()), column(1.0, several.to_vec()), column(2.0, fewer.to_vec())];
+        fill_together(&mut columns);
+        let figures = columns.map(|column| {
+            column.together.iter().map(|parts| [parts.rest, parts.experts]).collect::<Vec<_>>()
+        });
+        assert_eq!(
+            figures,
+            [vec![[8.0, 4.0], [12.0, 16.0]], vec![[2.0, 1.0], [3.0, 4.0]], vec![[1.0, 0.5], [1.5, 2.0]],]
+        );
+    }
 }

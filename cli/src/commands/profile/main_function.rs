@@ -3,7 +3,7 @@
 
 use super::Subject;
 use super::in_use::{
-    Column, DECODE_PROMPT, Main, Parts, RemoteCall, STEPS, TOGETHER_CONTEXT, TOGETHER_TOKENS,
+    Column, DECODE_PROMPT, Main, Parts, RemoteCall, STEPS, TOGETHER_CONTEXT, TOGETHER_TOKENS, fill_together,
 };
 use super::lines::{Points, lines};
 use crate::exit::CliError;
@@ -36,28 +36,20 @@ pub(super) struct MainSetup<'a> {
 impl MainSetup<'_> {
     /// Measures everything on CPUs, then the non-expert part on the device where there is one.
     pub(super) fn measure(&self, step: &dyn Fn(String)) -> Result<MainFigures, CliError> {
-        let mut expert_columns = Vec::new();
         let mut columns: Vec<Column> = Vec::new();
         let mut last = None;
         let mut main_bytes = 0.0;
-        let mut known = None;
+        let mut loads = None;
         let mut call = RemoteCall { send: 0.0, wait: 0.0 };
         for (threads, vcpus) in self.subject.grid.by_threads(self.subject.functions.quotas) {
             let main = Main::start(self, threads, "cpu", step)?;
-            let (loads, tokens) = match &known {
-                Some(known) => known,
-                None => {
-                    let loads = self.loads(&main)?;
-                    let tokens = self.expert_tokens(&loads);
-                    known.insert((loads, tokens))
-                }
-            };
+            if loads.is_none() {
+                loads = Some(self.loads(&main)?);
+            }
             for vcpus in vcpus {
                 main.function.limit(vcpus)?;
                 step(format!("the main function with {vcpus} vCPUs, {threads} threads"));
-                let column = main.column(vcpus, &self.subject.grid.rows)?;
-                expert_columns.push(self.experts(&column, loads, tokens));
-                columns.push(column);
+                columns.push(main.column(vcpus, &self.subject.grid.rows)?);
             }
             main.function.limit(f64::from(self.subject.grid.cores))?;
             step("remote experts as the main function sees them".to_owned());
@@ -66,9 +58,13 @@ impl MainSetup<'_> {
             main_bytes = f64::max(main_bytes, main.function.peak_bytes().unwrap_or(0.0) - counted);
             last = Some(main.start_times());
         }
-        let (Some((_, tokens)), Some(start)) = (known, last) else {
+        let (Some(loads), Some(start)) = (loads, last) else {
             return Err(CliError::runtime("no number of vCPUs to measure"));
         };
+        fill_together(&mut columns);
+        let tokens = self.expert_tokens(&loads);
+        let expert_columns: Vec<Vec<f64>> =
+            columns.iter().map(|column| self.experts(column, &loads, &tokens)).collect();
         let device = match self.device {
             "cpu" => None,
             device => Some(self.on_device(device, step)?),

@@ -19,7 +19,7 @@ use grid::Grid;
 use main_function::MainSetup;
 use remoe_fetch::ModelArgs;
 use remoe_model::{Checkpoint, DenseDtype, ExpertsDtype, Inspection, StoredDtype};
-use remoe_planner::{Fit, seconds};
+use remoe_planner::{Contention, Fit, seconds};
 use remoe_profile::{CpuLimit, Kernels, Machine, Made, Memory, ModelId, Origin, Profile, Starts};
 use remote::RemoteSetup;
 use std::ffi::OsString;
@@ -171,6 +171,7 @@ fn measure_blocking(request: &Request, progress: &Arc<Progress>) -> Result<Profi
         context_seconds: Some(main.context_seconds),
         device: main.device,
         transport,
+        contention: remote.contention,
         starts: Starts { main: main.start, remote: remote.start },
         memory: Memory { main_bytes: main.main_bytes, function_bytes: remote.function_bytes.max(0.0) },
     })
@@ -182,8 +183,9 @@ fn steps(grid: &Grid, quotas: bool, device: &str, elsewhere: bool) -> usize {
     let sizes: usize = groups.iter().map(|(_, vcpus)| vcpus.len()).sum();
     let own_device = if device == "cpu" { 0 } else { 2 };
     // Each function starts and is then measured with every size, the remote one beside its experts as well, the main
-    // one with remote experts; then the way, another one where it was named, and start times.
-    2 * (groups.len() + sizes) + 1 + groups.len() + 1 + usize::from(elsewhere) + 1 + own_device
+    // one with remote experts; then the way, another one where it was named, several functions at the same time, and
+    // start times.
+    2 * (groups.len() + sizes) + 1 + groups.len() + 1 + usize::from(elsewhere) + 2 + own_device
 }
 
 /// The dtype that functions compute in where nothing is said: the checkpoint's, float32 for float16.
@@ -324,6 +326,13 @@ fn for_people(profile: &Profile) -> String {
                 micros(1e6 / profile.transport.bytes_per_second),
                 profile.transport.over
             ),
+        ),
+        (
+            "functions that compute together",
+            profile.contention.map_or("not measured".to_owned(), |contention| {
+                let Contention { functions, step, prefill } = contention;
+                format!("{functions} take {step:.2} times as long in decode steps, {prefill:.2} in prefills")
+            }),
         ),
         (
             "starts",

@@ -7,10 +7,11 @@ use super::grid::median;
 use crate::exit::CliError;
 use crate::machine::own_cpu_seconds;
 use remoe_function::Role;
-use remoe_planner::CpuProfile;
+use remoe_planner::{Contention, CpuProfile};
 use remoe_profile::{Start, Transport};
 use remoe_wire::v1::{LayerExperts, Work};
 use remoe_wire::{Conversation, MAX_PAYLOAD, Wait, format_listing};
+use std::sync::Barrier;
 use std::time::Duration;
 
 /// Experts under measurement, in bytes at least where the model has them: beyond any cache, as in use.
@@ -25,11 +26,16 @@ const LONG_REST: Duration = Duration::from_millis(110);
 const CALLS: usize = 7;
 /// Calls behind a figure of the transport.
 const EXCHANGES: usize = 40;
+/// Functions that compute at the same time, at most: each has a copy of the experts under measurement.
+const BESIDE: u32 = 8;
+/// Calls of each of them, and of one alone.
+const CALLS_BESIDE: usize = 25;
 
 /// What a remote function takes.
 pub(super) struct RemoteFigures {
     pub(super) expert_seconds: CpuProfile,
     pub(super) transport: Transport,
+    pub(super) contention: Option<Contention>,
     pub(super) start: Start,
     pub(super) function_bytes: f64,
     pub(super) instruction_path: String,
@@ -101,6 +107,7 @@ impl RemoteSetup<'_> {
                 function_cpu_seconds: cpu.function,
                 ..transport
             },
+            contention: self.contention(&hosted, step)?,
             start: self.start_times(&hosted, step)?,
             function_bytes,
             instruction_path: described.instruction_path,
@@ -126,6 +133,44 @@ impl RemoteSetup<'_> {
     fn weights(&self, hosted: &[LayerExperts]) -> f64 {
         let experts: usize = hosted.iter().map(|set| set.experts.len()).sum();
         self.subject.resident_experts(experts)
+    }
+
+    /// How many times longer an expert takes while functions on all cores compute, each with one vCPU. On one core none
+    /// does beside another.
+    fn contention(
+        &self,
+        hosted: &[LayerExperts],
+        step: &dyn Fn(String),
+    ) -> Result<Option<Contention>, CliError> {
+        step("several remote functions at the same time".to_owned());
+        let functions = self.subject.grid.cores.min(BESIDE);
+        if functions < 2 {
+            return Ok(None);
+        }
+        let running = (0..functions).map(|_| self.start(hosted, 1)).collect::<Result<Vec<_>, _>>()?;
+        let clients = running.iter().map(|function| {
+            function.limit(1.0)?;
+            Client::open(&function.grpc.to_string(), hosted, self)
+        });
+        let mut clients = clients.collect::<Result<Vec<_>, _>>()?;
+        let all = clients.first().map_or(0, Client::calls_for_all);
+        for _ in 0..all {
+            together(&mut clients, 1)?;
+        }
+        let mut slowed = |tokens: f64| -> Result<f64, CliError> {
+            let (mut alone, mut beside) = (Vec::new(), Vec::new());
+            // In turn: memory is not as quick in one minute as in the next.
+            for _ in 0..CALLS_BESIDE {
+                alone.extend(together(&mut clients[..1], tokens as usize)?);
+                beside.extend(together(&mut clients, tokens as usize)?);
+            }
+            let times = median(beside) / median(alone);
+            Ok(if times.is_finite() { times.max(1.0) } else { 1.0 })
+        };
+        let tokens = &self.subject.grid.tokens;
+        let of = |tokens: Option<&f64>| tokens.copied().unwrap_or(1.0);
+        let (step, prefill) = (slowed(of(tokens.first()))?, slowed(of(tokens.last()))?);
+        Ok(Some(Contention { functions, step, prefill }))
     }
 
     fn start(&self, hosted: &[LayerExperts], threads: usize) -> Result<Running<'_>, CliError> {
@@ -171,6 +216,20 @@ pub(super) fn start<'f>(
         "0".into(),
     ]);
     subject.functions.start(Role::Remote, arguments, f64::from(subject.grid.cores))
+}
+
+/// Has every one of `clients` ask for `rows` rows at the same time; seconds of an expert of each.
+fn together(clients: &mut [Client<'_>], rows: usize) -> Result<Vec<f64>, CliError> {
+    let begin = Barrier::new(clients.len());
+    let asking = |client: &mut Client<'_>| {
+        begin.wait();
+        client.ask(rows, Wait::SLEEP).map(|(_, compute, experts)| compute / experts as f64)
+    };
+    std::thread::scope(|scope| {
+        let asked: Vec<_> = clients.iter_mut().map(|client| scope.spawn(|| asking(client))).collect();
+        let lost = |_panic| Err(CliError::runtime("asking a remote function failed"));
+        asked.into_iter().map(|asked| asked.join().unwrap_or_else(lost)).collect()
+    })
 }
 
 /// CPU seconds of a call at both ends besides experts; 0 where the kernel does not count them.

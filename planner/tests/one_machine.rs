@@ -1,0 +1,116 @@
+//! Functions that share a machine: its cores, and the memory that all of them read.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod generate;
+
+use generate::small_problem;
+use remoe_planner::{Contention, Evaluation, Options, PlanDraft, Problem, VcpuRange, evaluate, solve};
+use serde_json::{Value, json};
+
+const CONTENTION: Contention = Contention { functions: 4, step: 1.6, prefill: 1.3 };
+
+/// One layer of two experts that every token uses, whatever else a request does takes no time.
+fn problem(contention: Option<Contention>) -> Value {
+    let sizes = json!({"min_bytes": 1e8, "max_bytes": 1e10, "step_bytes": 1e8});
+    let vcpus = json!({"min": 1.0, "max": 1.0, "step": 1.0});
+    let seconds = |seconds: [f64; 2]| json!({"vcpus": [1.0], "tokens": [1.0, 8.0], "seconds": [[seconds[0]], [seconds[1]]]});
+    json!({
+        "device": "cpu",
+        "request": {"input_tokens": 8.0, "output_tokens": 100.0},
+        "prediction": [[0.5, 0.5]],
+        "layers": [{
+            "experts": 2, "top_k": 2, "expert_bytes": 1e8, "nonexpert_bytes": 1e8, "kv_bytes_per_token": 0.0,
+            "nonexpert_prefill_seconds": {"base": 0.0, "per_token": 0.0}, "nonexpert_decode_seconds": 0.0,
+            "expert_seconds": seconds([1.0, 3.0]), "cpu_nonexpert_seconds": seconds([0.0, 0.0]),
+        }],
+        "token_bytes": 1.0, "head_bytes": 0.0, "runtime_bytes": 0.0, "function_bytes": 0.0,
+        "transport": {
+            "token_bytes_up": 1.0, "token_bytes_down": 1.0, "bytes_per_second": 1e12, "invoke_seconds": 0.0,
+        },
+        "swap_seconds": {"base": 0.0, "per_token": 0.0},
+        "cold_start_seconds": 0.0,
+        "pricing": {"cpu_per_core_second": 1.0, "memory_per_gb_second": 0.1, "billing": "reserved"},
+        "specs": {"main": sizes, "remote": sizes, "main_vcpus": vcpus, "remote_vcpus": vcpus},
+        "shared_cores": 4.0,
+        "contention": contention,
+        "slo": {"ttft_seconds": 1e3, "tpot_seconds": 1e3},
+        "limits": {"max_replicas": 2, "max_groups": 4},
+    })
+}
+
+/// Of a plan with `groups`, each with so many replicas.
+fn evaluated(problem: &Value, groups: &[(&str, u32)]) -> Evaluation {
+    let problem = Problem::from_json(&problem.to_string()).unwrap();
+    let group = |(experts, replicas): &(&str, u32)| json!({"experts": experts, "memory_bytes": 1e9, "vcpus": 1.0, "replicas": replicas});
+    let groups: Vec<Value> = groups.iter().map(group).collect();
+    let plan = json!({"main_bytes": 1e9, "main_vcpus": 1.0, "groups": groups});
+    evaluate(&problem, &PlanDraft::from_json(&plan.to_string()).unwrap(), false).unwrap()
+}
+
+fn assert_close(evaluation: &Evaluation, prefill: f64, step: f64) {
+    let close = |a: f64, b: f64| (a - b).abs() < 1e-9;
+    let times = (evaluation.prefill_seconds, evaluation.tpot_seconds);
+    assert!(close(times.0, prefill) && close(times.1, step), "{times:?}, expected {prefill} and {step}");
+}
+
+/// Both experts of a token are on the same path with probability 1/2: the slower path has 1.5 experts in the mean.
+#[test]
+fn experts_take_longer_where_other_functions_compute_theirs() {
+    let (quiet, busy) = (problem(None), problem(Some(CONTENTION)));
+    // Two functions are a third of what four do to each other.
+    let (prefill, step) = (1.1, 1.2);
+    for groups in [&[("0:0", 1), ("0:1", 1)][..], &[("0:1", 1)][..]] {
+        assert_close(&evaluated(&quiet, groups), 3.0, 1.5);
+        assert_close(&evaluated(&busy, groups), 3.0 * prefill, 1.5 * step);
+    }
+    // Nobody else computes; two replicas do so in a prefill, an expert each.
+    assert_close(&evaluated(&busy, &[("0:0-1", 1)]), 6.0, 2.0);
+    assert_close(&evaluated(&busy, &[("0:0-1", 2)]), 3.0 * prefill, 2.0);
+    // Elsewhere functions have machines of their own.
+    let mut elsewhere = busy;
+    elsewhere.as_object_mut().unwrap().remove("shared_cores");
+    assert_close(&evaluated(&elsewhere, &[("0:0", 1), ("0:1", 1)]), 3.0, 1.5);
+}
+
+/// What the search thinks of a plan is what its evaluation says, and contention makes no plan quicker.
+#[test]
+fn plans_count_it() {
+    let mut sliced = 0;
+    for seed in 0..24 {
+        let mut problem = small_problem(seed, 2);
+        let range = |max| Some(VcpuRange { min: 0.5, max, step: 0.5 });
+        (problem.specs.main_vcpus, problem.specs.remote_vcpus) = (range(4.0), range(2.0));
+        problem.pricing.cpu_per_core_second = Some(0.5);
+        problem.pricing.memory_per_gb_second = Some(0.3);
+        problem.cpu_quotas = seed.is_multiple_of(2);
+        problem.limits.max_groups = Some(3);
+        problem.shared_cores = Some(4.0);
+        let quiet = problem.clone();
+        problem.contention = Some(CONTENTION);
+        let Ok(answer) = solve(&problem, None, &Options::default()) else { continue };
+        let draft = PlanDraft::from_json(&serde_json::to_string(&answer.plan).unwrap()).unwrap();
+        let busy = evaluate(&problem, &draft, false).unwrap();
+        assert_eq!(answer.evaluation, busy, "{seed}");
+        let quiet = evaluate(&quiet, &draft, false).unwrap();
+        assert!(quiet.prefill_seconds <= busy.prefill_seconds * (1.0 + 1e-12), "{seed}");
+        assert!(quiet.tpot_seconds <= busy.tpot_seconds * (1.0 + 1e-12), "{seed}");
+        sliced += usize::from(!answer.plan.groups.is_empty());
+    }
+    assert!(sliced >= 5, "{sliced} plans have groups");
+}
+
+#[test]
+fn impossible_contention_is_named() {
+    let wrong = |functions: u32, step: f64, prefill: f64| {
+        let text = problem(Some(Contention { functions, step, prefill })).to_string();
+        Problem::from_json(&text).unwrap_err().to_string()
+    };
+    for (message, field) in [
+        (wrong(1, 1.5, 1.5), "contention.functions"),
+        (wrong(2, 0.9, 1.5), "contention.step"),
+        (wrong(2, 1.5, 1e9), "contention.prefill"),
+    ] {
+        assert!(message.contains(field), "{message}");
+    }
+}
