@@ -20,7 +20,7 @@ use remoe_planner::{
     VcpuRange, solve, useful_vcpus,
 };
 use remoe_predictor::{ByPhase, Trained};
-use remoe_profile::{ModelId, Prices, ProblemError, Profile, Wishes};
+use remoe_profile::{ModelId, Origin, Prices, ProblemError, Profile, Wishes};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -198,6 +198,14 @@ impl PlanningArgs {
         let mut problem =
             self.problem(&wanted.checkpoint, &wanted.inspection, &profile, args.dtype, asked)?;
         constraints::apply(args, &mut problem)?;
+        let several = problem.limits.max_groups.is_some() && profile.machine.cores > 1;
+        if several && profile.origin == Origin::Measured && profile.contention.is_none() {
+            progress.line(&format!(
+                "the profile of {} does not say how functions that compute at the same time slow each other down: plans in groups \
+                 are taken to be quicker than they are; `remoe profile` measures it",
+                profile.made.date
+            ));
+        }
         Ok(problem)
     }
 

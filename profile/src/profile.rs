@@ -58,8 +58,7 @@ pub struct Profile {
     pub gpu_expert_seconds: Option<GpuProfile>,
     /// Between main and remote functions.
     pub transport: Transport,
-    /// How remote functions of this machine slow each other down where as many of them compute as it has cores; absent where
-    /// nobody measured it.
+    /// How remote functions of this machine slow each other down; absent where nobody measured it, as on one core.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub contention: Option<Contention>,
     /// From nothing to ready.

@@ -6,7 +6,6 @@ use crate::cost::sleepers::GroupLife;
 use crate::cost::slowest::{Path, Work, expected_slowest, slowest_of};
 use crate::cost::{LayerEvaluation, Replicas};
 use crate::plan::{Group, Plan, whole_bytes};
-use crate::problem::contention::Slowed;
 use crate::problem::curve::{Column, Curve};
 use crate::problem::model::{Model, Seconds};
 use serde::Serialize;
@@ -35,23 +34,18 @@ pub(crate) struct Part<'a> {
     experts: &'a [u32],
     curve: &'a Curve,
     column: Column,
-    slowed: Slowed,
+    slowed: f64,
 }
 
 impl<'a> Part<'a> {
-    /// `experts` on functions with `vcpus` that others of their machine slow down.
-    pub(crate) fn new(experts: &'a [u32], curve: &'a Curve, vcpus: f64, slowed: Slowed) -> Self {
+    /// `experts` on functions with `vcpus`, where each takes `slowed` times as long as alone.
+    pub(crate) fn new(experts: &'a [u32], curve: &'a Curve, vcpus: f64, slowed: f64) -> Self {
         Self { experts, curve, column: curve.column(vcpus), slowed }
     }
 
-    /// Seconds of one expert with `tokens` of a prefill.
-    fn prefill_seconds(&self, tokens: f64) -> f64 {
-        self.slowed.prefill * self.curve.seconds(tokens, self.column)
-    }
-
-    /// Seconds of one expert with `tokens` of a decode step.
-    fn step_seconds(&self, tokens: f64) -> f64 {
-        self.slowed.step * self.curve.seconds(tokens, self.column)
+    /// Seconds of one expert with `tokens`.
+    fn seconds(&self, tokens: f64) -> f64 {
+        self.slowed * self.curve.seconds(tokens, self.column)
     }
 }
 
@@ -78,7 +72,7 @@ impl Model<'_> {
     pub(crate) fn layer_in_groups(&self, layer: usize, plan: &Plan) -> LayerEvaluation {
         let model = &self.layers[layer];
         let vcpus = self.main_pace(plan).vcpus;
-        let slowed = self.slowed_in(layer, plan);
+        let slowed = self.slowed_prefill_in(layer, plan);
         let local = self.local_experts(layer, plan);
         let local_prefill = self.prefill_work(layer, &Part::new(&local, &model.curve, vcpus, slowed));
         let replicas: Vec<Replicas> =
@@ -91,6 +85,7 @@ impl Model<'_> {
             parts.map(|part| self.prefill_work(layer, &part)).sum()
         });
         let step = self.step(layer, 1.0, plan, &local);
+        let slowed = self.slowed_step_in(layer, 1.0, plan);
         let billed: f64 = plan.groups.iter().map(|group| self.group_step(layer, group, slowed)).sum();
         let called = replicas.iter().filter(|replicas| replicas.slowest() > 0.0).count() as f64;
         let fixed =
@@ -126,7 +121,7 @@ impl Model<'_> {
             share: layers.clone().map(share).sum::<f64>() / self.layers.len() as f64,
             prefill_billed: layers.clone().map(prefill).sum(),
             decode_billed: layers
-                .map(|layer| self.group_step(layer, group, self.slowed_in(layer, plan)))
+                .map(|layer| self.group_step(layer, group, self.slowed_step_in(layer, 1.0, plan)))
                 .sum(),
             rate: self.remote_rate(group.memory_bytes, group.vcpus) * f64::from(group.replicas),
             life: None,
@@ -155,25 +150,25 @@ impl Model<'_> {
         experts.filter(|expert| remote.binary_search(expert).is_err()).collect()
     }
 
-    pub(crate) fn replicas(&self, layer: usize, group: &Group, slowed: Slowed) -> Replicas {
+    pub(crate) fn replicas(&self, layer: usize, group: &Group, slowed: f64) -> Replicas {
         let vcpus = self.group_pace(group).vcpus;
         Replicas::new(self, layer, &group.experts[layer], vcpus, group.replicas, slowed)
     }
 
     /// Seconds of one decode step that `group` works for one request in `layer`.
-    pub(crate) fn group_step(&self, layer: usize, group: &Group, slowed: Slowed) -> f64 {
+    pub(crate) fn group_step(&self, layer: usize, group: &Group, slowed: f64) -> f64 {
         let model = &self.layers[layer];
         let experts = &group.experts[layer];
         let share = self.share_of(layer, experts).min(1.0);
         let part = Part::new(experts, model.remote_curve(), self.group_pace(group).vcpus, slowed);
-        let one = part.step_seconds(1.0) + self.down;
+        let one = part.seconds(1.0) + self.down;
         model.per_token() * share * one + model.called(share, 1.0) * self.round_trip()
     }
 
     /// One decode step of `rows` requests in `layer`, without the fixed part.
     fn step(&self, layer: usize, rows: f64, plan: &Plan, local: &[u32]) -> Step {
         let model = &self.layers[layer];
-        let slowed = self.slowed_in(layer, plan);
+        let slowed = self.slowed_step_in(layer, rows, plan);
         let here = Part::new(local, &model.curve, self.main_pace(plan).vcpus, slowed);
         // Without groups the layer's own function is the only one.
         let own = &plan.layers[layer];
@@ -210,7 +205,7 @@ impl Model<'_> {
         let model = &self.layers[layer];
         let path = |part: &Part<'_>, down: f64, trip: f64| Path {
             share: self.share_of(layer, part.experts),
-            seconds: part.step_seconds(1.0) + down,
+            seconds: part.seconds(1.0) + down,
             trip,
             count: 1,
         };
@@ -245,7 +240,7 @@ impl Model<'_> {
     /// Seconds of computing the experts of `part` in the prefill.
     pub(crate) fn prefill_work(&self, layer: usize, part: &Part<'_>) -> f64 {
         let tokens = part.experts.iter().map(|expert| self.prefill_tokens(layer, *expert));
-        tokens.map(|tokens| part.prefill_seconds(tokens)).sum()
+        tokens.map(|tokens| part.seconds(tokens)).sum()
     }
 
     /// Mean seconds of computing the experts of `part` in a decode step of `rows` requests. One request has no more experts than
@@ -255,7 +250,7 @@ impl Model<'_> {
             true => self.work(layer, rows, part).mean,
             false => {
                 let share = self.share_of(layer, part.experts).min(1.0);
-                self.layers[layer].per_token() * share * part.step_seconds(1.0)
+                self.layers[layer].per_token() * share * part.seconds(1.0)
             }
         }
     }
@@ -268,7 +263,7 @@ impl Model<'_> {
             let expert = *expert as usize;
             let (used, tokens) = known
                 .map_or_else(|| used(rows, per_token * self.shares[layer][expert]), |known| known[expert]);
-            let seconds = part.step_seconds(tokens);
+            let seconds = part.seconds(tokens);
             Work {
                 mean: sum.mean + used * seconds,
                 variance: sum.variance + used * (1.0 - used) * seconds * seconds,

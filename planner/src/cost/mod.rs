@@ -18,7 +18,6 @@ use crate::cost::groups::{GroupEvaluation, of_group};
 use crate::cost::lpt::{Replica, load_bound, longest_first};
 use crate::cost::running::{Bill, Life, Running, Times};
 use crate::plan::{Group, LayerPlan, Plan, whole_bytes};
-use crate::problem::contention::Slowed;
 use crate::problem::model::{Model, Seconds};
 use crate::problem::sizes::{BYTE_SLACK, GB};
 use serde::Serialize;
@@ -290,7 +289,7 @@ impl Model<'_> {
         let local_prefill: f64 =
             (0..model.experts).filter(is_local).map(|expert| model.curve.seconds(tokens(expert), main)).sum();
         let remote_vcpus = self.remote_vcpus(part.memory_bytes);
-        let remote = Replicas::new(self, layer, &part.remote, remote_vcpus, part.replicas, Slowed::NOT);
+        let remote = Replicas::new(self, layer, &part.remote, remote_vcpus, part.replicas, 1.0);
         let remote_prefill = remote.slowest();
         let share = self.share_of(layer, &part.remote).min(1.0);
         let local_step = model.curve.seconds(1.0, main);
@@ -442,7 +441,7 @@ impl Replicas {
         experts: &[u32],
         vcpus: f64,
         count: u32,
-        slowed: Slowed,
+        slowed: f64,
     ) -> Self {
         let layer = &model.layers[index];
         let shares = &model.shares[index];
@@ -465,7 +464,7 @@ impl Replicas {
         let rows: Vec<f64> = replicas.iter().map(|replica| assigned(replica, &tokens)).collect();
         let travelling: Vec<f64> = rows.iter().map(|rows| rows.min(model.input)).collect();
         let seconds = replicas.iter().zip(&rows).zip(&travelling).map(|((replica, rows), travelling)| {
-            let computing = slowed.prefill * assigned(replica, &computing);
+            let computing = slowed * assigned(replica, &computing);
             let working = computing + rows * model.down + travelling * model.up;
             if *travelling > 0.0 { working + model.invoke } else { 0.0 }
         });

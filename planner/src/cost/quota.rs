@@ -8,6 +8,7 @@
 use crate::cost::groups::Part;
 use crate::cost::running::Times;
 use crate::plan::{Group, Plan};
+use crate::problem::curve::Curve;
 use crate::problem::model::Model;
 
 /// Seconds after which a function has its part again: the usual period of control groups.
@@ -73,15 +74,14 @@ impl Model<'_> {
         let batches = self.batches();
         let mut work = Times::none(batches.len());
         for (layer, model) in self.layers.iter().enumerate() {
-            let slowed = self.slowed_in(layer, plan);
             let local = self.local_experts(layer, plan);
-            let experts = self.work_of_experts(layer, &Part::new(&local, &model.curve, pace.vcpus, slowed));
+            let experts = self.work_of_experts(layer, &local, &model.curve, plan, pace);
             let calls = |rows: f64| {
                 let called = plan.groups.iter().map(|group| self.share_of(layer, &group.experts[layer]));
                 called.map(|share| model.called(share, rows)).sum::<f64>() * self.main_cpu
             };
             let working: usize =
-                plan.groups.iter().map(|group| self.replicas(layer, group, slowed).working()).sum();
+                plan.groups.iter().map(|group| self.replicas(layer, group, 1.0).working()).sum();
             let steps = batches.iter().zip(&experts.steps);
             work.add(
                 model.computing(pace.vcpus, self.input) + experts.prefill + working as f64 * self.main_cpu,
@@ -96,13 +96,11 @@ impl Model<'_> {
         let mut work = Times::none(self.batches().len());
         let functions = f64::from(group.replicas.max(1));
         for (layer, model) in self.layers.iter().enumerate() {
-            let slowed = self.slowed_in(layer, plan);
             let hosted = &group.experts[layer];
-            let part = Part::new(hosted, model.remote_curve(), pace.vcpus, slowed);
-            let all = self.work_of_experts(layer, &part);
+            let all = self.work_of_experts(layer, hosted, model.remote_curve(), plan, pace);
             let share = self.share_of(layer, hosted);
             let calls = self.batches().into_iter().map(|rows| model.called(share, rows) * self.function_cpu);
-            let working = self.replicas(layer, group, slowed).working();
+            let working = self.replicas(layer, group, 1.0).working();
             let prefill = all.prefill + working as f64 * self.function_cpu;
             work.add(
                 prefill / functions,
@@ -112,9 +110,20 @@ impl Model<'_> {
         work
     }
 
-    /// Seconds of computing the experts of `part` of `layer`.
-    fn work_of_experts(&self, layer: usize, part: &Part<'_>) -> Times {
-        let step = |rows: &f64| self.mean_work(layer, *rows, part);
-        Times { prefill: self.prefill_work(layer, part), steps: self.batches().iter().map(step).collect() }
+    /// Seconds of computing `experts` of `layer` in a function of `plan`.
+    fn work_of_experts(
+        &self,
+        layer: usize,
+        experts: &[u32],
+        curve: &Curve,
+        plan: &Plan,
+        pace: Pace,
+    ) -> Times {
+        let part = |slowed: f64| Part::new(experts, curve, pace.vcpus, slowed);
+        let step = |rows: f64| self.mean_work(layer, rows, &part(self.slowed_step_in(layer, rows, plan)));
+        Times {
+            prefill: self.prefill_work(layer, &part(self.slowed_prefill_in(layer, plan))),
+            steps: self.batches().into_iter().map(step).collect(),
+        }
     }
 }

@@ -77,16 +77,20 @@ impl Slicing<'_, '_> {
         known: Option<&Planned>,
         window: f64,
     ) -> Option<Planned> {
-        let mut best = self.parted_by(&ByUse::new(self.model, None), candidate, base, known, window);
+        let mut left = MOST_PARTED;
+        let by_use = ByUse::new(self.model, None);
+        let mut best = self.parted_by(&by_use, candidate, base, known, window, &mut left);
         // Of few experts a layer may go as a whole, however much it is used: the main function then computes none of it.
-        for layer in 0..if self.is_small() { self.model.layers.len() } else { 0 } {
+        let layers = self.model.layers.len();
+        for layer in 0..if self.is_small() && layers > 1 { layers } else { 0 } {
             let by_use = ByUse::new(self.model, Some(layer));
-            best = self.parted_by(&by_use, candidate, base, best.as_ref().or(known), window).or(best);
+            let known = best.as_ref().or(known);
+            best = self.parted_by(&by_use, candidate, base, known, window, &mut left).or(best);
         }
         best
     }
 
-    /// The same with the first experts of `by_use`.
+    /// The same with the first experts of `by_use`; at most `left` plans are evaluated.
     fn parted_by(
         &self,
         by_use: &ByUse,
@@ -94,10 +98,10 @@ impl Slicing<'_, '_> {
         base: &Plan,
         known: Option<&Planned>,
         window: f64,
+        left: &mut usize,
     ) -> Option<Planned> {
         let cuts = by_use.cuts(self.is_small());
         let mut best: Option<Planned> = None;
-        let mut left = MOST_PARTED;
         let mut tried: Vec<Vec<usize>> = cuts.iter().map(|cut| vec![*cut]).collect();
         if self.is_exhaustive(base) {
             // Of few experts two groups may pay where neither of them does alone.
@@ -108,10 +112,10 @@ impl Slicing<'_, '_> {
             let mut next = None;
             for bounds in tried {
                 for plan in self.with_cold(base, by_use, &bounds, window) {
-                    if left == 0 {
+                    if *left == 0 {
                         return best;
                     }
-                    left -= 1;
+                    *left -= 1;
                     if let Some(found) = self.judged(candidate, plan, best.as_ref().or(known)) {
                         (best, next) = (Some(found), Some(bounds.clone()));
                     }

@@ -110,10 +110,11 @@ impl KnownLayer {
         model.add_work(model.layers[layer].experts * (2 + batches.len() / 2) + 40);
         let evaluation = model.layer_in_groups(layer, plan);
         let hosts = plan.groups.iter().filter(|group| !group.experts[layer].is_empty());
-        let slowed = model.slowed_in(layer, plan);
+        let prefill = model.slowed_prefill_in(layer, plan);
+        let step = model.slowed_step_in(layer, 1.0, plan);
         let bill = |group: &Group| {
-            let prefill = model.replicas(layer, group, slowed).seconds.iter().sum();
-            (prefill, model.group_step(layer, group, slowed))
+            let prefill = model.replicas(layer, group, prefill).seconds.iter().sum();
+            (prefill, model.group_step(layer, group, step))
         };
         Self {
             prefill: evaluation.prefill,
@@ -130,7 +131,7 @@ mod tests {
     use super::*;
     use crate::generate::{BEYOND, beyond, small_problem};
     use crate::plan::LayerPlan;
-    use crate::problem::Billing;
+    use crate::problem::{Billing, Contention};
 
     /// Two groups that hold every other expert each, but for the first of every layer.
     fn plan(model: &Model<'_>) -> Plan {
@@ -168,6 +169,10 @@ mod tests {
             problem.limits.max_groups = Some(2);
             if seed % 2 == 0 {
                 problem.pricing.billing = Billing::Invocation;
+            }
+            if seed % 3 == 0 {
+                problem.shared_cores = Some(4.0);
+                problem.contention = Some(Contention { functions: 5, step: 1.6, prefill: 1.3 });
             }
             let model = Model::new(&problem);
             let mut known = KnownLayers::default();

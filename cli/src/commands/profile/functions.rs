@@ -24,6 +24,7 @@ const START_LIMIT: Duration = Duration::from_secs(600);
 pub(super) struct Functions {
     runtime: Handle,
     launcher: ProcessLauncher,
+    progress: Arc<Progress>,
     /// Whether vCPUs are limited by quotas; otherwise only by threads.
     pub(super) quotas: bool,
     /// Memory that a function may take: the machine's.
@@ -64,7 +65,12 @@ impl Functions {
             Ok(cgroups) => launcher.with_limits(cgroups),
             Err(_) => launcher,
         };
-        Ok(Self { runtime: Handle::current(), launcher, quotas, memory_bytes })
+        Ok(Self { runtime: Handle::current(), launcher, progress: progress.clone(), quotas, memory_bytes })
+    }
+
+    /// Says `what` to whoever has asked for the profile.
+    pub(super) fn tell(&self, what: &str) {
+        self.progress.line(what);
     }
 
     /// Starts a function and waits until it listens.

@@ -87,8 +87,8 @@ pub(super) struct Column {
     pub(super) steps: Points,
     /// Experts in a decode step.
     pub(super) experts: f64,
-    /// Decode steps of several requests, context included; none below one vCPU, where their prompts use up the quota that the
-    /// steps are to have.
+    /// Decode steps of several requests, context included. Below one vCPU their prompts would use up the quota that the
+    /// steps are to have: see [`fill_together`].
     pub(super) together: Vec<Parts>,
     /// Each prompt of the grid.
     pub(super) prompts: Vec<Parts>,

@@ -11,8 +11,7 @@ use remoe_planner::{Contention, CpuProfile};
 use remoe_profile::{Start, Transport};
 use remoe_wire::v1::{LayerExperts, Work};
 use remoe_wire::{Conversation, MAX_PAYLOAD, Wait, format_listing};
-use std::sync::Barrier;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Experts under measurement, in bytes at least where the model has them: beyond any cache, as in use.
 const HOSTED_BYTES: u64 = 256 << 20;
@@ -28,8 +27,13 @@ const CALLS: usize = 7;
 const EXCHANGES: usize = 40;
 /// Functions that compute at the same time, at most: each has a copy of the experts under measurement.
 const BESIDE: u32 = 8;
-/// Calls of each of them, and of one alone.
-const CALLS_BESIDE: usize = 25;
+/// Bytes of all those copies beyond the weights of the model.
+const COPIES_BYTES: f64 = 1e9;
+/// Calls of each of them, and of one alone, one behind the other ..
+const CALLS_BESIDE: usize = 8;
+/// .. in turn so many times, as far as time allows.
+const ROUNDS_BESIDE: usize = 5;
+const BESIDE_LIMIT: Duration = Duration::from_secs(10);
 
 /// What a remote function takes.
 pub(super) struct RemoteFigures {
@@ -100,6 +104,13 @@ impl RemoteSetup<'_> {
             self.subject.functions.quotas,
         );
         let transport = transport.ok_or_else(|| CliError::runtime("the transport was not measured"))?;
+        // Plans do without it, and a machine that cannot hold so many functions is no reason to do without all the rest.
+        let contention = self.contention(&hosted, step).unwrap_or_else(|error| {
+            self.subject
+                .functions
+                .tell(&format!("several functions at the same time were not measured: {}", error.message));
+            None
+        });
         Ok(RemoteFigures {
             expert_seconds,
             transport: Transport {
@@ -107,7 +118,7 @@ impl RemoteSetup<'_> {
                 function_cpu_seconds: cpu.function,
                 ..transport
             },
-            contention: self.contention(&hosted, step)?,
+            contention,
             start: self.start_times(&hosted, step)?,
             function_bytes,
             instruction_path: described.instruction_path,
@@ -135,15 +146,17 @@ impl RemoteSetup<'_> {
         self.subject.resident_experts(experts)
     }
 
-    /// How many times longer an expert takes while functions on all cores compute, each with one vCPU. On one core none
-    /// does beside another.
+    /// How many times longer an expert takes while as many functions as there are cores, [`BESIDE`] at most, compute, each
+    /// with one vCPU. On one core none does beside another, and not where so many copies of `hosted` are more than the model.
     fn contention(
         &self,
         hosted: &[LayerExperts],
         step: &dyn Fn(String),
     ) -> Result<Option<Contention>, CliError> {
         step("several remote functions at the same time".to_owned());
-        let functions = self.subject.grid.cores.min(BESIDE);
+        let weights = self.subject.inspection.resident_total_bytes(self.subject.dtype) as f64;
+        let room = (weights + COPIES_BYTES) / self.weights(hosted).max(1.0);
+        let functions = self.subject.grid.cores.min(BESIDE).min(room as u32);
         if functions < 2 {
             return Ok(None);
         }
@@ -154,15 +167,17 @@ impl RemoteSetup<'_> {
         });
         let mut clients = clients.collect::<Result<Vec<_>, _>>()?;
         let all = clients.first().map_or(0, Client::calls_for_all);
-        for _ in 0..all {
-            together(&mut clients, 1)?;
-        }
+        together(&mut clients, 1, all)?;
         let mut slowed = |tokens: f64| -> Result<f64, CliError> {
             let (mut alone, mut beside) = (Vec::new(), Vec::new());
+            let began = Instant::now();
             // In turn: memory is not as quick in one minute as in the next.
-            for _ in 0..CALLS_BESIDE {
-                alone.extend(together(&mut clients[..1], tokens as usize)?);
-                beside.extend(together(&mut clients, tokens as usize)?);
+            for round in 0..ROUNDS_BESIDE {
+                if round > 0 && began.elapsed() > BESIDE_LIMIT {
+                    break;
+                }
+                alone.extend(together(&mut clients[..1], tokens as usize, CALLS_BESIDE)?);
+                beside.extend(together(&mut clients, tokens as usize, CALLS_BESIDE)?);
             }
             let times = median(beside) / median(alone);
             Ok(if times.is_finite() { times.max(1.0) } else { 1.0 })
@@ -218,18 +233,33 @@ pub(super) fn start<'f>(
     subject.functions.start(Role::Remote, arguments, f64::from(subject.grid.cores))
 }
 
-/// Has every one of `clients` ask for `rows` rows at the same time; seconds of an expert of each.
-fn together(clients: &mut [Client<'_>], rows: usize) -> Result<Vec<f64>, CliError> {
-    let begin = Barrier::new(clients.len());
-    let asking = |client: &mut Client<'_>| {
-        begin.wait();
-        client.ask(rows, Wait::SLEEP).map(|(_, compute, experts)| compute / experts as f64)
+/// Has each of `clients` ask for `rows` rows so many times at the same time, one call right behind the other; seconds of an expert
+/// of each call but the first and the last, which others do not all compute beside.
+fn together(clients: &mut [Client<'_>], rows: usize, calls: usize) -> Result<Vec<f64>, CliError> {
+    let asking = |client: &mut Client<'_>| -> Result<Vec<f64>, CliError> {
+        // What is sent is written down before: only then do functions hardly rest.
+        let works: Vec<Work> = (0..calls).map(|_| client.work(rows)).collect();
+        let mut seconds = Vec::with_capacity(calls);
+        for work in works {
+            let (_, compute, experts) = client.send(work, Wait::SLEEP)?;
+            seconds.push(compute / experts as f64);
+        }
+        let last = seconds.len().saturating_sub(1);
+        Ok(seconds.get(1..last).unwrap_or_default().to_vec())
     };
-    std::thread::scope(|scope| {
-        let asked: Vec<_> = clients.iter_mut().map(|client| scope.spawn(|| asking(client))).collect();
-        let lost = |_panic| Err(CliError::runtime("asking a remote function failed"));
-        asked.into_iter().map(|asked| asked.join().unwrap_or_else(lost)).collect()
-    })
+    let lost = |why: &str| CliError::runtime(format!("cannot ask several remote functions at once: {why}"));
+    let answers = std::thread::scope(|scope| {
+        let begun = clients.iter_mut().map(|client| {
+            let asked = std::thread::Builder::new().spawn_scoped(scope, || asking(client));
+            asked.map_err(|error| lost(&error.to_string()))
+        });
+        // All begin before any is waited for, and all end before any answer counts.
+        let begun: Vec<_> = begun.collect();
+        let ended =
+            begun.into_iter().map(|asked| asked?.join().unwrap_or_else(|_panic| Err(lost("it failed"))));
+        ended.collect::<Vec<_>>()
+    });
+    answers.into_iter().collect::<Result<Vec<_>, _>>().map(|answers| answers.concat())
 }
 
 /// CPU seconds of a call at both ends besides experts; 0 where the kernel does not count them.
@@ -267,6 +297,11 @@ impl<'a> Client<'a> {
     /// and how many experts there were.
     fn ask(&mut self, rows: usize, wait: Wait) -> Result<(f64, f64, usize), CliError> {
         let work = self.work(rows);
+        self.send(work, wait)
+    }
+
+    /// The same with rows that are written down.
+    fn send(&mut self, work: Work, wait: Wait) -> Result<(f64, f64, usize), CliError> {
         let experts = work.counts.first().copied().unwrap_or(1) as usize;
         let answer = self.conversation.ask(work, wait)?;
         Ok((answer.round_trip.as_secs_f64(), answer.compute.as_secs_f64(), experts))
