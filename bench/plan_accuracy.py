@@ -74,7 +74,12 @@ def group_plans(remoe, model, workload, folder, vcpus):
     base += ["--main-cpu", f"{millis}:{millis}:1000", "--remote-cpu", f"{millis}:{millis}:1000",
              "--remote-memory-mb", "100:16000:100", "--tpot", "60s", "--ttft", "600s", "--json"]
     answer = run(base + ["--remote", "never"])
-    problem, main = answer["problem"], answer["plan"]["main_bytes"]
+    main = answer["plan"]["main_bytes"]
+    # `up` serves it here: all functions share this machine.
+    problem = {**answer["problem"], "shared_cores": os.cpu_count()}
+    stated = os.path.join(folder, "problem.json")
+    with open(stated, "w") as out:
+        json.dump(problem, out)
     for ratio in (1.0, 0.5):
         for count in (1, 2, 4):
             dealt = [[] for _ in range(count)]
@@ -89,7 +94,7 @@ def group_plans(remoe, model, workload, folder, vcpus):
             file = os.path.join(folder, "draft.json")
             with open(file, "w") as out:
                 json.dump(plan, out)
-            evaluation = run(base + ["--evaluate", file])
+            evaluation = run([remoe, "plan", "--problem", stated, "--evaluate", file, "--json"])
             whole = {**plan, "layers": [{"remote": sorted(int(e) for group in dealt for e in group[index].split(":")[1].split(","))}
                                         for index in range(len(problem["layers"]))]}
             for group, terms in zip(whole["groups"], evaluation["groups"]):
