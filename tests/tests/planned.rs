@@ -58,6 +58,8 @@ async fn a_profile_names_what_it_was_made_of() {
     assert!(positive(&profile.expert_seconds) && positive(&profile.nonexpert_seconds));
     assert!(positive(profile.remote_expert_seconds.as_ref().unwrap()));
     assert!(profile.starts.main.seconds(1e7) > 0.0 && profile.memory.main_bytes > 1e7);
+    // On one core no function computes beside another.
+    assert_eq!(profile.contention.is_some(), profile.machine.cores > 1, "{:?}", profile.contention);
 }
 
 /// An answer with the figures of the request.
