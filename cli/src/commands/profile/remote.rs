@@ -147,7 +147,7 @@ impl RemoteSetup<'_> {
     }
 
     /// How many times longer an expert takes while as many functions as there are cores, [`BESIDE`] at most, compute, each
-    /// with one vCPU. On one core none does beside another, and not where so many copies of `hosted` are more than the model.
+    /// with one vCPU. On one core none does beside another, and not where so many copies of `hosted` would be far more than the model.
     fn contention(
         &self,
         hosted: &[LayerExperts],
