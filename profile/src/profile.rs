@@ -14,8 +14,6 @@ pub const MEASUREMENTS: u32 = 3;
 pub const STEP_ROWS: usize = 8;
 /// Token counts or vCPUs of a table, at most.
 const MAX_POINTS: usize = 1024;
-/// Neither more functions at the same time nor a larger factor is measured.
-const LARGEST_CONTENTION: f64 = 1e3;
 /// No time is longer, in seconds.
 const LONGEST: f64 = 1e9;
 
@@ -288,15 +286,10 @@ impl Profile {
         seconds("transport.main_cpu_seconds", self.transport.main_cpu_seconds)?;
         seconds("transport.function_cpu_seconds", self.transport.function_cpu_seconds)?;
         rate("transport.bytes_per_second", self.transport.bytes_per_second)?;
-        if let Some(Contention { functions, step, prefill }) = self.contention {
-            let factors =
-                [("functions", f64::from(functions), 2.0), ("step", step, 1.0), ("prefill", prefill, 1.0)];
-            for (name, value, least) in factors {
-                if !(least..=LARGEST_CONTENTION).contains(&value) {
-                    let message =
-                        format!("is {value}, expected {least} to {LARGEST_CONTENTION}; measure again");
-                    return Err(wrong(format!("contention.{name}"), message));
-                }
+        for (name, value, least, most) in self.contention.iter().flat_map(Contention::figures) {
+            if !(least..=most).contains(&value) {
+                let message = format!("is {value}, expected {least} to {most}; measure again");
+                return Err(wrong(format!("contention.{name}"), message));
             }
         }
         for (name, start) in [("main", self.starts.main), ("remote", self.starts.remote)] {

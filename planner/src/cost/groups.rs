@@ -72,7 +72,7 @@ impl Model<'_> {
     pub(crate) fn layer_in_groups(&self, layer: usize, plan: &Plan) -> LayerEvaluation {
         let model = &self.layers[layer];
         let vcpus = self.main_pace(plan).vcpus;
-        let slowed = self.slowed_prefill_in(layer, plan);
+        let slowed = self.slowed_prefill(layer, plan);
         let local = self.local_experts(layer, plan);
         let local_prefill = self.prefill_work(layer, &Part::new(&local, &model.curve, vcpus, slowed));
         let replicas: Vec<Replicas> =
@@ -85,7 +85,7 @@ impl Model<'_> {
             parts.map(|part| self.prefill_work(layer, &part)).sum()
         });
         let step = self.step(layer, 1.0, plan, &local);
-        let slowed = self.slowed_step_in(layer, 1.0, plan);
+        let slowed = self.slowed_step(layer, 1.0, plan);
         let billed: f64 = plan.groups.iter().map(|group| self.group_step(layer, group, slowed)).sum();
         let called = replicas.iter().filter(|replicas| replicas.slowest() > 0.0).count() as f64;
         let fixed =
@@ -121,7 +121,7 @@ impl Model<'_> {
             share: layers.clone().map(share).sum::<f64>() / self.layers.len() as f64,
             prefill_billed: layers.clone().map(prefill).sum(),
             decode_billed: layers
-                .map(|layer| self.group_step(layer, group, self.slowed_step_in(layer, 1.0, plan)))
+                .map(|layer| self.group_step(layer, group, self.slowed_step(layer, 1.0, plan)))
                 .sum(),
             rate: self.remote_rate(group.memory_bytes, group.vcpus) * f64::from(group.replicas),
             life: None,
@@ -168,7 +168,7 @@ impl Model<'_> {
     /// One decode step of `rows` requests in `layer`, without the fixed part.
     fn step(&self, layer: usize, rows: f64, plan: &Plan, local: &[u32]) -> Step {
         let model = &self.layers[layer];
-        let slowed = self.slowed_step_in(layer, rows, plan);
+        let slowed = self.slowed_step(layer, rows, plan);
         let here = Part::new(local, &model.curve, self.main_pace(plan).vcpus, slowed);
         // Without groups the layer's own function is the only one.
         let own = &plan.layers[layer];

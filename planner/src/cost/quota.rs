@@ -8,6 +8,7 @@
 use crate::cost::groups::Part;
 use crate::cost::running::Times;
 use crate::plan::{Group, Plan};
+use crate::problem::contention::Slowed;
 use crate::problem::curve::Curve;
 use crate::problem::model::Model;
 
@@ -37,13 +38,14 @@ impl Model<'_> {
         if !self.problem.cpu_quotas {
             return;
         }
+        let slowed: Vec<Slowed> = (0..self.layers.len()).map(|layer| self.slowed(layer, plan)).collect();
         let groups = plan.groups.iter().map(|group| (self.group_pace(group), Some(group)));
         let throttled = std::iter::once((self.main_pace(plan), None)).chain(groups);
         let works: Vec<(Times, f64)> = throttled
             .filter(|(pace, _)| pace.stretch > 1.0)
             .map(|(pace, group)| match group {
-                None => (self.work_of_main(plan, pace), pace.stretch),
-                Some(group) => (self.work_of(group, plan, pace), pace.stretch),
+                None => (self.work_of_main(plan, pace, &slowed), pace.stretch),
+                Some(group) => (self.work_of(group, pace, &slowed), pace.stretch),
             })
             .collect();
         match self.is_rested {
@@ -70,12 +72,12 @@ impl Model<'_> {
     }
 
     /// What the main function computes.
-    fn work_of_main(&self, plan: &Plan, pace: Pace) -> Times {
+    fn work_of_main(&self, plan: &Plan, pace: Pace, slowed: &[Slowed]) -> Times {
         let batches = self.batches();
         let mut work = Times::none(batches.len());
         for (layer, model) in self.layers.iter().enumerate() {
             let local = self.local_experts(layer, plan);
-            let experts = self.work_of_experts(layer, &local, &model.curve, plan, pace);
+            let experts = self.work_of_experts(layer, &local, &model.curve, pace, &slowed[layer]);
             let calls = |rows: f64| {
                 let called = plan.groups.iter().map(|group| self.share_of(layer, &group.experts[layer]));
                 called.map(|share| model.called(share, rows)).sum::<f64>() * self.main_cpu
@@ -92,12 +94,12 @@ impl Model<'_> {
     }
 
     /// What one of the functions of `group` computes.
-    fn work_of(&self, group: &Group, plan: &Plan, pace: Pace) -> Times {
+    fn work_of(&self, group: &Group, pace: Pace, slowed: &[Slowed]) -> Times {
         let mut work = Times::none(self.batches().len());
         let functions = f64::from(group.replicas.max(1));
         for (layer, model) in self.layers.iter().enumerate() {
             let hosted = &group.experts[layer];
-            let all = self.work_of_experts(layer, hosted, model.remote_curve(), plan, pace);
+            let all = self.work_of_experts(layer, hosted, model.remote_curve(), pace, &slowed[layer]);
             let share = self.share_of(layer, hosted);
             let calls = self.batches().into_iter().map(|rows| model.called(share, rows) * self.function_cpu);
             let working = self.replicas(layer, group, 1.0).working();
@@ -110,20 +112,20 @@ impl Model<'_> {
         work
     }
 
-    /// Seconds of computing `experts` of `layer` in a function of `plan`.
+    /// Seconds of computing `experts` of `layer`.
     fn work_of_experts(
         &self,
         layer: usize,
         experts: &[u32],
         curve: &Curve,
-        plan: &Plan,
         pace: Pace,
+        slowed: &Slowed,
     ) -> Times {
         let part = |slowed: f64| Part::new(experts, curve, pace.vcpus, slowed);
-        let step = |rows: f64| self.mean_work(layer, rows, &part(self.slowed_step_in(layer, rows, plan)));
+        let steps = self.batches().into_iter().zip(&slowed.steps);
         Times {
-            prefill: self.prefill_work(layer, &part(self.slowed_prefill_in(layer, plan))),
-            steps: self.batches().into_iter().map(step).collect(),
+            prefill: self.prefill_work(layer, &part(slowed.prefill)),
+            steps: steps.map(|(rows, slowed)| self.mean_work(layer, rows, &part(*slowed))).collect(),
         }
     }
 }

@@ -25,8 +25,6 @@ const MAX_REPLICAS: u32 = 1024;
 const MAX_GROUPS: u32 = 256;
 const LEAST_VCPUS: f64 = 1e-3;
 const MAX_VCPUS: f64 = 1e5;
-/// Functions of one machine never slow each other down more.
-const MAX_CONTENTION: f64 = 1e3;
 /// Requests that run at once.
 const MAX_CONCURRENCY: u32 = 65_536;
 /// Requests that come together.
@@ -175,9 +173,9 @@ impl Problem {
             between("shared_cores", cores, 1.0, MAX_VCPUS)?;
         }
         if let Some(contention) = self.contention {
-            between("contention.functions", f64::from(contention.functions), 2.0, MAX_VCPUS)?;
-            between("contention.step", contention.step, 1.0, MAX_CONTENTION)?;
-            between("contention.prefill", contention.prefill, 1.0, MAX_CONTENTION)?;
+            for (name, value, least, most) in contention.figures() {
+                between(format_args!("contention.{name}"), value, least, most)?;
+            }
         }
         if self.cpu_quotas
             && let Some((name, _)) = specs.iter().find(|(_, range)| range.is_none())

@@ -4,6 +4,9 @@ use crate::plan::{Group, Plan};
 use crate::problem::model::Model;
 use serde::{Deserialize, Serialize};
 
+/// Neither more functions at the same time nor a larger factor is measured.
+const LARGEST: f64 = 1e3;
+
 /// How many times longer experts take while several functions of one machine compute theirs: cores share the memory that
 /// weights are read from. At least 1.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -17,7 +20,24 @@ pub struct Contention {
     pub prefill: f64,
 }
 
+/// How many times longer the experts of one layer take than where no other function computes.
+pub(crate) struct Slowed {
+    pub(crate) prefill: f64,
+    /// At each of [`Model::batches`].
+    pub(crate) steps: Vec<f64>,
+}
+
 impl Contention {
+    /// Every figure by name, with the least and the most that it can be.
+    #[must_use]
+    pub fn figures(&self) -> [(&'static str, f64, f64, f64); 3] {
+        [
+            ("functions", f64::from(self.functions), 2.0, LARGEST),
+            ("step", self.step, 1.0, LARGEST),
+            ("prefill", self.prefill, 1.0, LARGEST),
+        ]
+    }
+
     /// `measured` where so many functions compute at the same time.
     fn among(self, functions: f64, measured: f64) -> f64 {
         let others = f64::from(self.functions) - 1.0;
@@ -31,39 +51,33 @@ impl Model<'_> {
         self.problem.contention.filter(|_| self.problem.shared_cores.is_some())
     }
 
-    /// How many times longer the experts of a layer take in a prefill that so many functions compute at the same time.
-    pub(crate) fn slowed_prefill(&self, functions: impl FnOnce() -> usize) -> f64 {
-        self.contention().map_or(1.0, |contention| contention.among(functions() as f64, contention.prefill))
-    }
-
-    /// The same of `layer` in `plan`, which has groups: functions are the main one with local experts and replicas with any.
-    pub(crate) fn slowed_prefill_in(&self, layer: usize, plan: &Plan) -> f64 {
-        self.slowed_prefill(|| {
-            let hosting = plan.groups.iter().map(|group| hosting(group, layer)).sum::<usize>();
-            hosting + usize::from(plan.layers[layer].remote.len() < self.layers[layer].experts)
-        })
-    }
-
-    /// How many times longer the experts of `layer` take in a decode step of `rows` requests, whose groups and main function
-    /// have these shares of the assignments: of them as many compute as are expected to be called.
-    pub(crate) fn slowed_step<S: Iterator<Item = f64>>(
-        &self,
-        layer: usize,
-        rows: f64,
-        shares: impl FnOnce() -> S,
-    ) -> f64 {
+    /// How many times longer the experts of `layer` in `plan`, which has groups, take in a prefill than alone: the main function
+    /// with local experts and all replicas that have any compute at the same time.
+    pub(crate) fn slowed_prefill(&self, layer: usize, plan: &Plan) -> f64 {
         self.contention().map_or(1.0, |contention| {
-            let called = shares().map(|share| self.layers[layer].called(share, rows)).sum::<f64>();
-            contention.among(called, contention.step)
+            let away: usize = plan.groups.iter().map(|group| hosting(group, layer)).sum();
+            let here = usize::from(plan.layers[layer].remote.len() < self.layers[layer].experts);
+            contention.among((away + here) as f64, contention.prefill)
         })
     }
 
-    /// The same of `layer` in `plan`, which has groups.
-    pub(crate) fn slowed_step_in(&self, layer: usize, rows: f64, plan: &Plan) -> f64 {
-        self.slowed_step(layer, rows, || {
-            let away = plan.groups.iter().map(move |group| self.share_of(layer, &group.experts[layer]));
-            away.chain([(1.0 - self.share_of(layer, &plan.layers[layer].remote)).max(0.0)])
+    /// The same in a decode step of `rows` requests: of main function and groups as many compute as are expected to be called.
+    pub(crate) fn slowed_step(&self, layer: usize, rows: f64, plan: &Plan) -> f64 {
+        self.contention().map_or(1.0, |contention| {
+            let away = plan.groups.iter().map(|group| self.share_of(layer, &group.experts[layer]));
+            let here = (1.0 - self.share_of(layer, &plan.layers[layer].remote)).max(0.0);
+            let called = away.chain([here]).map(|share| self.layers[layer].called(share, rows));
+            contention.among(called.sum(), contention.step)
         })
+    }
+
+    /// Both, for decode steps at each of [`Model::batches`].
+    pub(crate) fn slowed(&self, layer: usize, plan: &Plan) -> Slowed {
+        let step = |rows: f64| self.slowed_step(layer, rows, plan);
+        Slowed {
+            prefill: self.slowed_prefill(layer, plan),
+            steps: self.batches().into_iter().map(step).collect(),
+        }
     }
 }
 

@@ -110,8 +110,8 @@ impl KnownLayer {
         model.add_work(model.layers[layer].experts * (2 + batches.len() / 2) + 40);
         let evaluation = model.layer_in_groups(layer, plan);
         let hosts = plan.groups.iter().filter(|group| !group.experts[layer].is_empty());
-        let prefill = model.slowed_prefill_in(layer, plan);
-        let step = model.slowed_step_in(layer, 1.0, plan);
+        let prefill = model.slowed_prefill(layer, plan);
+        let step = model.slowed_step(layer, 1.0, plan);
         let bill = |group: &Group| {
             let prefill = model.replicas(layer, group, prefill).seconds.iter().sum();
             (prefill, model.group_step(layer, group, step))

@@ -1,5 +1,9 @@
 //! The times of one arrangement of groups, for any pair of sizes.
 
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;
+
 use crate::cost::lpt::longest_first;
 use crate::cost::quota::Pace;
 use crate::cost::running::{Running, Times};
@@ -218,12 +222,10 @@ impl<'m> Layer<'m> {
         let hosts = plan.groups.iter().enumerate().filter(|(_, group)| !group.experts[layer].is_empty());
         let hosts: Vec<(usize, &[u32])> =
             hosts.map(|(index, group)| (index, group.experts[layer].as_slice())).collect();
-        let functions =
-            || hosts.iter().map(|(_, experts)| experts.len().min(replicas as usize)).sum::<usize>();
-        let slowed = model.slowed_prefill(|| functions() + usize::from(!local.is_empty()));
+        let slowed = model.slowed(layer, plan);
         let mut bins = Vec::new();
         for (group, experts) in &hosts {
-            bins.extend(bins_of(model, terms.away(), layer, *group, experts, replicas, slowed)?);
+            bins.extend(bins_of(model, terms.away(), layer, *group, experts, replicas, slowed.prefill)?);
         }
         let shares_of: Vec<(usize, f64)> =
             hosts.iter().map(|(group, experts)| (*group, model.share_of(layer, experts))).collect();
@@ -231,17 +233,13 @@ impl<'m> Layer<'m> {
         let here = (1.0 - away.iter().sum::<f64>()).max(0.0);
         let spread = (parts.top_k <= MOST_TABLED).then(|| Probabilities::new(parts.top_k, here, &away));
         let calls = |rows: &f64| away.iter().map(|share| parts.called(*share, *rows)).sum::<f64>();
-        let slowed_step = |rows: f64| model.slowed_step(layer, rows, || away.iter().copied().chain([here]));
         let work = |terms: &PathTerms, batch: usize, experts: &[u32], way: f64| {
-            let slowed = slowed_step(batches[batch + 1]);
+            let slowed = slowed.steps[batch + 1];
             let (mean, variance) = &terms.batches[batch];
+            let deviation = variance.sums(experts.iter().copied()).into_iter().map(f64::sqrt);
             BatchWork {
                 mean: times(slowed, mean.sums(experts.iter().copied())),
-                deviation: variance
-                    .sums(experts.iter().copied())
-                    .into_iter()
-                    .map(|variance| slowed * variance.sqrt())
-                    .collect(),
+                deviation: times(slowed, deviation.collect()),
                 way,
             }
         };
@@ -260,8 +258,8 @@ impl<'m> Layer<'m> {
         let working: std::collections::BTreeSet<usize> = bins.iter().map(|bin| bin.group).collect();
         Some(Self {
             model: parts,
-            slowed: slowed_step(1.0),
-            local: times(slowed, terms.here.prefill.sums(local.iter().copied())),
+            slowed: slowed.steps[0],
+            local: times(slowed.prefill, terms.here.prefill.sums(local.iter().copied())),
             calls: (working.len() as f64, batches.iter().map(calls).collect()),
             batches: batches[1..].iter().enumerate().map(batch).collect(),
             bins,
@@ -270,10 +268,14 @@ impl<'m> Layer<'m> {
         })
     }
 
-    /// Seconds of one local expert with one token, and of a remote one.
-    fn one(&self, main: Place, remote: Place) -> (f64, f64) {
-        let (here, away) = (self.model.curve.one(), self.model.remote_curve().one());
-        (self.slowed * main.of(here), self.slowed * remote.of(away))
+    /// Seconds of one local expert with one token.
+    fn one_here(&self, main: Place) -> f64 {
+        self.slowed * main.of(self.model.curve.one())
+    }
+
+    /// The same of a remote one.
+    fn one_away(&self, remote: Place) -> f64 {
+        self.slowed * remote.of(self.model.remote_curve().one())
     }
 
     fn places(&self, main: Pace, remote: Pace, least: bool) -> Places {
@@ -295,8 +297,7 @@ impl<'m> Layer<'m> {
                 *billed += seconds;
             }
         }
-        let (here, away) = self.one(main, remote);
-        let away = away + model.down;
+        let (here, away) = (self.one_here(main), self.one_away(remote) + model.down);
         let trip = model.round_trip();
         let bills = !billed.is_empty();
         for (group, share) in self.shares.iter().filter(|_| bills) {
@@ -327,7 +328,7 @@ impl<'m> Layer<'m> {
         let shared = model.shared(self.shares.len(), || {
             let alone = alone();
             let away: f64 = self.shares.iter().map(|(_, share)| share).sum();
-            let (here, there) = self.one(alone.main, alone.remote);
+            let (here, there) = (self.one_here(alone.main), self.one_away(alone.remote));
             self.model.per_token() * ((1.0 - away).max(0.0) * here + away * there)
         });
         let calls = self.calls.1.iter().map(|calls| calls * model.send);
@@ -353,7 +354,7 @@ impl<'m> Layer<'m> {
     /// Adds what the main function computes of it to `work`.
     fn add_work_of_main(&self, model: &Model<'_>, main: Place, work: &mut Times) {
         let share = (1.0 - self.shares.iter().map(|(_, share)| share).sum::<f64>()).max(0.0);
-        let one = self.model.per_token() * share * self.slowed * main.of(self.model.curve.one());
+        let one = self.model.per_token() * share * self.one_here(main);
         let many = self.batches.iter().map(|works| main.of(&works[0].mean));
         let experts = std::iter::once(one).chain(many);
         let calls = self.calls.1.iter().map(|calls| calls * model.main_cpu);
@@ -363,7 +364,7 @@ impl<'m> Layer<'m> {
 
     /// Adds what all functions of every group that it calls compute of it to `works`, by the groups' numbers.
     fn add_work_of_groups(&self, model: &Model<'_>, remote: Place, batches: &[f64], works: &mut [Times]) {
-        let expert = self.slowed * remote.of(self.model.remote_curve().one());
+        let expert = self.one_away(remote);
         for (index, (group, share)) in self.shares.iter().enumerate() {
             let bins = self.bins.iter().filter(|bin| bin.group == *group);
             let many = self.batches.iter().map(|works| remote.of(&works[index + 1].mean));
@@ -426,85 +427,4 @@ fn bins_of(
         }
     }
     Some(bins)
-}
-
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod tests {
-    use super::*;
-    use crate::generate::{Random, small_problem};
-    use crate::plan::{Group, LayerPlan};
-    use crate::problem::{Arrivals, Contention, VcpuRange};
-
-    /// Every expert but the first ones in groups, dealt as cards are.
-    fn plan(model: &Model<'_>, groups: u32, local: u32, replicas: u32) -> Plan {
-        let of = |index: u32| Group {
-            experts: model
-                .layers
-                .iter()
-                .map(|layer| (local..layer.experts as u32).filter(|id| id % groups == index).collect())
-                .collect(),
-            memory_bytes: model.remote_sizes[0],
-            vcpus: Some(1.0),
-            replicas,
-            idle_seconds: None,
-        };
-        let remote = |layer: &LayerModel| (local..layer.experts as u32).collect();
-        let groups = (0..groups).map(of);
-        Plan {
-            main_bytes: model.main_sizes[0],
-            main_vcpus: Some(1.0),
-            layers: model
-                .layers
-                .iter()
-                .map(|layer| LayerPlan { remote: remote(layer), ..LayerPlan::default() })
-                .collect(),
-            groups: groups.filter(|group| group.experts.iter().any(|experts| !experts.is_empty())).collect(),
-        }
-    }
-
-    #[test]
-    fn times_are_those_of_an_evaluation() {
-        let random = &mut Random::new(3);
-        let mut compared = 0;
-        for seed in 0..300 {
-            let mut problem = small_problem(seed, 1 + seed as usize % 3);
-            let range = Some(VcpuRange { min: 0.5, max: 4.0, step: 0.5 });
-            (problem.specs.main_vcpus, problem.specs.remote_vcpus) = (range, range);
-            problem.pricing.cpu_per_core_second = Some(0.5);
-            problem.pricing.memory_per_gb_second = Some(0.3);
-            problem.limits.payload_bytes = None;
-            problem.request.concurrency = 4;
-            problem.arrivals =
-                Some(Arrivals { per_second: 1e-3, burst: 1.0, recorded_seconds: None, idle_seconds: None });
-            problem.cpu_quotas = seed.is_multiple_of(2);
-            problem.shared_cores = Some(3.0);
-            problem.contention = Some(Contention { functions: 5, step: 1.9, prefill: 1.4 });
-            let model = Model::new(&problem);
-            let replicas = random.whole(1, 3) as u32;
-            let mut plan = plan(&model, random.whole(1, 3) as u32, random.whole(0, 2) as u32, replicas);
-            if plan.groups.is_empty() {
-                continue;
-            }
-            // With one vCPU each, or with less where that is a quota: replicas are dealt what they take with one.
-            let vcpus = if problem.cpu_quotas { [0.5, 1.0][random.whole(0, 1) as usize] } else { 1.0 };
-            plan.main_vcpus = Some(vcpus);
-            plan.groups.iter_mut().for_each(|group| group.vcpus = Some(vcpus));
-            let rest = RestOfLayers::new(&model);
-            let table = Table::new(&model, &rest, None, &plan, replicas).unwrap();
-            let sizing = Sizing { bytes: 0.0, stated: Some(vcpus), vcpus, rate: 1.0 };
-            let remote = vec![sizing; plan.groups.len()];
-            let pair = Pair { main: sizing, remote: &remote };
-            let times = table.running(&pair, &pair, false).times;
-            let evaluation = model.evaluate(&plan);
-            let steps = evaluation.steps.iter().map(|step| step.seconds);
-            let all = std::iter::once(evaluation.prefill_seconds).chain(steps);
-            for (one, other) in std::iter::once(times.prefill).chain(times.steps).zip(all) {
-                assert!((one - other).abs() <= 1e-9 * other, "{seed}: {one} {other} {plan:?}");
-            }
-            assert_eq!(evaluation.steps.len(), 3);
-            compared += 1;
-        }
-        assert!(compared >= 200, "{compared}");
-    }
 }

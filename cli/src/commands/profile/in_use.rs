@@ -165,10 +165,10 @@ impl<'s> Main<'s> {
             true => sustained(&mut || self.answer(tokens)),
             false => rested(ROUNDS, &mut || self.answer(tokens)),
         };
-        let together = rows.iter().filter(|_| !bursts).map(|&rows| {
-            Ok::<_, CliError>(rested(TOGETHER_ROUNDS, &mut || self.answer_together(rows))?.step)
-        });
-        let together = together.collect::<Result<_, _>>()?;
+        let rows = if bursts { &[] } else { rows };
+        let together =
+            rows.iter().map(|&rows| Ok(rested(TOGETHER_ROUNDS, &mut || self.answer_together(rows))?.step));
+        let together = together.collect::<Result<_, CliError>>()?;
         let behind = answered(DECODE_PROMPT)?;
         let grid = &self.setup.subject.grid;
         let prompts: Vec<Answered> =
