@@ -50,6 +50,8 @@ compile_error!("weights and rows are little-endian and used in place");
 
 mod attention;
 mod class;
+#[cfg(target_os = "linux")]
+mod cores;
 mod dtype;
 mod error;
 mod fp8;

@@ -9,6 +9,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+#[cfg(target_os = "linux")]
+use crate::cores::Cores;
 use crate::paths::float_mode::FloatMode;
 use crate::paths::{Kernels, PathChoice};
 use crate::plan::{Phase, Plan};
@@ -88,6 +90,8 @@ pub(crate) struct Shared {
     phases: [Progress; 2],
     opened: Signal,
     progressed: Signal,
+    #[cfg(target_os = "linux")]
+    cores: Option<Cores>,
 }
 
 // SAFETY: `plan` is written only between calls, see its comment; everything else is Sync by itself.
@@ -109,6 +113,8 @@ impl Shared {
             phases: [progress(), progress()],
             opened: Signal::default(),
             progressed: Signal::default(),
+            #[cfg(target_os = "linux")]
+            cores: Cores::of(threads),
         })
     }
 
@@ -142,6 +148,10 @@ impl Shared {
             }
         }
         self.panicked.store(false, Ordering::Relaxed);
+        #[cfg(target_os = "linux")]
+        if let Some(cores) = &self.cores {
+            cores.apart();
+        }
         let number = (self.state.load(Ordering::Relaxed) >> CALL).wrapping_add(1);
         self.state.store(number << CALL | OPEN, Ordering::SeqCst);
         self.opened.wake();
@@ -165,6 +175,10 @@ impl Shared {
 
     /// A worker's life.
     pub(crate) fn work(&self, thread: usize) {
+        #[cfg(target_os = "linux")]
+        if let Some(cores) = &self.cores {
+            cores.joined(thread);
+        }
         let mut last = 0;
         loop {
             let is_new = |state: u64| state & OPEN != 0 && state >> CALL != last;

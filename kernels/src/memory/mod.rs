@@ -1,4 +1,7 @@
-//! Zeroed memory, aligned to 64 bytes, on huge pages where it is large.
+//! Zeroed memory, aligned to 64 bytes, on huge pages where it is not small.
+
+#[cfg(target_os = "linux")]
+mod arena;
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
@@ -8,20 +11,22 @@ use crate::KernelError;
 /// Alignment of every buffer: a cache line and a 512-bit vector.
 const ALIGN: usize = 64;
 
-/// Size of a huge page. From this size on a buffer is a mapping of its own.
+/// Size of a huge page.
 const HUGE: usize = 2 << 20;
 
-const PAGE: usize = 4096;
+/// From this size on buffers share large mappings; the allocator's memory is for smaller ones.
+const SHARED: usize = 128 << 10;
+
+#[cfg(target_os = "linux")]
+static ARENA: std::sync::Mutex<arena::Arena> = std::sync::Mutex::new(arena::Arena::new());
 
 /// Zeroed, aligned bytes that are owned, never moved and given back to the operating system when dropped.
 ///
-/// Memory becomes resident when it is first written, by the thread that writes it. Whole huge pages are asked for as such; the rest of the last one stays on small pages, so that an expert does not take more than it needs.
+/// Memory becomes resident when it is first written, by the thread that writes it.
 #[derive(Debug)]
 pub(crate) struct Buffer {
     start: NonNull<u8>,
     len: usize,
-    /// The whole mapping, which begins before `start` where the kernel did not align it; `None` for memory of the allocator.
-    mapping: Option<(NonNull<u8>, usize)>,
 }
 
 // SAFETY: a buffer owns its memory, like a Vec; shared references to it only read.
@@ -32,52 +37,35 @@ unsafe impl Sync for Buffer {}
 impl Buffer {
     /// Memory that a buffer of `len` bytes takes once all of it has been written.
     pub(crate) const fn resident_bytes(len: usize) -> usize {
-        if len >= HUGE && cfg!(unix) { len.next_multiple_of(PAGE) } else { len.next_multiple_of(ALIGN) }
+        len.next_multiple_of(ALIGN)
     }
 
     /// `len` zero bytes.
     pub(crate) fn zeroed(len: usize) -> Result<Self, KernelError> {
-        #[cfg(unix)]
-        if len >= HUGE {
-            return Self::mapped(len);
-        }
         if len == 0 {
-            return Ok(Self { start: NonNull::dangling(), len, mapping: None });
+            return Ok(Self { start: NonNull::dangling(), len });
+        }
+        let out_of_memory = KernelError::OutOfMemory { bytes: len };
+        #[cfg(target_os = "linux")]
+        if len >= SHARED {
+            let start = Self::arena().take(len).ok_or(out_of_memory)?;
+            return Ok(Self { start, len });
         }
         let layout = Self::layout(len)?;
         // SAFETY: the layout has a size above zero.
         let start = unsafe { alloc_zeroed(layout) };
-        let start = NonNull::new(start).ok_or(KernelError::OutOfMemory { bytes: len })?;
-        Ok(Self { start, len, mapping: None })
+        let start = NonNull::new(start).ok_or(out_of_memory)?;
+        Ok(Self { start, len })
     }
 
     fn layout(len: usize) -> Result<Layout, KernelError> {
         Layout::from_size_align(len, ALIGN).map_err(|_| KernelError::TooLarge { what: "a buffer" })
     }
 
-    #[cfg(unix)]
-    fn mapped(len: usize) -> Result<Self, KernelError> {
-        use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
-
-        let out_of_memory = KernelError::OutOfMemory { bytes: len };
-        // Room to move the start to a huge page's boundary; what is left over is never touched and so never resident.
-        let total = len.checked_add(HUGE).ok_or(KernelError::TooLarge { what: "a buffer" })?;
-        // SAFETY: a fresh private mapping at an address of the kernel's choice touches no other memory.
-        let mapping = unsafe {
-            mmap_anonymous(std::ptr::null_mut(), total, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
-        };
-        let mapping = mapping.ok().and_then(|p| NonNull::new(p.cast::<u8>())).ok_or(out_of_memory)?;
-        let skip = mapping.as_ptr().align_offset(HUGE).min(HUGE);
-        // SAFETY: `skip <= HUGE`, and the mapping is `len + HUGE` bytes long.
-        let start = unsafe { mapping.add(skip) };
-        #[cfg(target_os = "linux")]
-        {
-            use rustix::mm::{Advice, madvise};
-            // Only speed depends on the answer: a kernel without huge pages refuses.
-            // SAFETY: the range lies inside the mapping, and the advice does not change contents.
-            let _ = unsafe { madvise(start.as_ptr().cast(), len - len % HUGE, Advice::LinuxHugepage) };
-        }
-        Ok(Self { start, len, mapping: Some((mapping, total)) })
+    #[cfg(target_os = "linux")]
+    fn arena() -> std::sync::MutexGuard<'static, arena::Arena> {
+        // Nothing in there panics half-way.
+        ARENA.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -113,10 +101,10 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        #[cfg(unix)]
-        if let Some((mapping, total)) = self.mapping {
-            // SAFETY: exactly the mapping made in `mapped`; no reference outlives `self`. An error would mean that it is gone already.
-            let _ = unsafe { rustix::mm::munmap(mapping.as_ptr().cast(), total) };
+        #[cfg(target_os = "linux")]
+        if self.len >= SHARED {
+            // SAFETY: taken in `zeroed` with this length; no reference outlives `self`.
+            unsafe { Self::arena().give(self.start, self.len) };
             return;
         }
         if self.len > 0
@@ -134,7 +122,7 @@ mod tests {
 
     #[test]
     fn small_and_large_buffers_are_aligned_and_zero() {
-        for len in [0, 1, 3, 64, 65, 4096, HUGE - 1, HUGE, HUGE + 5, 3 * HUGE + 12_345] {
+        for len in [0, 1, 3, 64, 65, 4096, SHARED - 1, SHARED, HUGE - 1, HUGE, HUGE + 5, 3 * HUGE + 12_345] {
             let mut buffer = Buffer::zeroed(len).unwrap();
             assert_eq!(buffer.len(), len);
             let words = buffer.words_mut();
