@@ -5,9 +5,11 @@
 //! packed form.
 
 mod fp8;
+mod nodes;
 mod quantisation;
 mod read;
 
+pub use nodes::spread_over_nodes;
 pub use quantisation::{QuantisationError, quantisation_errors};
 use read::Reader;
 pub use read::load_floats;

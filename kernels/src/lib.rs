@@ -75,6 +75,8 @@ pub use dtype::{Activation, Dtype, StoredDtype};
 pub use error::KernelError;
 pub use fp8::Fp8Scales;
 pub use matrix::{MAX_OUTPUTS, PackedMatrix, PackedMatrixBuilder};
+#[cfg(target_os = "linux")]
+pub use memory::spread_over_nodes;
 pub use pack::{PackedExpert, PackedExpertBuilder};
 pub use paths::{InstructionPath, PathChoice, wrong_paths};
 pub use plan::{Job, MAX_JOBS, MAX_ROWS, Product};

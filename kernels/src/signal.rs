@@ -7,6 +7,9 @@ use std::time::{Duration, Instant};
 /// Looks at the clock once in so many polls.
 const POLLS_PER_LOOK: u32 = 32;
 
+/// How long a thread polls without letting others have its core.
+const ALONE: Duration = Duration::from_micros(5);
+
 /// Wakes threads that wait for some atomic state to change.
 #[derive(Debug, Default)]
 pub(crate) struct Signal {
@@ -30,8 +33,12 @@ impl Signal {
                         return;
                     }
                 }
-                if start.elapsed() >= poll {
+                let polled = start.elapsed();
+                if polled >= poll {
                     break;
+                }
+                if polled >= ALONE {
+                    std::thread::yield_now();
                 }
             }
         }

@@ -2,6 +2,7 @@
 
 use crate::{Backend, Error, Listeners, Settings, run};
 use clap::Parser;
+use remoe_experts::spread_over_nodes;
 use remoe_function::{
     Role, announce, descriptors_for_runtime, end_with_launcher, init_logs, process_start, shutdown_on_signal,
 };
@@ -27,6 +28,7 @@ fn serve<B: Backend>(settings: Settings, started: Instant) -> Result<(), Error> 
         end_with_launcher(launcher).map_err(std::io::Error::other)?;
     }
     descriptors_for_runtime()?;
+    spread_over_nodes();
     // HTTP and control need little; the engine has a thread and a runtime of its own.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let outcome = runtime.block_on(async {

@@ -1,6 +1,7 @@
 //! The `remote-expert-fn` process.
 
 use clap::Parser;
+use remoe_experts::spread_over_nodes;
 use remoe_function::{
     Role, announce, descriptors_for_runtime, end_with_launcher, init_logs, shutdown_on_signal,
 };
@@ -37,6 +38,7 @@ fn serve(settings: Settings, started: Instant) -> Result<(), Error> {
         end_with_launcher(launcher).map_err(std::io::Error::other)?;
     }
     descriptors_for_runtime()?;
+    spread_over_nodes();
     // One thread for all connections: the exchange is faster without a pool, and computing has its
     // own threads.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
-use super::{ALIGN, HUGE};
+use super::{ALIGN, HUGE, nodes};
 
 /// Least size of a mapping.
 const REGION: usize = 16 * HUGE;
@@ -84,6 +84,8 @@ impl Region {
         // Only speed depends on the answer: a kernel without huge pages refuses.
         // SAFETY: the range lies inside the mapping, and the advice does not change contents.
         let _ = unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxHugepage) };
+        // SAFETY: mapped just now, from a huge page's boundary on.
+        unsafe { nodes::spread(start, len) };
         Some(Self { start, len, mapping: (mapping, total), free: BTreeMap::from([(0, len)]) })
     }
 

@@ -2,6 +2,11 @@
 
 #[cfg(target_os = "linux")]
 mod arena;
+#[cfg(target_os = "linux")]
+mod nodes;
+
+#[cfg(target_os = "linux")]
+pub use nodes::spread_over_nodes;
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;

@@ -1,0 +1,103 @@
+//! The machine's memory nodes, as Linux tells of them.
+
+use std::fs;
+use std::path::Path;
+
+const NODES: &str = "/sys/devices/system/node";
+
+/// Spreads weights that are loaded from now on over the memory nodes of the machine that this process has cores of; nothing
+/// changes on a machine with one. To be called once, before experts are loaded.
+pub fn spread_over_nodes() {
+    #[cfg(target_os = "linux")]
+    remoe_kernels::spread_over_nodes(&cores_of_nodes(Path::new(NODES)));
+}
+
+/// The cores of each node that has memory and cores. Where that cannot be read, a machine counts as one node.
+fn cores_of_nodes(root: &Path) -> Vec<Vec<usize>> {
+    let read = |file: &str| fs::read_to_string(root.join(file)).ok().and_then(|list| numbers(&list));
+    let with_memory = read("has_memory").unwrap_or_default();
+    let cores = with_memory.iter().filter_map(|node| read(&format!("node{node}/cpulist")));
+    cores.filter(|cores| !cores.is_empty()).collect()
+}
+
+/// The numbers of a list such as `0-3,8,10-11`.
+fn numbers(list: &str) -> Option<Vec<usize>> {
+    /// More than any machine has of either.
+    const MOST: usize = 1 << 16;
+    let mut numbers = Vec::new();
+    for part in list.trim().split(',').filter(|part| !part.is_empty()) {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
+        if last >= MOST {
+            return None;
+        }
+        numbers.extend(first..=last);
+    }
+    Some(numbers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use remoe_kernels::{Dtype, PackedMatrixBuilder};
+
+    #[test]
+    fn lists_are_read_as_linux_writes_them() {
+        assert_eq!(numbers("0-3,8,10-11\n"), Some(vec![0, 1, 2, 3, 8, 10, 11]));
+        assert_eq!(numbers("\n"), Some(Vec::new()));
+        for wrong in ["x", "1-", "-1", "1,,x", "0-99999999999", "0-70000"] {
+            assert_eq!(numbers(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn nodes_without_memory_or_cores_are_none() {
+        let root = std::env::temp_dir().join(format!("remoe-nodes-{}", std::process::id()));
+        let write = |file: &str, text: &str| {
+            let file = root.join(file);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, text).unwrap();
+        };
+        write("has_memory", "0,2-3\n");
+        write("node0/cpulist", "0-1,4\n");
+        write("node1/cpulist", "2\n");
+        write("node2/cpulist", "\n");
+        write("node3/cpulist", "3\n");
+        assert_eq!(cores_of_nodes(&root), [vec![0, 1, 4], vec![3]]);
+        fs::remove_dir_all(&root).unwrap();
+        assert!(cores_of_nodes(&root).is_empty());
+    }
+
+    /// Bytes that each node has of this process' largest mapping.
+    fn largest_mapping() -> Vec<usize> {
+        let maps = fs::read_to_string("/proc/self/numa_maps").unwrap();
+        let counts = maps.lines().map(|line| {
+            let value = |name: &str| {
+                line.split(' ').find_map(|word| word.strip_prefix(name)?.parse::<usize>().ok()).unwrap_or(0)
+            };
+            let page = value("kernelpagesize_kB=") << 10;
+            (0..64).map(|node| value(&format!("N{node}=")) * page).collect::<Vec<_>>()
+        });
+        counts.max_by_key(|counts| counts.iter().sum::<usize>()).unwrap()
+    }
+
+    #[test]
+    fn every_node_has_its_part_of_a_matrix() {
+        let nodes = cores_of_nodes(Path::new(NODES)).len();
+        if nodes < 2 || !Path::new("/proc/self/numa_maps").exists() {
+            eprintln!("one memory node: nothing to spread over");
+            return;
+        }
+        spread_over_nodes();
+        let matrix = PackedMatrixBuilder::new(1 << 14, 1 << 12, Dtype::Bf16).unwrap();
+        let counts = largest_mapping();
+        let all: usize = counts.iter().sum();
+        assert!(all >= 1 << 27, "{counts:?}");
+        assert_eq!(
+            counts.iter().filter(|&&bytes| bytes * nodes * 10 >= all * 9).count(),
+            nodes,
+            "{counts:?}"
+        );
+        drop(matrix);
+    }
+}
