@@ -3,59 +3,89 @@
 //! Two pools that compute in turn, in two processes that share a machine's cores, leave the scheduler with a choice that it
 //! makes badly: a worker that is woken while the other pool still polls on its core waits behind its own caller, which
 //! computes for milliseconds, and a core that falls idle then takes nobody over, because it is never idle for long.
-//! So workers go where their caller is not. Callers are left to the scheduler, which spreads those of several
-//! processes over the cores.
+//! So each worker has a core of its own, and goes to another one when their caller comes there. Callers are left to the
+//! scheduler, which spreads those of several processes over the cores.
 
-use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 
+use rustix::io;
 use rustix::thread::{CpuSet, Pid, gettid, sched_getaffinity, sched_getcpu, sched_setaffinity};
+
+/// No core: somebody has yet to be given one.
+const NOWHERE: usize = usize::MAX;
 
 /// Of a pool that has a thread for each core that it may use.
 #[derive(Debug)]
 pub(crate) struct Cores {
     /// All that the process may use.
-    cores: Vec<usize>,
-    /// Of the workers, in the order of their numbers; 0 before they run.
-    ids: Vec<AtomicI32>,
-    /// Where the last caller was.
+    allowed: CpuSet,
+    /// Where the last caller was, or [`NOWHERE`].
     caller: AtomicUsize,
+    workers: Mutex<Vec<Worker>>,
+}
+
+#[derive(Debug)]
+struct Worker {
+    id: Pid,
+    /// The core that it has, or [`NOWHERE`].
+    core: usize,
 }
 
 impl Cores {
-    /// For a pool of `threads`, its caller included; `None` where there are fewer or more of them than cores, so that the
-    /// scheduler knows better.
+    /// For a pool of `threads`, its caller included; `None` where there are fewer or more of them than cores, or where the
+    /// process has less than all of its cores' time, so that the scheduler knows better.
     pub(crate) fn of(threads: usize) -> Option<Self> {
         let allowed = sched_getaffinity(None).ok()?;
-        let cores: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core)).collect();
-        (threads > 1 && cores.len() == threads).then(|| Self {
-            cores,
-            ids: (1..threads).map(|_| AtomicI32::new(0)).collect(),
-            caller: AtomicUsize::new(usize::MAX),
+        let share = thread::available_parallelism().ok()?.get();
+        (threads > 1 && share == threads && allowed.count() as usize == threads).then(|| Self {
+            allowed,
+            caller: AtomicUsize::new(NOWHERE),
+            workers: Mutex::default(),
         })
     }
 
-    /// The calling thread is worker `thread`, from 1 on.
-    pub(crate) fn joined(&self, thread: usize) {
-        self.ids[thread - 1].store(gettid().as_raw_nonzero().get(), Ordering::Relaxed);
+    /// The calling thread is a worker.
+    pub(crate) fn joined(&self) {
+        let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
+        workers.push(Worker { id: gettid(), core: NOWHERE });
         // The next call places it, wherever it is made.
-        self.caller.store(usize::MAX, Ordering::Release);
+        self.caller.store(NOWHERE, Ordering::Release);
     }
 
-    /// Moves the workers away from the core that the calling thread is on, if it has moved there.
+    /// Keeps the workers off the core that the calling thread is on.
     pub(crate) fn apart(&self) {
-        let caller = sched_getcpu();
-        if self.caller.swap(caller, Ordering::AcqRel) == caller {
+        let here = sched_getcpu();
+        if self.caller.load(Ordering::Acquire) == here {
             return;
         }
-        let Some(place) = self.cores.iter().position(|&core| core == caller) else { return };
-        for (next, id) in (place + 1..).zip(&self.ids) {
-            let mut only = CpuSet::new();
-            only.set(self.cores[next % self.cores.len()]);
-            if let Some(id) = Pid::from_raw(id.load(Ordering::Relaxed)) {
-                // Only speed depends on it: where it is not allowed, or a core has gone, the thread stays where it was.
-                let _ = sched_setaffinity(Some(id), &only);
+        self.caller.store(here, Ordering::Release);
+        let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.place(&mut workers, here).is_err() {
+            // Not allowed, or cores have been taken away: the scheduler has them all back.
+            for worker in workers.drain(..) {
+                let _ = sched_setaffinity(Some(worker.id), &self.allowed);
             }
         }
+    }
+
+    /// Gives a core to each worker that has none or that of the caller, `here`.
+    fn place(&self, workers: &mut [Worker], here: usize) -> io::Result<()> {
+        for index in 0..workers.len() {
+            if ![NOWHERE, here].contains(&workers[index].core) {
+                continue;
+            }
+            let is_free = |&core: &usize| {
+                self.allowed.is_set(core) && core != here && workers.iter().all(|worker| worker.core != core)
+            };
+            let Some(core) = (0..CpuSet::MAX_CPU).find(is_free) else { continue };
+            let mut only = CpuSet::new();
+            only.set(core);
+            sched_setaffinity(Some(workers[index].id), &only)?;
+            workers[index].core = core;
+        }
+        Ok(())
     }
 }
 
@@ -64,53 +94,95 @@ mod tests {
     use super::*;
     use std::sync::mpsc;
 
-    fn place_of(id: &AtomicI32) -> CpuSet {
-        sched_getaffinity(Pid::from_raw(id.load(Ordering::Relaxed))).unwrap()
-    }
-
     fn only(core: usize) -> CpuSet {
         let mut set = CpuSet::new();
         set.set(core);
         set
     }
 
-    #[test]
-    fn workers_go_where_their_caller_is_not() {
-        let allowed = sched_getaffinity(None).unwrap();
-        let count = allowed.count() as usize;
-        assert!(Cores::of(count + 1).is_none() && Cores::of(1).is_none());
-        // A machine with one core has nowhere to go.
-        let Some(cores) = Cores::of(count) else { return };
-        // A call before there are workers: the next one places them, though its caller has not moved.
-        sched_setaffinity(None, &only(cores.cores[0])).unwrap();
-        cores.apart();
-        std::thread::scope(|scope| {
+    fn cores_of(set: &CpuSet) -> Vec<usize> {
+        (0..CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect()
+    }
+
+    /// The cores that the workers may use, in their order.
+    fn places(cores: &Cores) -> Vec<Vec<usize>> {
+        let workers = cores.workers.lock().unwrap();
+        workers.iter().map(|worker| cores_of(&sched_getaffinity(Some(worker.id)).unwrap())).collect()
+    }
+
+    /// Calls `test` while `count` workers have joined; its thread may go where it likes.
+    fn with_workers(cores: &Cores, count: usize, test: impl FnOnce() + Send) {
+        thread::scope(|scope| {
             let (joined, all) = mpsc::channel();
-            let ends: Vec<mpsc::Sender<()>> = (1..count)
-                .map(|thread| {
+            let ends: Vec<mpsc::Sender<()>> = (0..count)
+                .map(|_| {
                     let (end, ended) = mpsc::channel();
-                    let (cores, joined) = (&cores, joined.clone());
+                    let joined = joined.clone();
                     scope.spawn(move || {
-                        cores.joined(thread);
+                        cores.joined();
                         joined.send(()).unwrap();
                         ended.recv().unwrap_err();
                     });
                     end
                 })
                 .collect();
-            (1..count).for_each(|_| all.recv().unwrap());
-            for &here in &cores.cores {
+            (0..count).for_each(|_| all.recv().unwrap());
+            // A thread of its own: where it is allowed to go ends with it.
+            let tested = scope.spawn(test).join();
+            drop(ends);
+            tested.unwrap();
+        });
+    }
+
+    #[test]
+    fn workers_go_where_their_caller_is_not_and_stay_elsewhere() {
+        let allowed = sched_getaffinity(None).unwrap();
+        let count = allowed.count() as usize;
+        assert!(Cores::of(count + 1).is_none() && Cores::of(1).is_none());
+        // A machine with one core has nowhere to go, and a share of one is left to the scheduler.
+        let Some(cores) = Cores::of(count) else { return };
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                // A call before there are workers: the next one places them, though its caller has not moved.
+                sched_setaffinity(None, &only(cores_of(&allowed)[0])).unwrap();
+                cores.apart();
+            });
+        });
+        with_workers(&cores, count - 1, || {
+            let mut before = Vec::new();
+            for here in cores_of(&allowed) {
                 sched_setaffinity(None, &only(here)).unwrap();
                 cores.apart();
-                let mut taken = only(here);
-                for id in &cores.ids {
-                    let place = place_of(id);
-                    assert_eq!(place.count(), 1);
-                    (0..CpuSet::MAX_CPU).filter(|&core| place.is_set(core)).for_each(|core| taken.set(core));
-                }
-                assert_eq!(taken, allowed, "each on a core of its own, beside {here}");
+                let places = places(&cores);
+                let mut taken = places.concat();
+                taken.push(here);
+                taken.sort_unstable();
+                assert_eq!(taken, cores_of(&allowed), "each on a core of its own, beside {here}: {places:?}");
+                let moved = places.iter().zip(&before).filter(|(now, before)| now != before).count();
+                assert!(moved <= 1, "{before:?} became {places:?}");
+                before = places;
             }
-            drop(ends);
+        });
+    }
+
+    #[test]
+    fn where_a_core_is_refused_the_scheduler_has_all_back() {
+        let allowed = sched_getaffinity(None).unwrap();
+        let count = allowed.count() as usize;
+        let Some(mut cores) = Cores::of(count) else { return };
+        // One that no machine has been seen with stands for one that has been taken away.
+        let gone = CpuSet::MAX_CPU - 1;
+        if allowed.is_set(gone) {
+            return;
+        }
+        cores.allowed.set(gone);
+        with_workers(&cores, count, || {
+            let ids: Vec<Pid> = cores.workers.lock().unwrap().iter().map(|worker| worker.id).collect();
+            cores.apart();
+            assert!(places(&cores).is_empty());
+            for id in ids {
+                assert_eq!(sched_getaffinity(Some(id)).unwrap(), allowed);
+            }
         });
     }
 }

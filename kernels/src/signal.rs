@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 /// Looks at the clock once in so many polls.
 const POLLS_PER_LOOK: u32 = 32;
 
-/// How long a thread polls without letting others have its core.
+/// How long an idle thread polls without letting others have its core.
 const ALONE: Duration = Duration::from_micros(5);
 
 /// Wakes threads that wait for some atomic state to change.
@@ -21,6 +21,16 @@ pub(crate) struct Signal {
 impl Signal {
     /// Returns once `ready()`. Polls for `poll`, then sleeps between calls of [`wake`](Self::wake).
     pub(crate) fn wait(&self, poll: Duration, ready: impl Fn() -> bool) {
+        self.wait_for(poll, false, ready);
+    }
+
+    /// The same for a thread that nobody waits for: others have its core meanwhile if they want it, and may keep it for
+    /// milliseconds.
+    pub(crate) fn wait_idle(&self, poll: Duration, ready: impl Fn() -> bool) {
+        self.wait_for(poll, true, ready);
+    }
+
+    fn wait_for(&self, poll: Duration, politely: bool, ready: impl Fn() -> bool) {
         if ready() {
             return;
         }
@@ -37,7 +47,7 @@ impl Signal {
                 if polled >= poll {
                     break;
                 }
-                if polled >= ALONE {
+                if politely && polled >= ALONE {
                     std::thread::yield_now();
                 }
             }

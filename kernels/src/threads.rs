@@ -177,12 +177,12 @@ impl Shared {
     pub(crate) fn work(&self, thread: usize) {
         #[cfg(target_os = "linux")]
         if let Some(cores) = &self.cores {
-            cores.joined(thread);
+            cores.joined();
         }
         let mut last = 0;
         loop {
             let is_new = |state: u64| state & OPEN != 0 && state >> CALL != last;
-            self.opened.wait(self.poll, || {
+            self.opened.wait_idle(self.poll, || {
                 is_new(self.state.load(Ordering::Relaxed)) || self.stop.load(Ordering::Relaxed)
             });
             if self.stop.load(Ordering::Relaxed) {

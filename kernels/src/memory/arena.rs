@@ -2,18 +2,22 @@
 //!
 //! Were each buffer a mapping of its own, what it has beyond whole huge pages would lie on small ones: of an expert of
 //! 3.5 MB that is 1.5 MB, and of one below 2 MB all, which a core reads more slowly because it looks up four hundred
-//! addresses where one would do. So buffers lie side by side in large mappings, and only the end of what is in use
-//! takes more memory than was asked for, less than a huge page in each mapping.
+//! addresses where one would do. So buffers lie side by side in large mappings. The last huge page in use takes more
+//! memory than was asked for, and so does a gap where a buffer was, by less than two huge pages each: a page that is
+//! partly in use is not broken up. What is taken next fills gaps first.
 
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
-use super::{ALIGN, HUGE, nodes};
+use super::{ALIGN, HUGE};
 
-/// Least size of a mapping.
+/// Least size of a mapping, and of a buffer that has one of its own at first.
 const REGION: usize = 16 * HUGE;
+
+/// Buffers of one size that a mapping has room for at least.
+const TOGETHER: usize = 8;
 
 /// Large mappings and which of their bytes are free. Free bytes are zero.
 #[derive(Debug)]
@@ -31,7 +35,11 @@ impl Arena {
         let len = len.checked_next_multiple_of(ALIGN)?;
         let taken = self.regions.iter_mut().find_map(|region| region.take(len));
         taken.or_else(|| {
-            self.regions.push(Region::map(len.checked_next_multiple_of(HUGE)?.max(REGION))?);
+            let alone = len.checked_next_multiple_of(HUGE)?;
+            let shared = (TOGETHER * len.min(REGION)).next_multiple_of(HUGE).max(REGION);
+            // Where address space is short, no more than is needed.
+            let region = Some(shared).filter(|_| len < REGION).and_then(Region::map);
+            self.regions.push(region.or_else(|| Region::map(alone))?);
             self.regions.last_mut()?.take(len)
         })
     }
@@ -84,8 +92,6 @@ impl Region {
         // Only speed depends on the answer: a kernel without huge pages refuses.
         // SAFETY: the range lies inside the mapping, and the advice does not change contents.
         let _ = unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxHugepage) };
-        // SAFETY: mapped just now, from a huge page's boundary on.
-        unsafe { nodes::spread(start, len) };
         Some(Self { start, len, mapping: (mapping, total), free: BTreeMap::from([(0, len)]) })
     }
 
@@ -118,11 +124,10 @@ impl Region {
         if let Some(room) = self.free.remove(&to) {
             free.end = to + room;
         }
-        // Pages that are wholly free now go back to the operating system, which gives zeroed ones for them; what else
+        // Huge pages that are wholly free now go back to the operating system, which gives zeroed ones for them; what else
         // was given is zeroed.
-        let page = rustix::param::page_size();
-        let pages = free.start.next_multiple_of(page).max(from - from % page)
-            ..(free.end - free.end % page).min(to.next_multiple_of(page));
+        let pages = free.start.next_multiple_of(HUGE).max(from - from % HUGE)
+            ..(free.end - free.end % HUGE).min(to.next_multiple_of(HUGE));
         // SAFETY: pages inside the region of which every byte is free.
         let returned = !pages.is_empty() && unsafe { self.returned(pages.clone()) };
         let (head, tail) = if returned { (from..pages.start, pages.end..to) } else { (from..to, to..to) };
@@ -136,7 +141,7 @@ impl Region {
     /// Whether the operating system has taken `pages` back.
     ///
     /// # Safety
-    /// Whole pages of this region that nobody uses.
+    /// Whole huge pages of this region that nobody uses.
     unsafe fn returned(&self, pages: std::ops::Range<usize>) -> bool {
         // SAFETY: the caller's promise; private anonymous memory reads as zero afterwards.
         unsafe {
@@ -157,6 +162,7 @@ impl Drop for Region {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::tests::resident;
     use proptest::prelude::*;
 
     /// What to do: take so many bytes, or give one of those back that are held.
@@ -223,5 +229,26 @@ mod tests {
         assert!(arena.regions[..2].iter().any(|region| region.offset(small).is_some()));
         // SAFETY: as above.
         unsafe { arena.give(head, REGION + HUGE / 2) };
+    }
+
+    #[test]
+    fn whole_huge_pages_go_back_to_the_operating_system() {
+        let mut arena = Arena::new();
+        let kept = arena.take(HUGE / 2).unwrap();
+        let (size, huge_kb) = (5 * HUGE, HUGE >> 10);
+        let start = arena.take(size).unwrap();
+        let at_first = resident(start.addr().get());
+        // SAFETY: taken just now with this size.
+        unsafe { start.write_bytes(1, size) };
+        assert!(resident(start.addr().get()) >= at_first + 4 * huge_kb);
+        // SAFETY: given back once; the next two lines read what is free, which nobody writes.
+        unsafe {
+            arena.give(start, size);
+            assert!(std::slice::from_raw_parts(start.as_ptr(), HUGE / 2).iter().all(|&byte| byte == 0));
+        }
+        assert!(resident(start.addr().get()) <= at_first + 2 * huge_kb);
+        // SAFETY: given back once.
+        unsafe { arena.give(kept, HUGE / 2) };
+        assert!(arena.regions.is_empty());
     }
 }

@@ -25,9 +25,10 @@ const SHARED: usize = 128 << 10;
 #[cfg(target_os = "linux")]
 static ARENA: std::sync::Mutex<arena::Arena> = std::sync::Mutex::new(arena::Arena::new());
 
-/// Zeroed, aligned bytes that are owned, never moved and given back to the operating system when dropped.
+/// Zeroed, aligned bytes that are owned and never moved.
 ///
-/// Memory becomes resident when it is first written, by the thread that writes it.
+/// Memory becomes resident when it is first written, by the thread that writes it, but for what is spread over several memory nodes. When a
+/// buffer is dropped, whole huge pages that are free go back to the operating system; the rest waits for the next buffer.
 #[derive(Debug)]
 pub(crate) struct Buffer {
     start: NonNull<u8>,
@@ -54,6 +55,8 @@ impl Buffer {
         #[cfg(target_os = "linux")]
         if len >= SHARED {
             let start = Self::arena().take(len).ok_or(out_of_memory)?;
+            // SAFETY: taken just now, so that nobody else uses it.
+            unsafe { nodes::spread(start, len) };
             return Ok(Self { start, len });
         }
         let layout = Self::layout(len)?;
@@ -124,6 +127,25 @@ impl Drop for Buffer {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Resident kB of the mapping that `address` lies in.
+    #[cfg(target_os = "linux")]
+    pub(super) fn resident(address: usize) -> usize {
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut inside = false;
+        for line in maps.lines() {
+            if let Some((from, to)) = line.split(' ').next().and_then(|range| range.split_once('-'))
+                && let (Ok(from), Ok(to)) = (usize::from_str_radix(from, 16), usize::from_str_radix(to, 16))
+            {
+                inside = (from..to).contains(&address);
+            } else if let Some(rest) = line.strip_prefix("Rss:")
+                && inside
+            {
+                return rest.trim().trim_end_matches(" kB").parse().unwrap();
+            }
+        }
+        panic!("no mapping has {address:x}");
+    }
 
     #[test]
     fn small_and_large_buffers_are_aligned_and_zero() {
