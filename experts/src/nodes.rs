@@ -5,11 +5,10 @@ use std::path::Path;
 
 const NODES: &str = "/sys/devices/system/node";
 
-/// Spreads weights that are loaded from now on over the memory nodes of the machine that this process has cores of; nothing
-/// changes on a machine with one. To be called once, before experts are loaded.
-pub fn spread_over_nodes() {
-    #[cfg(target_os = "linux")]
-    remoe_kernels::spread_over_nodes(&cores_of_nodes(Path::new(NODES)));
+/// Spreads weights that are loaded from now on over the memory (NUMA) nodes of the machine that this process computes on, and returns
+/// how many there are; nothing changes with one. To be called once, before experts are loaded.
+pub fn spread_over_nodes() -> usize {
+    remoe_kernels::spread_over_nodes(&cores_of_nodes(Path::new(NODES)))
 }
 
 /// The cores of each node that has memory and cores. Where that cannot be read, a machine counts as one node.
@@ -90,13 +89,15 @@ mod tests {
             status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).and_then(numbers);
         let allowed = allowed.unwrap();
         let nodes = cores_of_nodes(Path::new(NODES));
-        let mine = |cores: &&Vec<usize>| cores.iter().any(|core| allowed.contains(core));
-        let nodes = nodes.iter().filter(mine).count();
-        if nodes < 2 || !Path::new("/proc/self/numa_maps").exists() {
+        let mine = |cores: &Vec<usize>| cores.iter().filter(|core| allowed.contains(core)).count();
+        let threads = std::thread::available_parallelism().unwrap().get();
+        let bound = nodes.iter().any(|cores| mine(cores) >= threads);
+        let nodes = nodes.iter().filter(|cores| mine(cores) > 0).count();
+        if bound || nodes < 2 || !Path::new("/proc/self/numa_maps").exists() {
             eprintln!("one memory node: nothing to spread over");
             return;
         }
-        spread_over_nodes();
+        assert_eq!(spread_over_nodes(), nodes);
         let matrix = PackedMatrixBuilder::new(1 << 14, 1 << 12, Dtype::Bf16).unwrap();
         let counts = largest_mapping();
         let all: usize = counts.iter().sum();

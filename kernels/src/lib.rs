@@ -75,7 +75,6 @@ pub use dtype::{Activation, Dtype, StoredDtype};
 pub use error::KernelError;
 pub use fp8::Fp8Scales;
 pub use matrix::{MAX_OUTPUTS, PackedMatrix, PackedMatrixBuilder};
-#[cfg(target_os = "linux")]
 pub use memory::spread_over_nodes;
 pub use pack::{PackedExpert, PackedExpertBuilder};
 pub use paths::{InstructionPath, PathChoice, wrong_paths};

@@ -41,7 +41,7 @@ impl PackedMatrixBuilder {
         within("inputs", inputs, MAX_DIMENSION)?;
         within("outputs", outputs, MAX_OUTPUTS)?;
         let panel_words = steps(inputs, class.weights) * step_words(class.dtype, class.weights);
-        let buffer = Buffer::zeroed(outputs.div_ceil(PANEL) * panel_words * 4)?;
+        let buffer = Buffer::for_weights(outputs.div_ceil(PANEL) * panel_words * 4)?;
         Ok(Self { matrix: PackedMatrix { outputs, inputs, class, buffer }, given: 0 })
     }
 

@@ -91,7 +91,7 @@ impl PackedExpertBuilder {
     /// # Errors
     /// [`KernelError::OutOfMemory`].
     pub fn new(shape: ExpertShape, stored: StoredDtype) -> Result<Self, KernelError> {
-        let buffer = Buffer::zeroed(shape.packed_words() * 4)?;
+        let buffer = Buffer::for_weights(shape.packed_words() * 4)?;
         let given = Matrix::ALL.map(|matrix| vec![0u64; shape.matrix(matrix).0.div_ceil(64)]);
         let biases = vec![0.0; shape.bias_elements()];
         Ok(Self { shape, stored, buffer, given, biases, biases_given: [false; 3] })

@@ -22,7 +22,7 @@ pub struct PoolConfig {
     pub threads: usize,
     /// The instruction path; `None` takes what [`PathChoice::measured`] found fastest.
     pub path: Option<InstructionPath>,
-    /// How long a thread polls before it sleeps: workers between calls, everybody within one. Polling keeps a core busy, so it is switched off (as by [`Duration::ZERO`]) where `threads` exceeds [`thread::available_parallelism`].
+    /// How long a thread polls before it sleeps: workers between calls, everybody within one. Idle workers let others have the core after the first microseconds. Polling keeps a core busy, so it is switched off (as by [`Duration::ZERO`]) where `threads` exceeds [`thread::available_parallelism`].
     pub poll: Duration,
 }
 
@@ -87,6 +87,12 @@ impl Pool {
     /// Threads that compute, the caller included.
     pub fn threads(&self) -> usize {
         self.threads
+    }
+
+    /// Whether each worker is pinned to a core of its own, which its caller's is not: where there are as many threads as cores, and the process
+    /// may use all of their time.
+    pub fn is_pinned(&self) -> bool {
+        self.shared.is_pinned()
     }
 
     /// The instructions in use for a class, or for a [`crate::Dtype`].

@@ -164,6 +164,14 @@ impl Shared {
         if self.panicked.load(Ordering::Relaxed) { Err(KernelError::Panicked) } else { Ok(()) }
     }
 
+    /// Whether workers have cores of their own.
+    pub(crate) fn is_pinned(&self) -> bool {
+        #[cfg(target_os = "linux")]
+        return self.cores.is_some();
+        #[cfg(not(target_os = "linux"))]
+        false
+    }
+
     /// Scratch bytes that are held.
     ///
     /// # Safety

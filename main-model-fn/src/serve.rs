@@ -397,6 +397,7 @@ impl Loaded {
         let text = ModelText::open(&checkpoint)?.map(Arc::new);
         let config = PoolConfig { threads, path: settings.instruction_path, ..PoolConfig::default() };
         let pool = Arc::new(Pool::new(config)?);
+        tracing::info!(threads, pinned = pool.is_pinned(), "threads of the kernels");
         let ops = B::open(settings.device, dtype, &pool)?;
         let device_name = ops.device();
         let dense = dense_class(settings, dtype, device_name)?;

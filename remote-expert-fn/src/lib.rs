@@ -332,12 +332,14 @@ impl Loaded {
         for (path, class) in wrong_paths(&[class]) {
             tracing::warn!(%path, %class, "this CPU computes wrong results by an instruction path, which is not used");
         }
+        let pool = Pool::new(config)?;
+        tracing::info!(threads, pinned = pool.is_pinned(), "threads of the kernels");
         Ok(Self {
             hidden: checkpoint.config().hidden_size,
             fingerprint: checkpoint.fingerprint()?.to_string(),
             class,
             host,
-            pool: Pool::new(config)?,
+            pool,
         })
     }
 }

@@ -1,10 +1,10 @@
 //! Room on huge pages for buffers that are no multiple of one.
 //!
 //! Were each buffer a mapping of its own, what it has beyond whole huge pages would lie on small ones: of an expert of
-//! 3.5 MB that is 1.5 MB, and of one below 2 MB all, which a core reads more slowly because it looks up four hundred
-//! addresses where one would do. So buffers lie side by side in large mappings. The last huge page in use takes more
-//! memory than was asked for, and so does a gap where a buffer was, by less than two huge pages each: a page that is
-//! partly in use is not broken up. What is taken next fills gaps first.
+//! 3.5 MB that is 1.4 MB, and of one below 2 MB all, which a core reads more slowly because it looks up four hundred
+//! addresses where one would do. So buffers lie side by side in large mappings. What is free goes back to the operating
+//! system, which breaks up the huge page that it shares with a neighbour: memory that is limited is worth more. Only
+//! the huge page where those that are in use end takes more memory than was asked for.
 
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
@@ -13,11 +13,8 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use super::{ALIGN, HUGE};
 
-/// Least size of a mapping, and of a buffer that has one of its own at first.
+/// Least size of a mapping.
 const REGION: usize = 16 * HUGE;
-
-/// Buffers of one size that a mapping has room for at least.
-const TOGETHER: usize = 8;
 
 /// Large mappings and which of their bytes are free. Free bytes are zero.
 #[derive(Debug)]
@@ -35,11 +32,9 @@ impl Arena {
         let len = len.checked_next_multiple_of(ALIGN)?;
         let taken = self.regions.iter_mut().find_map(|region| region.take(len));
         taken.or_else(|| {
-            let alone = len.checked_next_multiple_of(HUGE)?;
-            let shared = (TOGETHER * len.min(REGION)).next_multiple_of(HUGE).max(REGION);
-            // Where address space is short, no more than is needed.
-            let region = Some(shared).filter(|_| len < REGION).and_then(Region::map);
-            self.regions.push(region.or_else(|| Region::map(alone))?);
+            // As many of that length as fill it to the end; where address space is short, no more than is needed.
+            let together = len.checked_mul(REGION.div_ceil(len))?;
+            self.regions.push(Region::map(together).or_else(|| Region::map(len))?);
             self.regions.last_mut()?.take(len)
         })
     }
@@ -77,7 +72,7 @@ struct Region {
 unsafe impl Send for Region {}
 
 impl Region {
-    /// `len` bytes, a multiple of [`HUGE`].
+    /// `len` bytes. Those beyond the last whole huge page lie on small ones.
     fn map(len: usize) -> Option<Self> {
         // Room to move the start to a huge page's boundary; what is left over is never touched and so never resident.
         let total = len.checked_add(HUGE)?;
@@ -91,7 +86,7 @@ impl Region {
         let start = unsafe { mapping.add(skip) };
         // Only speed depends on the answer: a kernel without huge pages refuses.
         // SAFETY: the range lies inside the mapping, and the advice does not change contents.
-        let _ = unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxHugepage) };
+        let _ = unsafe { madvise(start.as_ptr().cast(), len - len % HUGE, Advice::LinuxHugepage) };
         Some(Self { start, len, mapping: (mapping, total), free: BTreeMap::from([(0, len)]) })
     }
 
@@ -124,10 +119,11 @@ impl Region {
         if let Some(room) = self.free.remove(&to) {
             free.end = to + room;
         }
-        // Huge pages that are wholly free now go back to the operating system, which gives zeroed ones for them; what else
+        // Pages that are wholly free now go back to the operating system, which gives zeroed ones for them; what else
         // was given is zeroed.
-        let pages = free.start.next_multiple_of(HUGE).max(from - from % HUGE)
-            ..(free.end - free.end % HUGE).min(to.next_multiple_of(HUGE));
+        let page = rustix::param::page_size();
+        let pages = free.start.next_multiple_of(page).max(from - from % page)
+            ..(free.end - free.end % page).min(to.next_multiple_of(page));
         // SAFETY: pages inside the region of which every byte is free.
         let returned = !pages.is_empty() && unsafe { self.returned(pages.clone()) };
         let (head, tail) = if returned { (from..pages.start, pages.end..to) } else { (from..to, to..to) };
@@ -141,7 +137,7 @@ impl Region {
     /// Whether the operating system has taken `pages` back.
     ///
     /// # Safety
-    /// Whole huge pages of this region that nobody uses.
+    /// Whole pages of this region that nobody uses.
     unsafe fn returned(&self, pages: std::ops::Range<usize>) -> bool {
         // SAFETY: the caller's promise; private anonymous memory reads as zero afterwards.
         unsafe {
@@ -221,18 +217,18 @@ mod tests {
             unsafe { arena.give(experts[again], expert) };
             assert_eq!(arena.take(expert), Some(experts[again]));
         }
-        // One that is larger than a mapping leaves the rest of its last huge page to others.
+        // One that is larger than a mapping has one of its own length; smaller ones fill what is left of others.
         let head = arena.take(REGION + HUGE / 2).unwrap();
         assert_eq!(arena.regions.len(), 2);
-        arena.take(2 * HUGE).map(|_| ()).unwrap();
         let small = arena.take(HUGE / 2).unwrap();
-        assert!(arena.regions[..2].iter().any(|region| region.offset(small).is_some()));
+        assert!(arena.regions[0].offset(small).is_some());
+        assert_eq!(arena.regions.len(), 2);
         // SAFETY: as above.
         unsafe { arena.give(head, REGION + HUGE / 2) };
     }
 
     #[test]
-    fn whole_huge_pages_go_back_to_the_operating_system() {
+    fn what_is_free_goes_back_to_the_operating_system() {
         let mut arena = Arena::new();
         let kept = arena.take(HUGE / 2).unwrap();
         let (size, huge_kb) = (5 * HUGE, HUGE >> 10);
@@ -246,7 +242,7 @@ mod tests {
             arena.give(start, size);
             assert!(std::slice::from_raw_parts(start.as_ptr(), HUGE / 2).iter().all(|&byte| byte == 0));
         }
-        assert!(resident(start.addr().get()) <= at_first + 2 * huge_kb);
+        assert!(resident(start.addr().get()) <= at_first + huge_kb);
         // SAFETY: given back once.
         unsafe { arena.give(kept, HUGE / 2) };
         assert!(arena.regions.is_empty());

@@ -8,6 +8,12 @@ mod nodes;
 #[cfg(target_os = "linux")]
 pub use nodes::spread_over_nodes;
 
+/// Spreads nothing: where memory lies is known on Linux alone. Returns 1.
+#[cfg(not(target_os = "linux"))]
+pub fn spread_over_nodes(_nodes: &[Vec<usize>]) -> usize {
+    1
+}
+
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
@@ -27,8 +33,8 @@ static ARENA: std::sync::Mutex<arena::Arena> = std::sync::Mutex::new(arena::Aren
 
 /// Zeroed, aligned bytes that are owned and never moved.
 ///
-/// Memory becomes resident when it is first written, by the thread that writes it, but for what is spread over several memory nodes. When a
-/// buffer is dropped, whole huge pages that are free go back to the operating system; the rest waits for the next buffer.
+/// Memory becomes resident when it is first written, by the thread that writes it, but for [weights](Self::for_weights) on machines with several
+/// memory nodes, and goes back to the operating system when the buffer is dropped.
 #[derive(Debug)]
 pub(crate) struct Buffer {
     start: NonNull<u8>,
@@ -55,8 +61,6 @@ impl Buffer {
         #[cfg(target_os = "linux")]
         if len >= SHARED {
             let start = Self::arena().take(len).ok_or(out_of_memory)?;
-            // SAFETY: taken just now, so that nobody else uses it.
-            unsafe { nodes::spread(start, len) };
             return Ok(Self { start, len });
         }
         let layout = Self::layout(len)?;
@@ -64,6 +68,18 @@ impl Buffer {
         let start = unsafe { alloc_zeroed(layout) };
         let start = NonNull::new(start).ok_or(out_of_memory)?;
         Ok(Self { start, len })
+    }
+
+    /// `len` zero bytes that all threads are going to read: where they are many, and the machine has several memory nodes, they are spread
+    /// over those.
+    pub(crate) fn for_weights(len: usize) -> Result<Self, KernelError> {
+        let buffer = Self::zeroed(len)?;
+        // SAFETY: taken just now, so that nobody else uses it.
+        #[cfg(target_os = "linux")]
+        unsafe {
+            nodes::spread(buffer.start, len)
+        };
+        Ok(buffer)
     }
 
     fn layout(len: usize) -> Result<Layout, KernelError> {

@@ -1,9 +1,10 @@
-//! The machine's memory nodes: weights are spread over them.
+//! The machine's memory (NUMA) nodes: weights are spread over them.
 //!
 //! Memory lies on the node of the thread that writes it first. Were that left to whoever packs, attention and head, which one
 //! thread packs, would lie on one node, and all threads would wait for it while the others' memory rests. So the huge
 //! pages of a large buffer are first written by threads of the nodes in turn. No system call is needed for it that
-//! containers are refused, as those that set a policy of memory are. Small buffers, experts that several threads pack, lie where they are packed.
+//! containers are refused, as those that set a policy of memory are. Smaller buffers lie where they are packed, which several
+//! threads do.
 
 use std::ptr::NonNull;
 use std::sync::{PoisonError, RwLock};
@@ -24,11 +25,15 @@ static NODES: RwLock<Vec<Vec<usize>>> = RwLock::new(Vec::new());
 
 /// Spreads the weights of matrices and large experts that are packed from now on over memory nodes, of which `nodes` has the
 /// cores. Those that the process may not run on count for nothing: who binds it to one node wants its memory there. Neither is
-/// anything spread where one node has cores enough for the share of the machine that the process has.
-pub fn spread_over_nodes(nodes: &[Vec<usize>]) {
-    let Ok(allowed) = sched_getaffinity(None) else { return };
+/// anything spread where one node has cores enough for the share of the machine that the process has. Returns over how many nodes
+/// they are spread; 1 where they are not.
+pub fn spread_over_nodes(nodes: &[Vec<usize>]) -> usize {
+    let Ok(allowed) = sched_getaffinity(None) else { return 1 };
     let threads = thread::available_parallelism().map_or(1, |threads| threads.get());
-    *NODES.write().unwrap_or_else(PoisonError::into_inner) = usable(nodes, &allowed, threads);
+    let usable = usable(nodes, &allowed, threads);
+    let count = usable.len().max(1);
+    *NODES.write().unwrap_or_else(PoisonError::into_inner) = usable;
+    count
 }
 
 /// The nodes that `threads` on the `allowed` cores compute on, with those cores.
@@ -86,7 +91,7 @@ unsafe fn spread_over(nodes: &[Vec<usize>], start: NonNull<u8>, len: usize) {
                 for huge in (first / HUGE..=(first + len - 1) / HUGE).filter(|huge| huge % turns == node) {
                     let from = (huge * HUGE).saturating_sub(first);
                     for offset in (from..len.min((huge + 1) * HUGE - first)).step_by(PAGE) {
-                        // SAFETY: inside of the buffer; no other thread writes to this huge page. Volatile: zeros are written where zeros are.
+                        // SAFETY: inside of the buffer; no other thread writes to these bytes. Volatile: zeros are written where zeros are.
                         unsafe { zeros.at(offset).write_volatile(0) };
                     }
                 }
