@@ -77,8 +77,8 @@ fn experts_take_longer_where_other_functions_compute_theirs() {
     assert_close(&evaluated(&elsewhere, &[("0:0", 1), ("0:1", 1)]), 3.0, 1.5);
 }
 
-/// With quotas of half a vCPU what a function computes takes twice as long: the slower path where it has less to do than the
-/// quota allows, and the work of one function where it has more.
+/// With quotas of half a vCPU what a function computes takes twice as long, and the other one is in its way for half of that, which is a sixth of
+/// what four functions do to each other.
 #[test]
 fn quotas_bear_what_it_adds() {
     let mut busy = problem(Some(CONTENTION));
@@ -87,7 +87,7 @@ fn quotas_bear_what_it_adds() {
     (busy["specs"]["main_vcpus"], busy["specs"]["remote_vcpus"]) = (half.clone(), half);
     let evaluation = evaluated_with(&busy, &[("0:0", 1), ("0:1", 1)], 0.5);
     // An expert of a token is in each of the groups in the mean.
-    assert_close(&evaluation, 2.0 * 3.0 * 1.1, 2.0 * 1.1);
+    assert_close(&evaluation, 2.0 * 3.0 * 1.05, 2.0 * 1.1);
     let billed: Vec<f64> = evaluation.groups.iter().map(|group| group.decode_billed).collect();
     assert!(billed.iter().all(|seconds| (seconds - 1.1).abs() < 1e-9), "{billed:?}");
 }
@@ -105,4 +105,29 @@ fn impossible_contention_is_named() {
     ] {
         assert!(message.contains(field), "{message}");
     }
+}
+
+/// A main function with a quota that has all of a token's experts but one is held back by it; how many groups share the other expert's work
+/// does not matter, as all of them together compute no longer for that.
+#[test]
+fn who_is_held_back_meets_others_for_as_long_as_they_compute() {
+    let mut busy = problem(Some(CONTENTION));
+    busy["cpu_quotas"] = json!(true);
+    let quarter = json!({"min": 0.25, "max": 0.25, "step": 1.0});
+    let one = json!({"min": 1.0, "max": 1.0, "step": 1.0});
+    (busy["specs"]["main_vcpus"], busy["specs"]["remote_vcpus"]) = (quarter, one);
+    busy["prediction"] = json!([[0.75, 0.25]]);
+    let parsed = Problem::from_json(&busy.to_string()).unwrap();
+    for replicas in [1, 2] {
+        let groups = json!([{"experts": "0:1", "memory_bytes": 1e9, "vcpus": 1.0, "replicas": replicas}]);
+        let plan = json!({"main_bytes": 1e9, "main_vcpus": 0.25, "groups": groups});
+        let plan = PlanDraft::from_json(&plan.to_string()).unwrap();
+        let evaluation = evaluate(&parsed, &plan, false).unwrap();
+        // 1.5 of a token's experts here, 0.5 there: a third of a quarter of the time.
+        assert_close_step(&evaluation, 4.0 * 1.5 * (1.0 + 0.6 * (1.0 / 12.0) / 3.0));
+    }
+}
+
+fn assert_close_step(evaluation: &Evaluation, step: f64) {
+    assert!((evaluation.tpot_seconds - step).abs() < 1e-9, "{}, expected {step}", evaluation.tpot_seconds);
 }

@@ -5,6 +5,11 @@ mod arena;
 #[cfg(target_os = "linux")]
 mod nodes;
 
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ptr::NonNull;
+
+use crate::KernelError;
+
 #[cfg(target_os = "linux")]
 pub use nodes::spread_over_nodes;
 
@@ -13,11 +18,6 @@ pub use nodes::spread_over_nodes;
 pub fn spread_over_nodes(_nodes: &[Vec<usize>]) -> usize {
     1
 }
-
-use std::alloc::{Layout, alloc_zeroed, dealloc};
-use std::ptr::NonNull;
-
-use crate::KernelError;
 
 /// Alignment of every buffer: a cache line and a 512-bit vector.
 const ALIGN: usize = 64;

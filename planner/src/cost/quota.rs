@@ -8,7 +8,7 @@
 use crate::cost::groups::Part;
 use crate::cost::running::Times;
 use crate::plan::{Group, Plan};
-use crate::problem::contention::Slowed;
+use crate::problem::contention::{Contention, Slowed};
 use crate::problem::curve::Curve;
 use crate::problem::model::Model;
 
@@ -22,6 +22,25 @@ pub(crate) struct Pace {
     pub(crate) vcpus: f64,
     /// Seconds that pass per second of computing, where it computes all the time.
     pub(crate) stretch: f64,
+}
+
+/// What the main function computes, or all functions of a group together.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Computed {
+    /// Experts.
+    pub(crate) experts: Times,
+    /// Everything else.
+    pub(crate) rest: Times,
+    functions: f64,
+    stretch: f64,
+}
+
+impl Computed {
+    /// Nothing yet, by so many `functions` at `pace`.
+    pub(crate) fn none(batches: usize, pace: Pace, functions: u32) -> Self {
+        let (experts, rest) = (Times::none(batches), Times::none(batches));
+        Self { experts, rest, functions: f64::from(functions), stretch: pace.stretch }
+    }
 }
 
 impl Model<'_> {
@@ -38,29 +57,55 @@ impl Model<'_> {
         if !self.problem.cpu_quotas {
             return;
         }
-        let slowed: Vec<Slowed> = (0..self.layers.len()).map(|layer| self.slowed(layer, plan)).collect();
-        let groups = plan.groups.iter().map(|group| (self.group_pace(group), Some(group)));
-        let throttled = std::iter::once((self.main_pace(plan), None)).chain(groups);
-        let works: Vec<(Times, f64)> = throttled
-            .filter(|(pace, _)| pace.stretch > 1.0)
-            .map(|(pace, group)| match group {
-                None => (self.work_of_main(plan, pace, &slowed), pace.stretch),
-                Some(group) => (self.work_of(group, pace, &slowed), pace.stretch),
-            })
-            .collect();
+        let layers = 0..self.layers.len();
+        let slowed: Vec<Slowed> = match self.is_rested {
+            // Who has rested computes when it is asked, and all who are asked do so at the same time.
+            true => layers.map(|layer| self.slowed(layer, plan)).collect(),
+            false => layers.map(|_| Slowed::not(self.batches().len())).collect(),
+        };
+        let groups = plan.groups.iter().map(|group| self.computed_by(group, self.group_pace(group), &slowed));
+        let main = self.computed_by_main(plan, self.main_pace(plan), &slowed);
+        let all: Vec<Computed> = std::iter::once(main).chain(groups).collect();
         match self.is_rested {
-            true => self.after_rest(times, &works),
-            false => works.iter().for_each(|(work, stretch)| times.at_least(work, *stretch)),
+            true => self.after_rest(times, &all),
+            false => self.throttled(&all, true, times),
+        }
+    }
+
+    /// `times`, no shorter than what functions of which `all` is computed take where they always compute. One whose
+    /// quota is used up computes for its share of the time, so that others' experts are in its way for as much of that as they take
+    /// meanwhile: `contended`, unless the least is asked for that sizes can lead to. While the main function computes
+    /// anything else, no other function has anything to do.
+    pub(crate) fn throttled(&self, all: &[Computed], contended: bool, times: &mut Times) {
+        let contention = self.contention().filter(|_| contended);
+        for own in all.iter().filter(|own| own.stretch > 1.0) {
+            let least = |pick: &dyn Fn(&Times) -> f64, measured: fn(Contention) -> f64| {
+                let alone = (pick(&own.experts) + pick(&own.rest)) / own.functions;
+                if alone <= 0.0 {
+                    return 0.0;
+                }
+                let experts: f64 = all.iter().map(|one| pick(&one.experts)).sum();
+                let others = (experts - pick(&own.experts) / own.functions).max(0.0);
+                let slowed = contention.map_or(1.0, |contention| {
+                    contention.among(1.0 + others / (own.stretch * alone), measured(contention))
+                });
+                own.stretch * (slowed * pick(&own.experts) + pick(&own.rest)) / own.functions
+            };
+            times.prefill = times.prefill.max(least(&|times| times.prefill, |contention| contention.prefill));
+            for (index, step) in times.steps.iter_mut().enumerate() {
+                *step = step.max(least(&|times| times.steps[index], |contention| contention.step));
+            }
         }
     }
 
     /// `times` of one request on functions that have rested: each has its part of a period at hand and is slowed
     /// down only when that is used up. With a quota q of periods of P seconds, W seconds of computing that begin
     /// anywhere in a period take W / q - (1 - q) P in the mean, and never less than W.
-    fn after_rest(&self, times: &mut Times, works: &[(Times, f64)]) {
+    fn after_rest(&self, times: &mut Times, all: &[Computed]) {
         let until = |work: fn(&Times, f64) -> f64| {
-            let each = works.iter().map(|(all, stretch)| {
-                stretch * work(all, self.output) - (1.0 - 1.0 / stretch) * PERIOD_SECONDS
+            let each = all.iter().filter(|one| one.stretch > 1.0).map(|one| {
+                let work = work(&one.experts, self.output) + work(&one.rest, self.output);
+                one.stretch * work / one.functions - (1.0 - 1.0 / one.stretch) * PERIOD_SECONDS
             });
             each.fold(0.0, f64::max)
         };
@@ -72,44 +117,41 @@ impl Model<'_> {
     }
 
     /// What the main function computes.
-    fn work_of_main(&self, plan: &Plan, pace: Pace, slowed: &[Slowed]) -> Times {
+    fn computed_by_main(&self, plan: &Plan, pace: Pace, slowed: &[Slowed]) -> Computed {
         let batches = self.batches();
-        let mut work = Times::none(batches.len());
+        let mut computed = Computed::none(batches.len(), pace, 1);
         for (layer, model) in self.layers.iter().enumerate() {
             let local = self.local_experts(layer, plan);
             let experts = self.work_of_experts(layer, &local, &model.curve, pace, &slowed[layer]);
+            computed.experts.add(experts.prefill, experts.steps.into_iter());
             let calls = |rows: f64| {
                 let called = plan.groups.iter().map(|group| self.share_of(layer, &group.experts[layer]));
                 called.map(|share| model.called(share, rows)).sum::<f64>() * self.main_cpu
             };
             let working: usize =
                 plan.groups.iter().map(|group| self.replicas(layer, group, 1.0).working()).sum();
-            let steps = batches.iter().zip(&experts.steps);
-            work.add(
-                model.computing(pace.vcpus, self.input) + experts.prefill + working as f64 * self.main_cpu,
-                steps.map(|(rows, experts)| model.step_computing(pace.vcpus, *rows) + experts + calls(*rows)),
+            computed.rest.add(
+                model.computing(pace.vcpus, self.input) + working as f64 * self.main_cpu,
+                batches.iter().map(|rows| model.step_computing(pace.vcpus, *rows) + calls(*rows)),
             );
         }
-        work
+        computed
     }
 
-    /// What one of the functions of `group` computes.
-    fn work_of(&self, group: &Group, pace: Pace, slowed: &[Slowed]) -> Times {
-        let mut work = Times::none(self.batches().len());
-        let functions = f64::from(group.replicas.max(1));
+    /// What the functions of `group` compute.
+    fn computed_by(&self, group: &Group, pace: Pace, slowed: &[Slowed]) -> Computed {
+        let batches = self.batches();
+        let mut computed = Computed::none(batches.len(), pace, group.replicas.max(1));
         for (layer, model) in self.layers.iter().enumerate() {
             let hosted = &group.experts[layer];
-            let all = self.work_of_experts(layer, hosted, model.remote_curve(), pace, &slowed[layer]);
+            let experts = self.work_of_experts(layer, hosted, model.remote_curve(), pace, &slowed[layer]);
+            computed.experts.add(experts.prefill, experts.steps.into_iter());
             let share = self.share_of(layer, hosted);
-            let calls = self.batches().into_iter().map(|rows| model.called(share, rows) * self.function_cpu);
+            let calls = batches.iter().map(|rows| model.called(share, *rows) * self.function_cpu);
             let working = self.replicas(layer, group, 1.0).working();
-            let prefill = all.prefill + working as f64 * self.function_cpu;
-            work.add(
-                prefill / functions,
-                all.steps.iter().zip(calls).map(|(step, calls)| (step + calls) / functions),
-            );
+            computed.rest.add(working as f64 * self.function_cpu, calls);
         }
-        work
+        computed
     }
 
     /// Seconds of computing `experts` of `layer`.

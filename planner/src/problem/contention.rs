@@ -27,6 +27,13 @@ pub(crate) struct Slowed {
     pub(crate) steps: Vec<f64>,
 }
 
+impl Slowed {
+    /// Not at all, at so many batches.
+    pub(crate) fn not(batches: usize) -> Self {
+        Self { prefill: 1.0, steps: vec![1.0; batches] }
+    }
+}
+
 impl Contention {
     /// Every figure by name, with the least and the most that it can be.
     #[must_use]
@@ -39,7 +46,7 @@ impl Contention {
     }
 
     /// `measured` where so many functions compute at the same time.
-    fn among(self, functions: f64, measured: f64) -> f64 {
+    pub(crate) fn among(self, functions: f64, measured: f64) -> f64 {
         let others = f64::from(self.functions) - 1.0;
         1.0 + (measured - 1.0) * ((functions - 1.0) / others).clamp(0.0, 1.0)
     }
@@ -47,7 +54,7 @@ impl Contention {
 
 impl Model<'_> {
     /// What holds for groups here: that of the problem, where all functions run on one machine.
-    fn contention(&self) -> Option<Contention> {
+    pub(crate) fn contention(&self) -> Option<Contention> {
         self.problem.contention.filter(|_| self.problem.shared_cores.is_some())
     }
 

@@ -5,10 +5,11 @@
 mod tests;
 
 use crate::cost::lpt::longest_first;
-use crate::cost::quota::Pace;
+use crate::cost::quota::{Computed, Pace};
 use crate::cost::running::{Running, Times};
 use crate::cost::slowest::{Path, Spread, Work, expected_slowest, slowest_of};
 use crate::plan::Plan;
+use crate::problem::contention::Slowed;
 use crate::problem::model::{LayerModel, Model, Sizing};
 use crate::slicing::rest::{Place, RestOfLayers};
 use crate::slicing::terms::{LayerTerms, PathTerms};
@@ -33,8 +34,8 @@ pub(crate) struct Table<'m> {
 
 struct Layer<'m> {
     model: &'m LayerModel,
-    /// How many times longer an expert takes than alone in a decode step of one request; what else is here counts it.
-    slowed: f64,
+    /// How many times longer experts take than alone; what else is here counts it.
+    slowed: Slowed,
     /// Prefill seconds of the local experts at each vCPU column.
     local: Vec<f64>,
     /// One per function with tokens of the prefill.
@@ -167,23 +168,17 @@ impl<'m> Table<'m> {
 
     /// `times`, no shorter than what the quota of any function allows.
     fn within_quotas(&self, main: Pace, remote: Pace, least: bool, times: &mut Times) {
-        if main.stretch > 1.0 {
-            let mut work = self.rest.work(main.vcpus, least);
-            for layer in &self.layers {
-                layer.add_work_of_main(self.model, layer.places(main, remote, least).main, &mut work);
-            }
-            times.at_least(&work, main.stretch);
+        if main.stretch <= 1.0 && remote.stretch <= 1.0 {
+            return;
         }
-        if remote.stretch > 1.0 {
-            let mut works = vec![Times::none(self.batches.len()); self.groups];
-            for layer in &self.layers {
-                let remote = layer.places(main, remote, least).remote;
-                layer.add_work_of_groups(self.model, remote, &self.batches, &mut works);
-            }
-            for work in works {
-                times.at_least(&work, remote.stretch / f64::from(self.replicas));
-            }
+        let none = |pace, functions| Computed::none(self.batches.len(), pace, functions);
+        let mut all = vec![none(main, 1)];
+        all.resize(1 + self.groups, none(remote, self.replicas));
+        all[0].rest = self.rest.work(main.vcpus, least);
+        for layer in &self.layers {
+            layer.add_computed(self.model, &layer.places(main, remote, least), &self.batches, &mut all);
         }
+        self.model.throttled(&all, !least, times);
     }
 }
 
@@ -233,8 +228,9 @@ impl<'m> Layer<'m> {
         let here = (1.0 - away.iter().sum::<f64>()).max(0.0);
         let spread = (parts.top_k <= MOST_TABLED).then(|| Probabilities::new(parts.top_k, here, &away));
         let calls = |rows: &f64| away.iter().map(|share| parts.called(*share, *rows)).sum::<f64>();
+        let steps = slowed.steps.clone();
         let work = |terms: &PathTerms, batch: usize, experts: &[u32], way: f64| {
-            let slowed = slowed.steps[batch + 1];
+            let slowed = steps[batch + 1];
             let (mean, variance) = &terms.batches[batch];
             let deviation = variance.sums(experts.iter().copied()).into_iter().map(f64::sqrt);
             BatchWork {
@@ -258,24 +254,24 @@ impl<'m> Layer<'m> {
         let working: std::collections::BTreeSet<usize> = bins.iter().map(|bin| bin.group).collect();
         Some(Self {
             model: parts,
-            slowed: slowed.steps[0],
             local: times(slowed.prefill, terms.here.prefill.sums(local.iter().copied())),
             calls: (working.len() as f64, batches.iter().map(calls).collect()),
             batches: batches[1..].iter().enumerate().map(batch).collect(),
             bins,
             shares: shares_of,
             spread,
+            slowed,
         })
     }
 
     /// Seconds of one local expert with one token.
     fn one_here(&self, main: Place) -> f64 {
-        self.slowed * main.of(self.model.curve.one())
+        self.slowed.steps[0] * main.of(self.model.curve.one())
     }
 
     /// The same of a remote one.
     fn one_away(&self, remote: Place) -> f64 {
-        self.slowed * remote.of(self.model.remote_curve().one())
+        self.slowed.steps[0] * remote.of(self.model.remote_curve().one())
     }
 
     fn places(&self, main: Pace, remote: Pace, least: bool) -> Places {
@@ -351,28 +347,27 @@ impl<'m> Layer<'m> {
         }
     }
 
-    /// Adds what the main function computes of it to `work`.
-    fn add_work_of_main(&self, model: &Model<'_>, main: Place, work: &mut Times) {
+    /// Adds what the main function and every group compute of it to `all`, the main function first.
+    fn add_computed(&self, model: &Model<'_>, places: &Places, batches: &[f64], all: &mut [Computed]) {
+        let Places { main, remote } = *places;
+        let alone = |path: usize, place: Place, one: f64| {
+            let many = self.batches.iter().map(move |works| place.of(&works[path].mean));
+            let steps = std::iter::once(one).chain(many).zip(&self.slowed.steps);
+            steps.map(|(seconds, slowed)| seconds / slowed)
+        };
         let share = (1.0 - self.shares.iter().map(|(_, share)| share).sum::<f64>()).max(0.0);
         let one = self.model.per_token() * share * self.one_here(main);
-        let many = self.batches.iter().map(|works| main.of(&works[0].mean));
-        let experts = std::iter::once(one).chain(many);
+        all[0].experts.add(main.of(&self.local) / self.slowed.prefill, alone(0, main, one));
         let calls = self.calls.1.iter().map(|calls| calls * model.main_cpu);
-        let prefill = main.of(&self.local) + self.bins.len() as f64 * model.main_cpu;
-        work.add(prefill, experts.zip(calls).map(|(experts, calls)| experts + calls));
-    }
-
-    /// Adds what all functions of every group that it calls compute of it to `works`, by the groups' numbers.
-    fn add_work_of_groups(&self, model: &Model<'_>, remote: Place, batches: &[f64], works: &mut [Times]) {
-        let expert = self.one_away(remote);
+        all[0].rest.add(self.bins.len() as f64 * model.main_cpu, calls);
         for (index, (group, share)) in self.shares.iter().enumerate() {
-            let bins = self.bins.iter().filter(|bin| bin.group == *group);
-            let many = self.batches.iter().map(|works| remote.of(&works[index + 1].mean));
-            let steps = std::iter::once(self.model.per_token() * share * expert).chain(many);
-            let calls = |rows: &f64| self.model.called(*share, *rows) * model.function_cpu;
-            let steps = steps.zip(batches).map(|(experts, rows)| experts + calls(rows));
-            let prefill = bins.map(|bin| remote.of(&bin.computing) + model.function_cpu).sum();
-            works[*group].add(prefill, steps);
+            let bins = || self.bins.iter().filter(|bin| bin.group == *group);
+            let one = self.model.per_token() * share * self.one_away(remote);
+            let prefill: f64 = bins().map(|bin| remote.of(&bin.computing)).sum();
+            let computed = &mut all[1 + *group];
+            computed.experts.add(prefill / self.slowed.prefill, alone(index + 1, remote, one));
+            let calls = batches.iter().map(|rows| self.model.called(*share, *rows) * model.function_cpu);
+            computed.rest.add(bins().count() as f64 * model.function_cpu, calls);
         }
     }
 }
