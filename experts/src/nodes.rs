@@ -8,7 +8,11 @@ const NODES: &str = "/sys/devices/system/node";
 /// Spreads weights that are loaded from now on over the memory (NUMA) nodes of the machine that this process computes on, and returns
 /// how many there are; nothing changes with one. To be called once, before experts are loaded.
 pub fn spread_over_nodes() -> usize {
-    remoe_kernels::spread_over_nodes(&cores_of_nodes(Path::new(NODES)))
+    let nodes = remoe_kernels::spread_over_nodes(&cores_of_nodes(Path::new(NODES)));
+    if nodes > 1 {
+        tracing::info!(nodes, "weights are spread over memory nodes");
+    }
+    nodes
 }
 
 /// The cores of each node that has memory and cores. Where that cannot be read, a machine counts as one node.

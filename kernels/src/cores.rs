@@ -8,7 +8,6 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::thread;
 
 use rustix::io;
 use rustix::thread::{CpuSet, Pid, gettid, sched_getaffinity, sched_getcpu, sched_setaffinity};
@@ -34,12 +33,11 @@ struct Worker {
 }
 
 impl Cores {
-    /// For a pool of `threads`, its caller included; `None` where there are fewer or more of them than cores, or where the
-    /// process has less than all of its cores' time, so that the scheduler knows better.
+    /// For a pool of `threads`, its caller included; `None` where there are fewer or more of them than cores, so that the
+    /// scheduler knows better.
     pub(crate) fn of(threads: usize) -> Option<Self> {
         let allowed = sched_getaffinity(None).ok()?;
-        let share = thread::available_parallelism().ok()?.get();
-        (threads > 1 && share == threads && allowed.count() as usize == threads).then(|| Self {
+        (threads > 1 && allowed.count() as usize == threads).then(|| Self {
             allowed,
             caller: AtomicUsize::new(NOWHERE),
             workers: Mutex::default(),
@@ -93,6 +91,7 @@ impl Cores {
 mod tests {
     use super::*;
     use std::sync::mpsc;
+    use std::thread;
 
     fn only(core: usize) -> CpuSet {
         let mut set = CpuSet::new();
@@ -139,7 +138,7 @@ mod tests {
         let allowed = sched_getaffinity(None).unwrap();
         let count = allowed.count() as usize;
         assert!(Cores::of(count + 1).is_none() && Cores::of(1).is_none());
-        // A machine with one core has nowhere to go, and a share of one is left to the scheduler.
+        // A machine with one core has nowhere to go.
         let Some(cores) = Cores::of(count) else { return };
         thread::scope(|scope| {
             scope.spawn(|| {

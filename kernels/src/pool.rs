@@ -70,7 +70,7 @@ impl Pool {
         }
         let cores = thread::available_parallelism().map_or(1, |n| n.get());
         let poll = if threads > cores { Duration::ZERO } else { config.poll };
-        let shared = Arc::new(Shared::new(paths, poll, threads)?);
+        let shared = Arc::new(Shared::new(paths, poll, threads, cores)?);
         // Workers are added one by one, so that a failure drops, and thereby ends, those that run.
         let mut pool = Self { shared, workers: Vec::new(), threads, calling: Mutex::new(()) };
         for thread in 1..threads {

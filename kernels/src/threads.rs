@@ -98,7 +98,14 @@ pub(crate) struct Shared {
 unsafe impl Sync for Shared {}
 
 impl Shared {
-    pub(crate) fn new(paths: Paths, poll: Duration, threads: usize) -> Result<Self, KernelError> {
+    /// For so many `threads`, on cores that have time for `at_once`.
+    #[cfg_attr(not(target_os = "linux"), allow(unused_variables))]
+    pub(crate) fn new(
+        paths: Paths,
+        poll: Duration,
+        threads: usize,
+        at_once: usize,
+    ) -> Result<Self, KernelError> {
         let progress = || Progress {
             ranges: (0..threads).map(|_| Range::default()).collect(),
             remaining: AtomicU32::new(0),
@@ -114,7 +121,7 @@ impl Shared {
             opened: Signal::default(),
             progressed: Signal::default(),
             #[cfg(target_os = "linux")]
-            cores: Cores::of(threads),
+            cores: (threads == at_once).then(|| Cores::of(threads)).flatten(),
         })
     }
 

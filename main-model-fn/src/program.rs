@@ -28,10 +28,7 @@ fn serve<B: Backend>(settings: Settings, started: Instant) -> Result<(), Error> 
         end_with_launcher(launcher).map_err(std::io::Error::other)?;
     }
     descriptors_for_runtime()?;
-    let nodes = spread_over_nodes();
-    if nodes > 1 {
-        tracing::info!(nodes, "weights are spread over memory nodes");
-    }
+    spread_over_nodes();
     // HTTP and control need little; the engine has a thread and a runtime of its own.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let outcome = runtime.block_on(async {

@@ -38,15 +38,15 @@ fn problem(contention: Option<Contention>) -> Value {
 
 /// Of a plan with `groups`, each with so many replicas.
 fn evaluated(problem: &Value, groups: &[(&str, u32)]) -> Evaluation {
-    evaluated_with(problem, groups, 1.0)
+    evaluated_with(problem, groups, [1.0, 1.0])
 }
 
-/// The same with so many vCPUs in every function.
-fn evaluated_with(problem: &Value, groups: &[(&str, u32)], vcpus: f64) -> Evaluation {
+/// The same with so many vCPUs in the main function and in every remote one.
+fn evaluated_with(problem: &Value, groups: &[(&str, u32)], [main, vcpus]: [f64; 2]) -> Evaluation {
     let problem = Problem::from_json(&problem.to_string()).unwrap();
     let group = |(experts, replicas): &(&str, u32)| json!({"experts": experts, "memory_bytes": 1e9, "vcpus": vcpus, "replicas": replicas});
     let groups: Vec<Value> = groups.iter().map(group).collect();
-    let plan = json!({"main_bytes": 1e9, "main_vcpus": vcpus, "groups": groups});
+    let plan = json!({"main_bytes": 1e9, "main_vcpus": main, "groups": groups});
     evaluate(&problem, &PlanDraft::from_json(&plan.to_string()).unwrap(), false).unwrap()
 }
 
@@ -85,7 +85,7 @@ fn quotas_bear_what_it_adds() {
     busy["cpu_quotas"] = json!(true);
     let half = json!({"min": 0.5, "max": 0.5, "step": 1.0});
     (busy["specs"]["main_vcpus"], busy["specs"]["remote_vcpus"]) = (half.clone(), half);
-    let evaluation = evaluated_with(&busy, &[("0:0", 1), ("0:1", 1)], 0.5);
+    let evaluation = evaluated_with(&busy, &[("0:0", 1), ("0:1", 1)], [0.5, 0.5]);
     // An expert of a token is in each of the groups in the mean.
     assert_close(&evaluation, 2.0 * 3.0 * 1.05, 2.0 * 1.1);
     let billed: Vec<f64> = evaluation.groups.iter().map(|group| group.decode_billed).collect();
@@ -107,27 +107,18 @@ fn impossible_contention_is_named() {
     }
 }
 
-/// A main function with a quota that has all of a token's experts but one is held back by it; how many groups share the other expert's work
+/// A main function with a quota that has most of a token's experts is held back by it; how many replicas share the work of the others
 /// does not matter, as all of them together compute no longer for that.
 #[test]
 fn who_is_held_back_meets_others_for_as_long_as_they_compute() {
     let mut busy = problem(Some(CONTENTION));
     busy["cpu_quotas"] = json!(true);
-    let quarter = json!({"min": 0.25, "max": 0.25, "step": 1.0});
-    let one = json!({"min": 1.0, "max": 1.0, "step": 1.0});
-    (busy["specs"]["main_vcpus"], busy["specs"]["remote_vcpus"]) = (quarter, one);
+    busy["specs"]["main_vcpus"] = json!({"min": 0.25, "max": 0.25, "step": 1.0});
     busy["prediction"] = json!([[0.75, 0.25]]);
-    let parsed = Problem::from_json(&busy.to_string()).unwrap();
+    // 1.5 of a token's experts here, 0.5 there: a third of a quarter of the time.
+    let expected = 4.0 * 1.5 * (1.0 + 0.6 * (1.0 / 12.0) / 3.0);
     for replicas in [1, 2] {
-        let groups = json!([{"experts": "0:1", "memory_bytes": 1e9, "vcpus": 1.0, "replicas": replicas}]);
-        let plan = json!({"main_bytes": 1e9, "main_vcpus": 0.25, "groups": groups});
-        let plan = PlanDraft::from_json(&plan.to_string()).unwrap();
-        let evaluation = evaluate(&parsed, &plan, false).unwrap();
-        // 1.5 of a token's experts here, 0.5 there: a third of a quarter of the time.
-        assert_close_step(&evaluation, 4.0 * 1.5 * (1.0 + 0.6 * (1.0 / 12.0) / 3.0));
+        let step = evaluated_with(&busy, &[("0:1", replicas)], [0.25, 1.0]).tpot_seconds;
+        assert!((step - expected).abs() < 1e-9, "{step}, expected {expected}");
     }
-}
-
-fn assert_close_step(evaluation: &Evaluation, step: f64) {
-    assert!((evaluation.tpot_seconds - step).abs() < 1e-9, "{}, expected {step}", evaluation.tpot_seconds);
 }

@@ -38,10 +38,7 @@ fn serve(settings: Settings, started: Instant) -> Result<(), Error> {
         end_with_launcher(launcher).map_err(std::io::Error::other)?;
     }
     descriptors_for_runtime()?;
-    let nodes = spread_over_nodes();
-    if nodes > 1 {
-        tracing::info!(nodes, "weights are spread over memory nodes");
-    }
+    spread_over_nodes();
     // One thread for all connections: the exchange is faster without a pool, and computing has its
     // own threads.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

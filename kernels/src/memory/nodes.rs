@@ -28,6 +28,9 @@ static NODES: RwLock<Vec<Vec<usize>>> = RwLock::new(Vec::new());
 /// anything spread where one node has cores enough for the share of the machine that the process has. Returns over how many nodes
 /// they are spread; 1 where they are not.
 pub fn spread_over_nodes(nodes: &[Vec<usize>]) -> usize {
+    if nodes.len() < 2 {
+        return 1;
+    }
     let Ok(allowed) = sched_getaffinity(None) else { return 1 };
     let threads = thread::available_parallelism().map_or(1, |threads| threads.get());
     let usable = usable(nodes, &allowed, threads);

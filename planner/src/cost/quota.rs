@@ -57,15 +57,19 @@ impl Model<'_> {
         if !self.problem.cpu_quotas {
             return;
         }
-        let layers = 0..self.layers.len();
-        let slowed: Vec<Slowed> = match self.is_rested {
+        let main = self.main_pace(plan);
+        let groups = || plan.groups.iter().map(|group| (group, self.group_pace(group)));
+        if main.stretch.max(groups().map(|(_, pace)| pace.stretch).fold(1.0, f64::max)) <= 1.0 {
+            return;
+        }
+        let slowed = (0..self.layers.len()).map(|layer| match self.is_rested {
             // Who has rested computes when it is asked, and all who are asked do so at the same time.
-            true => layers.map(|layer| self.slowed(layer, plan)).collect(),
-            false => layers.map(|_| Slowed::not(self.batches().len())).collect(),
-        };
-        let groups = plan.groups.iter().map(|group| self.computed_by(group, self.group_pace(group), &slowed));
-        let main = self.computed_by_main(plan, self.main_pace(plan), &slowed);
-        let all: Vec<Computed> = std::iter::once(main).chain(groups).collect();
+            true => self.slowed(layer, plan),
+            false => Slowed::not(self.batches().len()),
+        });
+        let slowed: Vec<Slowed> = slowed.collect();
+        let mut all = vec![self.computed_by_main(plan, main, &slowed)];
+        all.extend(groups().map(|(group, pace)| self.computed_by(group, pace, &slowed)));
         match self.is_rested {
             true => self.after_rest(times, &all),
             false => self.throttled(&all, true, times),
@@ -78,23 +82,24 @@ impl Model<'_> {
     /// anything else, no other function has anything to do.
     pub(crate) fn throttled(&self, all: &[Computed], contended: bool, times: &mut Times) {
         let contention = self.contention().filter(|_| contended);
-        for own in all.iter().filter(|own| own.stretch > 1.0) {
-            let least = |pick: &dyn Fn(&Times) -> f64, measured: fn(Contention) -> f64| {
+        let lengthen = |time: &mut f64, pick: &dyn Fn(&Times) -> f64, measured: fn(Contention) -> f64| {
+            let experts: f64 = all.iter().map(|one| pick(&one.experts)).sum();
+            for own in all.iter().filter(|own| own.stretch > 1.0) {
                 let alone = (pick(&own.experts) + pick(&own.rest)) / own.functions;
                 if alone <= 0.0 {
-                    return 0.0;
+                    continue;
                 }
-                let experts: f64 = all.iter().map(|one| pick(&one.experts)).sum();
                 let others = (experts - pick(&own.experts) / own.functions).max(0.0);
                 let slowed = contention.map_or(1.0, |contention| {
                     contention.among(1.0 + others / (own.stretch * alone), measured(contention))
                 });
-                own.stretch * (slowed * pick(&own.experts) + pick(&own.rest)) / own.functions
-            };
-            times.prefill = times.prefill.max(least(&|times| times.prefill, |contention| contention.prefill));
-            for (index, step) in times.steps.iter_mut().enumerate() {
-                *step = step.max(least(&|times| times.steps[index], |contention| contention.step));
+                let work = (slowed * pick(&own.experts) + pick(&own.rest)) / own.functions;
+                *time = time.max(own.stretch * work);
             }
+        };
+        lengthen(&mut times.prefill, &|times| times.prefill, |contention| contention.prefill);
+        for (index, step) in times.steps.iter_mut().enumerate() {
+            lengthen(step, &|times| times.steps[index], |contention| contention.step);
         }
     }
 

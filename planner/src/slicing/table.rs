@@ -228,9 +228,8 @@ impl<'m> Layer<'m> {
         let here = (1.0 - away.iter().sum::<f64>()).max(0.0);
         let spread = (parts.top_k <= MOST_TABLED).then(|| Probabilities::new(parts.top_k, here, &away));
         let calls = |rows: &f64| away.iter().map(|share| parts.called(*share, *rows)).sum::<f64>();
-        let steps = slowed.steps.clone();
         let work = |terms: &PathTerms, batch: usize, experts: &[u32], way: f64| {
-            let slowed = steps[batch + 1];
+            let slowed = slowed.steps[batch + 1];
             let (mean, variance) = &terms.batches[batch];
             let deviation = variance.sums(experts.iter().copied()).into_iter().map(f64::sqrt);
             BatchWork {
