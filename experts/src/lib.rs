@@ -11,8 +11,8 @@ mod read;
 
 pub use nodes::spread_over_nodes;
 pub use quantisation::{QuantisationError, quantisation_errors};
-use read::Reader;
 pub use read::load_floats;
+use read::{Reader, row_bytes};
 use remoe_kernels::{
     Activation, Dtype, ExpertShape, KernelError, Matrix, NumericsClass, PackedExpert, PackedExpertBuilder,
     PackedMatrix, PackedMatrixBuilder, StoredDtype, WeightFormat,
@@ -21,6 +21,10 @@ use remoe_model::{Checkpoint, CheckpointError, ExpertBiases, ExpertsDtype, MlpTe
 use std::fmt;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// Bytes of a matrix that a thread packs at a time.
+const PART_BYTES: usize = 16 << 20;
 
 /// Why experts could not be brought into memory.
 #[derive(Debug, thiserror::Error)]
@@ -202,7 +206,7 @@ pub fn load_gated(
 }
 
 /// Reads matrices of the same inputs and packs them, one below the other, for computing as `class` says. They go straight into the packed
-/// form: beside it there are never more than some rows in memory.
+/// form: beside it there are never more than some rows in memory. A single large one is read by `threads` threads.
 ///
 /// # Errors
 /// The weights cannot be read or packed.
@@ -210,6 +214,7 @@ pub fn load_matrix(
     checkpoint: &Checkpoint,
     parts: &[&TensorRef],
     class: impl Into<NumericsClass>,
+    threads: usize,
 ) -> Result<PackedMatrix, LoadError> {
     let refused = |source| {
         let tensor = parts.first().map(|part| part.name.to_string()).unwrap_or_default();
@@ -218,12 +223,40 @@ pub fn load_matrix(
     let outputs = parts.iter().filter_map(|part| part.shape.first()).sum();
     let inputs = parts.first().and_then(|part| part.shape.last()).copied().unwrap_or(0);
     let mut builder = PackedMatrixBuilder::new(outputs, inputs, class).map_err(refused)?;
-    let mut reader = Reader::new(checkpoint);
-    for part in parts {
-        let stored = stored_dtype(part.dtype);
-        reader.rows(part, |_, bytes| builder.rows(stored, bytes).map_err(refused))?;
+    match parts {
+        [tensor] if tensor.strides.is_none() && tensor.bytes >= 2 * PART_BYTES as u64 && threads > 1 => {
+            read_in_parts(checkpoint, tensor, &mut builder, PART_BYTES, threads, refused)?;
+        }
+        _ => {
+            let mut reader = Reader::new(checkpoint);
+            for part in parts {
+                let stored = stored_dtype(part.dtype);
+                reader.rows(part, |_, bytes| builder.rows(stored, bytes).map_err(refused))?;
+            }
+        }
     }
     builder.finish().map_err(refused)
+}
+
+/// Reads a matrix, whose rows lie one after the other, into `builder`: `threads` threads take parts of about `part_bytes`.
+fn read_in_parts(
+    checkpoint: &Checkpoint,
+    tensor: &TensorRef,
+    builder: &mut PackedMatrixBuilder,
+    part_bytes: usize,
+    threads: usize,
+    refused: impl Fn(KernelError) -> LoadError + Sync,
+) -> Result<(), LoadError> {
+    let stored = stored_dtype(tensor.dtype);
+    let parts: Vec<_> = builder.parts(part_bytes / row_bytes(tensor).max(1)).map(Mutex::new).collect();
+    in_parallel(parts.len(), threads, LoadError::Panicked, |index| {
+        // Each has one thread.
+        let mut part = parts[index].lock().unwrap_or_else(PoisonError::into_inner);
+        let rows = part.range();
+        let take = |_, bytes: &[u8]| part.rows(stored, bytes).map_err(&refused);
+        Reader::new(checkpoint).in_order(tensor, rows, take)
+    })?;
+    Ok(())
 }
 
 /// Reads the projections and packs them.
@@ -343,4 +376,33 @@ pub fn in_parallel<T: Send, E: Send>(
     })?;
     all.sort_by_key(|(index, _)| *index);
     Ok(all.into_iter().map(|(_, done)| done).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn a_matrix_that_threads_read_in_parts_is_the_same() {
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
+        let checkpoint = Checkpoint::open(fixtures.join("mixtral-basic")).unwrap();
+        let tensor = checkpoint.head();
+        let whole = load_matrix(&checkpoint, &[tensor], Dtype::F32, 1).unwrap();
+        let (outputs, inputs) = (whole.outputs(), whole.inputs());
+        let mut builder = PackedMatrixBuilder::new(outputs, inputs, Dtype::F32).unwrap();
+        let refused = |source| LoadError::Matrix { tensor: tensor.name.to_string(), source };
+        // A panel at a time.
+        read_in_parts(&checkpoint, tensor, &mut builder, 1, 3, refused).unwrap();
+        let parts = builder.finish().unwrap();
+        let (mut expected, mut actual) = (vec![0; whole.input_bytes()], vec![0; whole.input_bytes()]);
+        assert!(outputs > 64);
+        for row in 0..outputs {
+            whole.read_row(row, &mut expected).unwrap();
+            parts.read_row(row, &mut actual).unwrap();
+            assert_eq!(actual, expected, "row {row}");
+        }
+    }
 }

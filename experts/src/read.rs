@@ -4,6 +4,7 @@ use crate::stored_dtype;
 use remoe_kernels::StoredDtype;
 use remoe_kernels::numerics::{from_bf16, from_f16};
 use remoe_model::{Checkpoint, CheckpointError, Strides, TensorRef};
+use std::ops::Range;
 
 /// Bytes that are read at a time; a multiple of a tile of rows keeps packing fast.
 const READ_BYTES: usize = 1 << 20;
@@ -32,20 +33,21 @@ impl<'a> Reader<'a> {
         take: impl FnMut(usize, &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
         match tensor.strides {
-            None => self.in_order(tensor, take),
+            None => self.in_order(tensor, 0..rows(tensor), take),
             Some(strides) => self.among_others(tensor, strides, take),
         }
     }
 
-    fn in_order<E: From<CheckpointError>>(
+    /// As [`rows`](Self::rows), of some rows of a tensor whose rows lie one after the other.
+    pub(crate) fn in_order<E: From<CheckpointError>>(
         &mut self,
         tensor: &TensorRef,
+        rows: Range<usize>,
         mut take: impl FnMut(usize, &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
-        let rows = tensor.shape.first().copied().unwrap_or(1);
         let slab = slab_rows(row_bytes(tensor));
-        for first in (0..rows).step_by(slab) {
-            self.checkpoint.read_rows(tensor, first..rows.min(first + slab), &mut self.buffer)?;
+        for first in rows.clone().step_by(slab) {
+            self.checkpoint.read_rows(tensor, first..rows.end.min(first + slab), &mut self.buffer)?;
             take(first, &self.buffer)?;
         }
         Ok(())
@@ -82,13 +84,18 @@ impl<'a> Reader<'a> {
     }
 }
 
+/// Rows of a matrix, or elements of a vector.
+fn rows(tensor: &TensorRef) -> usize {
+    tensor.shape.first().copied().unwrap_or(1)
+}
+
 /// Rows of so many bytes that are read at a time.
 pub(crate) fn slab_rows(row_bytes: usize) -> usize {
     (READ_BYTES / row_bytes.max(1) / TILE_ROWS).max(1) * TILE_ROWS
 }
 
 /// Bytes of a row of a matrix, or of an element of a vector.
-fn row_bytes(tensor: &TensorRef) -> usize {
+pub(crate) fn row_bytes(tensor: &TensorRef) -> usize {
     tensor.shape.get(1..).unwrap_or_default().iter().product::<usize>() * tensor.dtype.bytes() as usize
 }
 

@@ -74,7 +74,7 @@ pub use class::{NumericsClass, WeightFormat};
 pub use dtype::{Activation, Dtype, StoredDtype};
 pub use error::KernelError;
 pub use fp8::Fp8Scales;
-pub use matrix::{MAX_OUTPUTS, PackedMatrix, PackedMatrixBuilder};
+pub use matrix::{MAX_OUTPUTS, MatrixPart, PackedMatrix, PackedMatrixBuilder};
 pub use memory::spread_over_nodes;
 pub use pack::{PackedExpert, PackedExpertBuilder};
 pub use paths::{InstructionPath, PathChoice, wrong_paths};

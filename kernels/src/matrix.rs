@@ -5,6 +5,8 @@ use crate::pack::Panels;
 use crate::quantise::{GROUP, WeightGroup};
 use crate::shape::{PANEL, row_copy_bytes, step_words, steps};
 use crate::{Dtype, KernelError, MAX_DIMENSION, NumericsClass, StoredDtype, WeightFormat};
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Largest legal number of outputs; vocabularies are the largest there are.
 pub const MAX_OUTPUTS: usize = 1 << 20;
@@ -18,12 +20,12 @@ pub struct PackedMatrix {
     buffer: Buffer,
 }
 
-/// Packs a matrix from slabs of rows, the first ones first, so that a loader can read a file through a small buffer.
+/// Packs a matrix from slabs of rows, the first ones first, so that a loader can read a file through a small buffer; or part by part, by several threads.
 #[derive(Debug)]
 pub struct PackedMatrixBuilder {
     matrix: PackedMatrix,
-    /// Rows that were given.
-    given: usize,
+    /// Rows that were given, to whatever part.
+    given: AtomicUsize,
 }
 
 impl PackedMatrixBuilder {
@@ -42,7 +44,7 @@ impl PackedMatrixBuilder {
         within("outputs", outputs, MAX_OUTPUTS)?;
         let panel_words = steps(inputs, class.weights) * step_words(class.dtype, class.weights);
         let buffer = Buffer::for_weights(outputs.div_ceil(PANEL) * panel_words * 4)?;
-        Ok(Self { matrix: PackedMatrix { outputs, inputs, class, buffer }, given: 0 })
+        Ok(Self { matrix: PackedMatrix { outputs, inputs, class, buffer }, given: AtomicUsize::new(0) })
     }
 
     /// Packs the rows that follow those given before: whole rows, little-endian as checkpoints store them, with any alignment. Slabs of a multiple of 16 rows are packed fastest.
@@ -50,24 +52,26 @@ impl PackedMatrixBuilder {
     /// # Errors
     /// [`KernelError::WeightLength`] where they are not whole rows, [`KernelError::Length`] where they are more than the matrix has, [`KernelError::Form`] where the class has fp8 weights, which only experts can have; nothing is packed then.
     pub fn rows(&mut self, stored: StoredDtype, bytes: &[u8]) -> Result<(), KernelError> {
-        let matrix = &mut self.matrix;
-        let class = matrix.class;
-        if class.weights == WeightFormat::Fp8 {
-            return Err(KernelError::Form { class, form: class.weights, given: "elements" });
-        }
-        let row_bytes = matrix.inputs * stored.bytes();
-        if !bytes.len().is_multiple_of(row_bytes) {
-            return Err(KernelError::WeightLength { actual: bytes.len(), row_bytes });
-        }
-        let given = self.given + bytes.len() / row_bytes;
-        if given > matrix.outputs {
-            let (actual, expected) = (given, matrix.outputs);
-            return Err(KernelError::Length { what: "rows of a matrix", actual, expected });
-        }
-        let panels = Panels { panel_words: matrix.panel_words(), columns: PANEL, shift: 0 };
-        panels.write(matrix.buffer.words_mut(), stored, matrix.class, self.given, row_bytes, bytes);
-        self.given = given;
-        Ok(())
+        let next = *self.given.get_mut();
+        let all = self.matrix.outputs;
+        self.parts(all).try_for_each(|mut part| {
+            part.next = next;
+            part.rows(stored, bytes)
+        })
+    }
+
+    /// Parts of so many rows, rounded up to whole panels, from the first on. Each may be filled by a thread of its own.
+    pub fn parts(&mut self, rows: usize) -> impl Iterator<Item = MatrixPart<'_>> {
+        let panel_words = self.matrix.panel_words();
+        let PackedMatrix { outputs, inputs, class, ref mut buffer } = self.matrix;
+        let panels = rows.div_ceil(PANEL).max(1);
+        let words = buffer.words_mut().chunks_mut(panels.saturating_mul(panel_words));
+        let given = &self.given;
+        words.enumerate().map(move |(index, words)| {
+            let first = index * panels * PANEL;
+            let end = outputs.min(first.saturating_add(panels * PANEL));
+            MatrixPart { words, panel_words, inputs, class, first, end, next: 0, given }
+        })
     }
 
     /// The packed matrix.
@@ -75,11 +79,58 @@ impl PackedMatrixBuilder {
     /// # Errors
     /// [`KernelError::Length`] where rows were never given.
     pub fn finish(self) -> Result<PackedMatrix, KernelError> {
-        let (actual, expected) = (self.given, self.matrix.outputs);
+        let (actual, expected) = (self.given.into_inner(), self.matrix.outputs);
         if actual != expected {
             return Err(KernelError::Length { what: "rows of a matrix", actual, expected });
         }
         Ok(self.matrix)
+    }
+}
+
+/// Some rows of a matrix that is being packed.
+#[derive(Debug)]
+pub struct MatrixPart<'a> {
+    words: &'a mut [u32],
+    panel_words: usize,
+    inputs: usize,
+    class: NumericsClass,
+    first: usize,
+    end: usize,
+    /// Rows of it that were given.
+    next: usize,
+    /// The same of all parts.
+    given: &'a AtomicUsize,
+}
+
+impl MatrixPart<'_> {
+    /// Which rows of the matrix they are.
+    pub fn range(&self) -> Range<usize> {
+        self.first..self.end
+    }
+
+    /// As [`PackedMatrixBuilder::rows`], of the rows of this part.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn rows(&mut self, stored: StoredDtype, bytes: &[u8]) -> Result<(), KernelError> {
+        let class = self.class;
+        if class.weights == WeightFormat::Fp8 {
+            return Err(KernelError::Form { class, form: class.weights, given: "elements" });
+        }
+        let row_bytes = self.inputs * stored.bytes();
+        if !bytes.len().is_multiple_of(row_bytes) {
+            return Err(KernelError::WeightLength { actual: bytes.len(), row_bytes });
+        }
+        let rows = bytes.len() / row_bytes;
+        let (actual, expected) = (self.next + rows, self.end - self.first);
+        if actual > expected {
+            return Err(KernelError::Length { what: "rows of a matrix", actual, expected });
+        }
+        let panels = Panels { panel_words: self.panel_words, columns: PANEL, shift: 0 };
+        panels.write(self.words, stored, class, self.next, row_bytes, bytes);
+        self.next = actual;
+        self.given.fetch_add(rows, Ordering::Relaxed);
+        Ok(())
     }
 }
 

@@ -8,8 +8,8 @@ use common::{Data, Random, forward, pool, to_bytes};
 use proptest::prelude::*;
 use remoe_kernels::numerics::{from_bf16, from_f16, round_bf16};
 use remoe_kernels::{
-    Activation, Dtype, ExpertShape, InstructionPath, KernelError, MAX_DIMENSION, Matrix, PackedExpert,
-    PackedExpertBuilder, StoredDtype,
+    Activation, Dtype, ExpertShape, InstructionPath, KernelError, MAX_DIMENSION, Matrix, NumericsClass,
+    PackedExpert, PackedExpertBuilder, PackedMatrix, PackedMatrixBuilder, StoredDtype, WeightFormat,
 };
 
 fn shape(hidden: usize, width: usize, dtype: Dtype) -> ExpertShape {
@@ -190,8 +190,60 @@ fn packed_bytes_are_known_beforehand() {
     }
 }
 
+/// What every row of a matrix stands for.
+fn rows_of(matrix: &PackedMatrix) -> Vec<u8> {
+    let mut rows = vec![0; matrix.outputs() * matrix.input_bytes()];
+    for (row, to) in rows.chunks_exact_mut(matrix.input_bytes()).enumerate() {
+        matrix.read_row(row, to).unwrap();
+    }
+    rows
+}
+
+#[test]
+fn parts_of_a_matrix_take_their_rows_and_no_others() {
+    let mut builder = PackedMatrixBuilder::new(130, 2, Dtype::F32).unwrap();
+    let ranges: Vec<_> = builder.parts(65).map(|part| part.range()).collect();
+    // Whole panels.
+    assert_eq!(ranges, [0..128, 128..130]);
+    let row = [0; 8];
+    let mut last = builder.parts(128).last().unwrap();
+    last.rows(StoredDtype::F32, &row).unwrap();
+    let two = last.rows(StoredDtype::F32, &[row, row].concat()).unwrap_err();
+    assert!(matches!(two, KernelError::Length { actual: 3, expected: 2, .. }), "{two}");
+    let half = last.rows(StoredDtype::F32, &row[1..]).unwrap_err();
+    assert!(matches!(half, KernelError::WeightLength { actual: 7, row_bytes: 8 }), "{half}");
+    let missing = builder.finish().unwrap_err();
+    assert!(matches!(missing, KernelError::Length { actual: 1, expected: 130, .. }), "{missing}");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn parts_that_threads_pack_are_the_matrix(
+        outputs in 1usize..300,
+        inputs in 1usize..130,
+        rows in 0usize..400,
+        slab in 1usize..40,
+        weights in prop_oneof![Just(WeightFormat::Plain), Just(WeightFormat::Int8), Just(WeightFormat::Int4)],
+        seed in any::<u64>(),
+    ) {
+        let class = NumericsClass { dtype: Dtype::Bf16, weights };
+        let bytes = random_bytes(&mut Random(seed), outputs * inputs, StoredDtype::Bf16);
+        let whole = PackedMatrix::pack(inputs, class, &[(StoredDtype::Bf16, &bytes)]).unwrap();
+        let mut builder = PackedMatrixBuilder::new(outputs, inputs, class).unwrap();
+        std::thread::scope(|scope| {
+            for mut part in builder.parts(rows) {
+                let bytes = &bytes[part.range().start * inputs * 2..part.range().end * inputs * 2];
+                scope.spawn(move || {
+                    for slab in bytes.chunks(slab * inputs * 2) {
+                        part.rows(StoredDtype::Bf16, slab).unwrap();
+                    }
+                });
+            }
+        });
+        prop_assert_eq!(rows_of(&builder.finish().unwrap()), rows_of(&whole));
+    }
 
     #[test]
     fn any_length_is_accepted_or_refused(

@@ -23,6 +23,9 @@ pub enum BackendError {
     /// The kernels refused.
     #[error(transparent)]
     Kernel(#[from] KernelError),
+    /// Weights that are read when they are needed cannot be read.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
     /// The library that drives the device did.
     #[error("{library}: {message}")]
     Library {
@@ -64,6 +67,18 @@ pub enum LoadModelError {
     /// The checkpoint's facts contradict each other: a fault of this program.
     #[error("inconsistent checkpoint facts: {0}")]
     Inconsistent(&'static str),
+}
+
+/// Weights that answers can do without for a while.
+pub trait Rest: Send + Sync {
+    /// Bytes of memory that it is going to take; 0 once it is there.
+    fn missing_bytes(&self) -> usize;
+
+    /// Reads it, unless it is there.
+    ///
+    /// # Errors
+    /// The checkpoint cannot be read.
+    fn read(&self) -> Result<(), CheckpointError>;
 }
 
 /// The rows of one sequence in an iteration.
@@ -135,10 +150,15 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// The checkpoint cannot be read, or the device has no room; the same for everything that is loaded.
     fn load_embedding(
         &self,
-        checkpoint: &Checkpoint,
+        checkpoint: &Arc<Checkpoint>,
         table: &TensorRef,
         class: NumericsClass,
     ) -> Result<Self::Embedding, LoadModelError>;
+
+    /// What is left to read of `table`, whose rows are looked up in the checkpoint until then.
+    fn rest_of(&self, _table: &Self::Embedding) -> Option<Arc<dyn Rest>> {
+        None
+    }
 
     /// The rows of a product's weights as a table, without a copy of them: for a head that is tied to the embedding.
     fn table_of(&self, weight: &Self::Linear) -> Option<Self::Embedding>;

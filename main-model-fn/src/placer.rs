@@ -10,7 +10,8 @@
 //! leave, layers go over one after the other, each served as one of the two placements says: until all
 //! have, the earlier generation counts as the one in force.
 
-use crate::dispatch::{Arrivals, LocalExperts};
+use crate::backend::Rest;
+use crate::dispatch::{Arrivals, LocalExperts, patiently};
 use crate::engine::Switch;
 use crate::http::InForce as Shown;
 use crate::memory;
@@ -50,7 +51,9 @@ pub(crate) struct PlacerParts {
     pub(crate) shutdown: CancellationToken,
     /// How many local experts are still being read.
     pub(crate) arriving: IntGauge,
-    /// Told why local experts of a placement in force cannot be read: the function cannot go on.
+    /// What is read once they are there.
+    pub(crate) rest: Vec<Arc<dyn Rest>>,
+    /// Told why local experts of a placement in force, or the rest, cannot be read: the function cannot go on.
     pub(crate) lost: mpsc::UnboundedSender<LoadError>,
     /// When the process was started.
     pub(crate) started: Instant,
@@ -214,13 +217,17 @@ impl Placer {
         Ok(outcome)
     }
 
-    /// Reads the local experts of the placement in force.
+    /// Reads the local experts of the placement in force, and what answers could do without longer than any of them.
     async fn receive(&self, arrivals: &Arc<Arrivals>) {
         let parts = &self.parts;
         let (checkpoint, class, threads) = (parts.checkpoint.clone(), parts.class, parts.threads);
         let begun = Instant::now();
-        let these = arrivals.clone();
-        let mut read = tokio::task::spawn_blocking(move || these.read(&checkpoint, class, threads));
+        let (these, rest) = (arrivals.clone(), parts.rest.clone());
+        let mut read = tokio::task::spawn_blocking(move || {
+            these.read(&checkpoint, class, threads)?;
+            let read = |part: &Arc<dyn Rest>| patiently("weights outside of experts", || Ok(part.read()?));
+            rest.iter().try_for_each(read)
+        });
         let read = tokio::select! {
             read = &mut read => read.unwrap_or(Err(LoadError::Panicked)),
             () = parts.shutdown.cancelled() => return arrivals.stop(),
@@ -228,7 +235,7 @@ impl Placer {
         match read {
             Ok(()) => {
                 let (bytes, seconds) = (self.local().bytes(), begun.elapsed().as_secs_f64());
-                tracing::info!(bytes, seconds, "all local experts are there");
+                tracing::info!(local_experts_bytes = bytes, seconds, "all weights are there");
             }
             // Whoever is told has ended if nobody listens.
             Err(error) => drop(parts.lost.send(error)),
@@ -305,7 +312,8 @@ impl Placer {
             }
             changes.push(change);
         }
-        let used = memory::used();
+        let missing = self.parts.rest.iter().map(|part| part.missing_bytes() as u64);
+        let used = memory::used() + missing.sum::<u64>();
         steps(&changes, limit.saturating_sub(used)).map_err(|Shortage { layer, needed, room }| {
             let message = format!(
                 "the local experts do not fit: those that layer {layer} gets take {needed} bytes and there is \

@@ -1,5 +1,6 @@
 //! The life of the function: load, listen, serve, drain.
 
+use crate::backend::Rest;
 use crate::control::Control;
 use crate::dispatch::{Expected, ExpertMetrics};
 use crate::engine::{self, EngineParts, EngineSettings, EngineStop, RequestLimits, Vocabulary};
@@ -134,7 +135,7 @@ async fn serve<B: Backend>(
             return Ok(());
         }
     };
-    let Loaded { checkpoint, class, threads, device_name, text, pool, model, fingerprint } = parts;
+    let Loaded { checkpoint, class, threads, device_name, text, pool, model, rest, fingerprint } = parts;
     let dtype = class.dtype;
     let instruction_path = pool.paths(class).to_string();
     let registry = program_registry(&[
@@ -264,6 +265,7 @@ async fn serve<B: Backend>(
             shown,
             shutdown: shutdown.clone(),
             arriving,
+            rest,
             lost,
             started,
         }),
@@ -381,6 +383,7 @@ struct Loaded {
     text: Option<Arc<ModelText>>,
     pool: Arc<Pool>,
     model: Box<dyn Model>,
+    rest: Vec<Arc<dyn Rest>>,
     fingerprint: String,
 }
 
@@ -412,9 +415,9 @@ impl Loaded {
         }
         let model = Transformer::load(&checkpoint, dense, ops, threads)?;
         tracing::info!(bytes = model.weight_bytes(), class = %dense, "weights outside of experts");
-        let model = Box::new(model);
+        let (rest, model) = (model.rest(), Box::new(model));
         let fingerprint = checkpoint.fingerprint()?.to_string();
-        Ok(Self { checkpoint, class, threads, device_name, text, pool, model, fingerprint })
+        Ok(Self { checkpoint, class, threads, device_name, text, pool, model, rest, fingerprint })
     }
 }
 

@@ -71,7 +71,7 @@ impl Torch {
     ) -> Result<Weight, LoadModelError> {
         if self.device == Device::Cpu {
             let weights: Vec<_> = parts.iter().map(|part| part.weight).collect();
-            let matrix = Arc::new(load_matrix(checkpoint, &weights, class)?);
+            let matrix = Arc::new(load_matrix(checkpoint, &weights, class, self.pool.threads())?);
             return Ok(Weight::Host(HostMatrix { matrix, pool: self.pool.clone() }));
         }
         let parts = parts
@@ -122,13 +122,13 @@ impl Backend for Torch {
 
     fn load_embedding(
         &self,
-        checkpoint: &Checkpoint,
+        checkpoint: &Arc<Checkpoint>,
         table: &TensorRef,
         class: NumericsClass,
     ) -> Result<Embedding, LoadModelError> {
         Ok(match class.weights {
             WeightFormat::Plain => Embedding::Rows(self.tensor(checkpoint, table)?),
-            _ => Embedding::Packed(Arc::new(load_matrix(checkpoint, &[table], class)?)),
+            _ => Embedding::Packed(Arc::new(load_matrix(checkpoint, &[table], class, self.pool.threads())?)),
         })
     }
 

@@ -1,19 +1,28 @@
 //! Local experts of a placement that is in force while they are still being read, so that the first answer waits for
 //! what it uses and not for the whole model. They come layer by layer, those that an answer waits for before all others.
+//!
+//! An answer says which experts it waits for one layer at a time, and nothing that is being read makes way. So whoever has
+//! read such experts waits for the next layer's before it begins with one that nobody waits for: at most as long as an
+//! expert took, which is what a wrong guess costs.
 
 use prometheus::IntGauge;
 use remoe_experts::{LoadError, load_expert};
 use remoe_kernels::{NumericsClass, PackedExpert};
 use remoe_model::Checkpoint;
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
-/// How often an expert is read that cannot be read for the moment, and how long after each time that is tried again.
+/// How often something is read that cannot be read for the moment, and how long after each time that is tried again.
 const ATTEMPTS: u32 = 3;
 const PAUSE: Duration = Duration::from_secs(1);
+
+/// How long the first answer is waited for, and how long any is at most.
+const FIRST_WAIT: Duration = Duration::from_millis(2);
+const LONGEST_WAIT: Duration = Duration::from_millis(50);
 
 /// Layer and expert.
 type Key = (usize, u32);
@@ -30,6 +39,8 @@ pub(crate) struct Arrivals {
     come: AtomicU64,
     /// Told of each that comes.
     changed: Notify,
+    /// Told of each that is waited for.
+    hurried: Condvar,
 }
 
 #[derive(Default)]
@@ -38,6 +49,8 @@ struct Open {
     places: BTreeMap<Key, Place>,
     /// Those of them that somebody waits for, in the order in which they were asked for. What is not in `places` any more is passed over.
     first: VecDeque<Key>,
+    /// Until when those that nobody waits for are not begun.
+    until: Option<Instant>,
     /// None will come any more.
     stopped: bool,
 }
@@ -51,6 +64,7 @@ impl Arrivals {
             shown,
             come: AtomicU64::new(0),
             changed: Notify::new(),
+            hurried: Condvar::new(),
         }
     }
 
@@ -71,12 +85,14 @@ impl Arrivals {
         // Asked for again by an iteration that is repeated, it keeps its turn.
         if open.places.contains_key(&key) && !open.first.contains(&key) {
             open.first.push_back(key);
+            drop(open);
+            self.hurried.notify_one();
         }
     }
 
     /// How many are waited for.
     #[cfg(test)]
-    pub(crate) fn hurried(&self) -> usize {
+    pub(crate) fn waited_for(&self) -> usize {
         self.open().first.len()
     }
 
@@ -98,6 +114,7 @@ impl Arrivals {
             }
             read
         };
+        self.open().until = Some(Instant::now() + FIRST_WAIT);
         std::thread::scope(|scope| {
             let spawn = |number| {
                 let name = format!("arrivals-{number}");
@@ -117,13 +134,19 @@ impl Arrivals {
         let mut open = self.open();
         open.stopped = true;
         drop(open);
+        self.hurried.notify_all();
         self.changed.notify_one();
     }
 
     /// Reads one after the other until none is left to begin.
     fn read_some(&self, load: impl Fn(Key) -> Result<PackedExpert, LoadError>) -> Result<(), LoadError> {
-        while let Some((key, place)) = self.begin() {
-            let packed = self.patiently(key, &load)?;
+        while let Some(Next { key, place, hurried }) = self.begin() {
+            let begun = Instant::now();
+            let (layer, expert) = key;
+            let packed = patiently(format_args!("expert {expert} of layer {layer}"), || load(key))?;
+            if hurried {
+                self.open().until = Some(Instant::now() + begun.elapsed().min(LONGEST_WAIT));
+            }
             // Nobody else fills this place.
             let _first = place.set(Arc::new(packed));
             self.come.fetch_add(1, Ordering::AcqRel);
@@ -133,42 +156,57 @@ impl Arrivals {
         Ok(())
     }
 
-    /// The next one to read.
-    fn begin(&self) -> Option<(Key, Place)> {
+    /// The next one to read, once it is clear which.
+    fn begin(&self) -> Option<Next> {
         let mut open = self.open();
-        if open.stopped {
-            return None;
-        }
-        while let Some(key) = open.first.pop_front() {
-            if let Some(next) = open.places.remove_entry(&key) {
-                return Some(next);
-            }
-        }
-        open.places.pop_first()
-    }
-
-    /// Reads an expert, some times where a disk or a network has a bad moment.
-    fn patiently(
-        &self,
-        (layer, expert): Key,
-        load: impl Fn(Key) -> Result<PackedExpert, LoadError>,
-    ) -> Result<PackedExpert, LoadError> {
-        let mut attempts = 1;
         loop {
-            match load((layer, expert)) {
-                Err(LoadError::Checkpoint(error)) if error.is_transient() && attempts < ATTEMPTS => {
-                    tracing::warn!(layer, expert, %error, "an expert cannot be read; once more");
-                    std::thread::sleep(PAUSE);
-                    attempts += 1;
-                }
-                outcome => return outcome,
+            if open.stopped {
+                return None;
             }
+            while let Some(key) = open.first.pop_front() {
+                if let Some(place) = open.places.remove(&key) {
+                    return Some(Next { key, place, hurried: true });
+                }
+            }
+            let left =
+                open.until.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()));
+            if left.is_zero() || open.places.is_empty() {
+                let (key, place) = open.places.pop_first()?;
+                return Some(Next { key, place, hurried: false });
+            }
+            (open, _) = self.hurried.wait_timeout(open, left).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
     fn open(&self) -> MutexGuard<'_, Open> {
         // Changed in single steps, so a panic elsewhere cannot have left it half-written.
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// An expert to read.
+struct Next {
+    key: Key,
+    place: Place,
+    /// Somebody waits for it.
+    hurried: bool,
+}
+
+/// Reads something, some times where a disk or a network has a bad moment.
+pub(crate) fn patiently<T>(
+    what: impl fmt::Display,
+    read: impl Fn() -> Result<T, LoadError>,
+) -> Result<T, LoadError> {
+    let mut attempts = 1;
+    loop {
+        match read() {
+            Err(LoadError::Checkpoint(error)) if error.is_transient() && attempts < ATTEMPTS => {
+                tracing::warn!(%error, "{what} cannot be read; once more");
+                std::thread::sleep(PAUSE);
+                attempts += 1;
+            }
+            outcome => return outcome,
+        }
     }
 }
 
@@ -197,7 +235,7 @@ mod tests {
         arrivals.hurry(1, 1);
         arrivals.hurry(7, 7);
         arrivals.hurry(0, 1);
-        assert_eq!(arrivals.hurried(), 2);
+        assert_eq!(arrivals.waited_for(), 2);
         let order = Mutex::new(Vec::new());
         let checkpoint = fixture();
         let read = arrivals.read_some(|(layer, expert)| {
@@ -208,6 +246,36 @@ mod tests {
         assert_eq!(order.into_inner().unwrap(), [(1, 1), (0, 1), (0, 0), (1, 0)]);
         assert!(places.values().all(|place| place.get().is_some()));
         assert_eq!((arrivals.come(), arrivals.shown.get()), (4, 0));
+    }
+
+    /// Which experts of the next layer an answer waits for is known once it has those of the layer before.
+    #[test]
+    fn who_has_read_what_is_waited_for_waits_for_the_next_layer() {
+        let (arrivals, _places) = arrivals(&[(0, 0), (0, 1), (1, 1)]);
+        arrivals.open().until = Some(Instant::now() + Duration::from_secs(600));
+        std::thread::scope(|scope| {
+            let next = scope.spawn(|| arrivals.begin().map(|next| (next.key, next.hurried)));
+            // Most often it waits by now; it is right in either order.
+            std::thread::sleep(Duration::from_millis(20));
+            arrivals.hurry(1, 1);
+            assert_eq!(next.join().unwrap(), Some(((1, 1), true)));
+            // Nobody waits for ever.
+            let next = scope.spawn(|| arrivals.begin().is_none());
+            arrivals.stop();
+            assert!(next.join().unwrap());
+        });
+        arrivals.open().until = None;
+        arrivals.open().stopped = false;
+        arrivals.hurry(0, 1);
+        let checkpoint = fixture();
+        let waited = Mutex::new(Vec::new());
+        let read = arrivals.read_some(|(layer, expert)| {
+            waited.lock().unwrap().push(arrivals.open().until.is_some());
+            load_expert(&checkpoint, layer, expert, Dtype::F32)
+        });
+        read.unwrap();
+        // After the one that was waited for, and then no more than once.
+        assert_eq!(waited.into_inner().unwrap(), [false, true]);
     }
 
     #[test]

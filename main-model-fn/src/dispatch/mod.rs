@@ -28,7 +28,7 @@ mod split;
 mod tally;
 
 pub(crate) use activity::Activity;
-pub(crate) use arrivals::Arrivals;
+pub(crate) use arrivals::{Arrivals, patiently};
 pub(crate) use calls::{Calls, Followed};
 pub(crate) use error::ExpertError;
 pub(crate) use join::{ExpertParts, Experts, LayerCall};

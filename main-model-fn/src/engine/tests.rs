@@ -268,7 +268,7 @@ async fn answers_wait_for_experts_that_are_still_being_read() {
     let asked: Vec<_> =
         prompts.iter().map(|prompt| engine.handle.submit(request(prompt.clone(), 1, 5)).unwrap()).collect();
     // All of them are in the engine, which waits.
-    while engine.metrics.iterations.get() == 0 && arrivals.hurried() == 0 {
+    while engine.metrics.iterations.get() == 0 && arrivals.waited_for() == 0 {
         tokio::task::yield_now().await;
     }
     let read = tokio::task::spawn_blocking(move || arrivals.read(&checkpoint, Dtype::Bf16.into(), 2));

@@ -9,8 +9,9 @@ mod elements;
 mod heads;
 mod pages;
 mod rows;
+mod table;
 
-use crate::backend::{Affine, Backend, BackendError, Held, LoadModelError, PAGE_POSITIONS, Span};
+use crate::backend::{Affine, Backend, BackendError, Held, LoadModelError, PAGE_POSITIONS, Rest, Span};
 use crate::device::{DeviceError, DeviceName};
 use heads::NativeHeads;
 use pages::NativePages;
@@ -24,6 +25,7 @@ use remoe_model::{Activation, Checkpoint, MlaFacts, MlpTensors, NormKind, RopeFa
 use rows::{Rows, Spare};
 use std::borrow::Cow;
 use std::sync::Arc;
+use table::Table;
 
 /// Elements of rows that are worth handing to another thread.
 const PART: usize = 1 << 14;
@@ -55,7 +57,9 @@ pub struct NativeNorm {
 
 /// A table of rows.
 pub enum NativeEmbedding {
-    /// Elements in the compute dtype, row after row.
+    /// Elements as the checkpoint has them.
+    Stored(Arc<Table>),
+    /// Elements that were converted to the compute dtype, row after row.
     Rows {
         /// All of them.
         bytes: Vec<u8>,
@@ -75,6 +79,7 @@ impl Held for NativeLinear {
 impl Held for NativeEmbedding {
     fn bytes(&self) -> usize {
         match self {
+            Self::Stored(table) => table.bytes(),
             Self::Rows { bytes, .. } => bytes.len(),
             Self::Packed(matrix) => matrix.bytes(),
         }
@@ -170,6 +175,16 @@ impl Native {
         })
     }
 
+    /// Matrices in the kernels' order, read by as many threads as compute.
+    fn load_matrix(
+        &self,
+        checkpoint: &Checkpoint,
+        parts: &[&TensorRef],
+        class: NumericsClass,
+    ) -> Result<PackedMatrix, LoadModelError> {
+        Ok(load_matrix(checkpoint, parts, class, self.pool.threads())?)
+    }
+
     /// A tensor's elements as float32, rounded to the compute dtype.
     fn load_rounded(&self, checkpoint: &Checkpoint, tensor: &TensorRef) -> Result<Vec<f32>, LoadModelError> {
         let bytes = self.load_bytes(checkpoint, tensor)?;
@@ -250,15 +265,25 @@ impl Backend for Native {
 
     fn load_embedding(
         &self,
-        checkpoint: &Checkpoint,
+        checkpoint: &Arc<Checkpoint>,
         table: &TensorRef,
         class: NumericsClass,
     ) -> Result<NativeEmbedding, LoadModelError> {
         if class.weights != WeightFormat::Plain {
-            return Ok(NativeEmbedding::Packed(Arc::new(load_matrix(checkpoint, &[table], class)?)));
+            return Ok(NativeEmbedding::Packed(Arc::new(self.load_matrix(checkpoint, &[table], class)?)));
+        }
+        if stored_dtype(table.dtype) == self.dtype.into() && Table::can_have(table) {
+            return Ok(NativeEmbedding::Stored(Arc::new(Table::new(checkpoint, table))));
         }
         let width = table.shape.last().copied().unwrap_or(0);
         Ok(NativeEmbedding::Rows { bytes: self.load_bytes(checkpoint, table)?, width })
+    }
+
+    fn rest_of(&self, table: &NativeEmbedding) -> Option<Arc<dyn Rest>> {
+        match table {
+            NativeEmbedding::Stored(table) => Some(table.clone()),
+            NativeEmbedding::Rows { .. } | NativeEmbedding::Packed(_) => None,
+        }
     }
 
     fn table_of(&self, weight: &NativeLinear) -> Option<NativeEmbedding> {
@@ -272,7 +297,7 @@ impl Backend for Native {
         class: NumericsClass,
     ) -> Result<NativeLinear, LoadModelError> {
         let weights: Vec<_> = parts.iter().map(|part| part.weight).collect();
-        let matrix = Arc::new(load_matrix(checkpoint, &weights, class)?);
+        let matrix = Arc::new(self.load_matrix(checkpoint, &weights, class)?);
         let bias = match parts.iter().any(|part| part.bias.is_some()) {
             false => None,
             true => {
@@ -345,6 +370,7 @@ impl Backend for Native {
 
     fn embed(&self, table: &NativeEmbedding, tokens: &[u32]) -> Result<Rows, BackendError> {
         let (width, rows) = match table {
+            NativeEmbedding::Stored(table) => (table.row_bytes() / self.dtype.bytes(), table.rows()),
             NativeEmbedding::Rows { bytes, width } => (*width, bytes.len() / (width * self.dtype.bytes())),
             NativeEmbedding::Packed(matrix) => (matrix.inputs(), matrix.outputs()),
         };
@@ -354,6 +380,7 @@ impl Backend for Native {
         let mut out = self.tensor(tokens.len(), width);
         let row_bytes = out.row_bytes();
         match table {
+            NativeEmbedding::Stored(table) => table.look_up(tokens, out.bytes_mut())?,
             NativeEmbedding::Rows { bytes, .. } => {
                 for (&token, to) in tokens.iter().zip(out.bytes_mut().chunks_exact_mut(row_bytes)) {
                     to.copy_from_slice(&bytes[token as usize * row_bytes..][..row_bytes]);

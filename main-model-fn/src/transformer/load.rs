@@ -3,7 +3,7 @@
 use super::attention::{Attention, GroupedQueryAttention, LatentAttention};
 use super::mlp::{Besides, Mlp, Moe, SharedExperts};
 use super::{Layer, Positions, Transformer};
-use crate::backend::{Affine, Backend, LoadModelError};
+use crate::backend::{Affine, Backend, LoadModelError, Rest};
 use remoe_experts::{in_parallel, load_floats};
 use remoe_kernels::numerics::to_bf16;
 use remoe_kernels::{AttentionShape, Dtype, NumericsClass};
@@ -11,6 +11,7 @@ use remoe_model::{
     AttentionFacts, AttentionTensors, Checkpoint, GqaFacts, GqaTensors, MlaFacts, MlaTensors, MlpFacts,
     MlpTensors, MoeFacts, NormKind, QueryTensors, TensorRef,
 };
+use std::sync::Arc;
 
 impl<B: Backend> Transformer<B> {
     /// Reads every tensor outside of the routed experts with `threads` threads.
@@ -18,7 +19,7 @@ impl<B: Backend> Transformer<B> {
     /// # Errors
     /// The checkpoint cannot be read, or the device has no room.
     pub(crate) fn load(
-        checkpoint: &Checkpoint,
+        checkpoint: &Arc<Checkpoint>,
         class: impl Into<NumericsClass>,
         ops: B,
         threads: usize,
@@ -76,6 +77,18 @@ impl<B: Backend> Transformer<B> {
             pages: ops.pages(&shapes),
             ops,
         })
+    }
+
+    /// What is left to read of the weights when answers are given already.
+    pub(crate) fn rest(&self) -> Vec<Arc<dyn Rest>> {
+        let positions = match &self.positions {
+            Positions::Rotary(_) => None,
+            Positions::Learned(table) => Some(table),
+        };
+        std::iter::once(&self.embedding)
+            .chain(positions)
+            .filter_map(|table| self.ops.rest_of(table))
+            .collect()
     }
 }
 
@@ -288,14 +301,13 @@ mod tests {
     use remoe_kernels::{Pool, PoolConfig, WeightFormat};
     use remoe_model::{DenseDtype, Inspection};
     use std::path::Path;
-    use std::sync::Arc;
 
     /// Weights outside of experts take what plans count for them, in the dtype, as int8 and as int4: the embedding as much as the others, and once
     /// where it is the head. Beside that there are norms, which are held as float32, and the columns that routers are padded with.
     #[test]
     fn weights_take_what_is_counted_for_them() {
         let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../demo/model");
-        let checkpoint = Checkpoint::open(demo).unwrap();
+        let checkpoint = Arc::new(Checkpoint::open(demo).unwrap());
         let config = checkpoint.config();
         let (layers, hidden) = (config.layers.len(), config.hidden_size);
         let beside =
@@ -325,7 +337,7 @@ mod tests {
         let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
         let pool = Arc::new(Pool::new(PoolConfig::default()).unwrap());
         for name in ["dsv2-basic", "dsv2-group", "mixtral-basic"] {
-            let checkpoint = Checkpoint::open(fixtures.join(name)).unwrap();
+            let checkpoint = Arc::new(Checkpoint::open(fixtures.join(name)).unwrap());
             let ops = Native::open(None, Dtype::F32, &pool).unwrap();
             let transformer = Transformer::load(&checkpoint, Dtype::F32, ops, 1).unwrap();
             let elements: usize =
