@@ -494,9 +494,10 @@ fn up_reports_restarts_what_dies_and_drains() {
     assert_eq!(again["endpoint"], ready["endpoint"]);
     assert_ne!(pids(&again)[0], pids(&ready)[0]);
 
-    // As `timeout` does it: to the process, and again to its group.
-    up.signal(Signal::TERM);
-    up.signal(Signal::TERM);
+    // As `timeout` does it: to the process, and again to its group. It sees both at once; two of a kind would be one.
+    for signal in [Signal::STOP, Signal::TERM, Signal::HUP, Signal::CONT] {
+        up.signal(signal);
+    }
     assert!(up.child.wait().unwrap().success());
     assert!(up.lines.next().is_none());
     assert!(!pids(&again).into_iter().any(is_alive));

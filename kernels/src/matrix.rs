@@ -60,16 +60,17 @@ impl PackedMatrixBuilder {
         })
     }
 
-    /// Parts of so many rows, rounded up to whole panels, from the first on. Each may be filled by a thread of its own.
+    /// Parts of so many rows, rounded up to whole panels, from the first on. Each may be filled by a thread of its own, once, instead of by
+    /// [`rows`](Self::rows).
     pub fn parts(&mut self, rows: usize) -> impl Iterator<Item = MatrixPart<'_>> {
         let panel_words = self.matrix.panel_words();
         let PackedMatrix { outputs, inputs, class, ref mut buffer } = self.matrix;
-        let panels = rows.div_ceil(PANEL).max(1);
-        let words = buffer.words_mut().chunks_mut(panels.saturating_mul(panel_words));
+        let panels = rows.clamp(1, outputs).div_ceil(PANEL);
+        let words = buffer.words_mut().chunks_mut(panels * panel_words);
         let given = &self.given;
         words.enumerate().map(move |(index, words)| {
             let first = index * panels * PANEL;
-            let end = outputs.min(first.saturating_add(panels * PANEL));
+            let end = outputs.min(first + panels * PANEL);
             MatrixPart { words, panel_words, inputs, class, first, end, next: 0, given }
         })
     }

@@ -107,7 +107,7 @@ pub async fn describe(
     ask(of, DescribeMainRequest::default(), deadline).await
 }
 
-/// Returns once the main function `of` has read all of its local experts, within `deadline`.
+/// Returns once the main function `of` has read all of its local experts, and what comes after them, within `deadline`.
 ///
 /// # Errors
 /// It cannot be reached, or takes too long.

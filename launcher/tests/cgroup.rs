@@ -2,12 +2,13 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
+mod fake;
+
 use remoe_function::Role;
 use remoe_launcher::process::Programs;
 use remoe_launcher::{
     Cgroups, Ending, FunctionSpec, Launcher, LogLine, Phase, ProcessLauncher, ResourceLimits,
 };
-use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,9 +21,7 @@ fn cgroups() -> Option<Arc<Cgroups>> {
 /// How a function with `body` as its script ends within `limits`.
 async fn ending(cgroups: Arc<Cgroups>, body: &str, limits: ResourceLimits) -> Ending {
     let folder = tempfile::tempdir().unwrap();
-    let program = folder.path().join("function");
-    std::fs::write(&program, format!("#!/bin/sh\n{body}\n")).unwrap();
-    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let program = fake::script(folder.path(), "function", &format!("#!/bin/sh\n{body}\n"));
     let programs = Programs { main: program.clone(), remote: program };
     let launcher =
         ProcessLauncher::new(programs, LONG, Arc::new(|_: LogLine<'_>| {})).unwrap().with_limits(cgroups);

@@ -163,7 +163,7 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// The rows of a product's weights as a table, without a copy of them: for a head that is tied to the embedding.
     fn table_of(&self, weight: &Self::Linear) -> Option<Self::Embedding>;
 
-    /// Matrices of the same inputs, one below the other, computed in `dtype`.
+    /// Matrices of the same inputs, one below the other, computed in `dtype`; a large one is read by `threads` threads.
     ///
     /// # Errors
     /// As [`load_embedding`](Self::load_embedding).
@@ -172,6 +172,7 @@ pub trait Backend: Sized + Send + Sync + 'static {
         checkpoint: &Checkpoint,
         parts: &[Affine<'_>],
         class: NumericsClass,
+        threads: usize,
     ) -> Result<Self::Linear, LoadModelError>;
 
     /// A norm's weights.

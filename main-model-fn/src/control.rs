@@ -46,7 +46,7 @@ impl MainModel for Control {
         (description.generation, description.placement) = self.placer.named();
         let local = self.placer.local();
         description.local = local.listing();
-        description.arriving = u32::try_from(local.arriving()).unwrap_or(u32::MAX);
+        description.arriving = u32::try_from(self.placer.arriving()).unwrap_or(u32::MAX);
         description.in_flight = u32::try_from(self.engine.in_flight()).unwrap_or(u32::MAX);
         let work = self.activity.remote().into_iter();
         description.work = work

@@ -84,9 +84,13 @@ mod tests {
 
     #[test]
     fn this_process_takes_memory_within_its_limit() {
-        let before = used();
-        let taken = std::hint::black_box(vec![1_u8; 64 << 20]);
-        assert!(used() >= before + (taken.len() as u64) / 2, "{before} -> {}", used());
+        // Other tests take and free memory meanwhile.
+        let grows = |_| {
+            let before = used();
+            let taken = std::hint::black_box(vec![1_u8; 64 << 20]);
+            used() >= before + (taken.len() as u64) / 2
+        };
+        assert!((0..10).any(grows));
         assert_eq!(limit(Some(1)), Some(1));
         assert!(limit(None).unwrap() > used());
     }

@@ -49,7 +49,7 @@ pub(crate) struct PlacerParts {
     pub(crate) shown: watch::Sender<Arc<Shown>>,
     /// No placement comes into force once this is cancelled.
     pub(crate) shutdown: CancellationToken,
-    /// How many local experts are still being read.
+    /// How many local experts, and tables after them, are still to be read.
     pub(crate) arriving: IntGauge,
     /// What is read once they are there.
     pub(crate) rest: Vec<Arc<dyn Rest>>,
@@ -217,16 +217,33 @@ impl Placer {
         Ok(outcome)
     }
 
+    /// Weights outside of experts that are still to be read.
+    fn missing_rest(&self) -> Vec<Arc<dyn Rest>> {
+        self.parts.rest.iter().filter(|part| part.missing_bytes() > 0).cloned().collect()
+    }
+
+    /// How many experts of the placement in force, and tables beside them, are still to be read.
+    pub(crate) fn arriving(&self) -> usize {
+        self.local().arriving() + self.missing_rest().len()
+    }
+
     /// Reads the local experts of the placement in force, and what answers could do without longer than any of them.
     async fn receive(&self, arrivals: &Arc<Arrivals>) {
         let parts = &self.parts;
         let (checkpoint, class, threads) = (parts.checkpoint.clone(), parts.class, parts.threads);
         let begun = Instant::now();
-        let (these, rest) = (arrivals.clone(), parts.rest.clone());
+        let (these, rest) = (arrivals.clone(), self.missing_rest());
+        let (shown, shutdown) = (parts.arriving.clone(), parts.shutdown.clone());
         let mut read = tokio::task::spawn_blocking(move || {
             these.read(&checkpoint, class, threads)?;
-            let read = |part: &Arc<dyn Rest>| patiently("weights outside of experts", || Ok(part.read()?));
-            rest.iter().try_for_each(read)
+            for part in rest {
+                if shutdown.is_cancelled() {
+                    break;
+                }
+                patiently("weights outside of experts", || Ok(part.read()?))?;
+                shown.dec();
+            }
+            Ok(())
         });
         let read = tokio::select! {
             read = &mut read => read.unwrap_or(Err(LoadError::Panicked)),
@@ -369,6 +386,7 @@ impl Placer {
         let near = move || prefetch_experts(&checkpoint, &missing).map(|()| missing);
         let missing = blocking(near).await?;
         let arrivals = local.expect(&missing, self.parts.arriving.clone());
+        self.parts.arriving.add(i64::try_from(self.missing_rest().len()).unwrap_or(i64::MAX));
         Ok((local, arrivals))
     }
 

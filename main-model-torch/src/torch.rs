@@ -68,10 +68,11 @@ impl Torch {
         checkpoint: &Checkpoint,
         parts: &[Affine<'_>],
         class: NumericsClass,
+        threads: usize,
     ) -> Result<Weight, LoadModelError> {
         if self.device == Device::Cpu {
             let weights: Vec<_> = parts.iter().map(|part| part.weight).collect();
-            let matrix = Arc::new(load_matrix(checkpoint, &weights, class, self.pool.threads())?);
+            let matrix = Arc::new(load_matrix(checkpoint, &weights, class, threads)?);
             return Ok(Weight::Host(HostMatrix { matrix, pool: self.pool.clone() }));
         }
         let parts = parts
@@ -144,8 +145,9 @@ impl Backend for Torch {
         checkpoint: &Checkpoint,
         parts: &[Affine<'_>],
         class: NumericsClass,
+        threads: usize,
     ) -> Result<Linear, LoadModelError> {
-        let weight = self.weight(checkpoint, parts, class)?;
+        let weight = self.weight(checkpoint, parts, class, threads)?;
         if parts.iter().all(|part| part.bias.is_none()) {
             return Ok(Linear { weight, bias: None });
         }

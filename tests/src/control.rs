@@ -118,6 +118,16 @@ impl Control {
         let generation = self.begin(request).await.expect("the generation is accepted");
         generation.finish().await.expect("the generation succeeds")
     }
+
+    /// What comes of `request` when no function was late: on a busy machine one may be, and is asked again or done without.
+    pub async fn generate_in_peace(&self, request: &GenerateRequest) -> Finished {
+        let in_peace = async || {
+            let finished = self.generate(request.clone()).await.finished;
+            let calls = finished.experts.as_ref()?;
+            ((calls.fallback, calls.retries) == (0, 0)).then_some(finished)
+        };
+        until(LONG, "a generation in peace", in_peace).await
+    }
 }
 
 /// A greedy request for exactly `max_tokens` after `ids`.

@@ -4,9 +4,9 @@
 
 use remoe_tests::binaries::workspace;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::io::Write;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use tempfile::TempDir;
 
 /// A copy of the scripts among programs that write down how they were called.
@@ -40,8 +40,13 @@ impl Host {
     fn program(&self, path: &str, text: &str) {
         let path = self.folder.path().join(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(&path, text).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        // Another process writes it: were it open for writing here, a child that another test starts at the same time would
+        // inherit it, and it could not be executed.
+        let mut writer = Command::new("sh");
+        writer.args(["-c", "cat >\"$0\" && chmod 755 \"$0\""]).arg(&path).stdin(Stdio::piped());
+        let mut writer = writer.spawn().unwrap();
+        writer.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+        assert!(writer.wait().unwrap().success());
     }
 
     /// Runs a script, `seconds` after it began by its own clock.

@@ -48,7 +48,9 @@ async fn a_placement_goes_on_without_the_one_who_asked_for_it() {
     let remote = vec![LayerExperts { layer: 0, experts: vec![1] }];
     let routing = Routing { generation: 5, endpoints: vec![endpoint], remote, ..Routing::default() };
 
-    let impatient = tokio::time::timeout(Duration::from_millis(100), launcher.route(&routing)).await;
+    // Connected, so that what is waited for is the placement.
+    assert_eq!(launcher.generation().await, 0);
+    let impatient = tokio::time::timeout(Duration::from_millis(500), launcher.route(&routing)).await;
     assert!(impatient.is_err(), "an endpoint that never answers takes a second");
     until(SOON, "the placement", async || (launcher.generation().await == 5).then_some(())).await;
     let again = launcher.route(&routing).await.unwrap();

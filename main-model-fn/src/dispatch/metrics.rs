@@ -67,7 +67,7 @@ impl ExpertMetrics {
             )?,
             arriving: IntGauge::new(
                 "remoe_experts_arriving",
-                "Local experts of the placement in force that are still being read.",
+                "Local experts of the placement in force, and the embedding after them, that are still to be read.",
             )?,
             wait: Histogram::with_opts(
                 HistogramOpts::new(

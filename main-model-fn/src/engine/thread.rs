@@ -559,11 +559,11 @@ impl Engine {
         }
     }
 
-    /// After a failed iteration, which has changed nothing. Where experts were out of reach it is done
+    /// After a failed iteration, which has changed nothing. Where weights were out of reach it is done
     /// again, without those that need them or with those only, who fail once that has gone on for too
     /// long; after anything else its requests fail.
     fn set_back(&mut self, shares: &[Share], error: ForwardError, started: Instant) {
-        let out_of_reach = error.out_of_reach().map(<[usize]>::to_vec);
+        let out_of_reach = error.out_of_reach(shares.iter().map(|share| share.rows).sum());
         tracing::error!(%error, again = out_of_reach.is_some(), "iteration failed");
         let error = ServiceError::from(error);
         let mut first = 0;

@@ -6,32 +6,29 @@
 //! products, a norm before its weights, cosines and sines, each product of a rotation, every sum.
 
 mod elements;
+mod embedding;
 mod heads;
 mod pages;
 mod rows;
-mod table;
 
 use crate::backend::{Affine, Backend, BackendError, Held, LoadModelError, PAGE_POSITIONS, Rest, Span};
 use crate::device::{DeviceError, DeviceName};
+use embedding::NativeEmbedding;
 use heads::NativeHeads;
 use pages::NativePages;
 use remoe_experts::{load_floats, load_gated, load_matrix, stored_dtype};
 use remoe_kernels::numerics::exp;
 use remoe_kernels::{
     AttentionShape, AttentionSpan, Dtype, Job, KernelError, Loops, NumericsClass, PackedExpert, PackedMatrix,
-    Pool, Product, WeightFormat, by_vectors,
+    Pool, Product, by_vectors,
 };
 use remoe_model::{Activation, Checkpoint, MlaFacts, MlpTensors, NormKind, RopeFacts, RopeLayout, TensorRef};
 use rows::{Rows, Spare};
 use std::borrow::Cow;
 use std::sync::Arc;
-use table::Table;
 
 /// Elements of rows that are worth handing to another thread.
 const PART: usize = 1 << 14;
-
-/// Rows that a thread looks up at a time in a table that lies in the kernels' order.
-const LOOKED_UP: usize = 8;
 
 /// Operations on the CPU.
 pub struct Native {
@@ -55,34 +52,9 @@ pub struct NativeNorm {
     epsilon: f32,
 }
 
-/// A table of rows.
-pub enum NativeEmbedding {
-    /// Elements as the checkpoint has them.
-    Stored(Arc<Table>),
-    /// Elements that were converted to the compute dtype, row after row.
-    Rows {
-        /// All of them.
-        bytes: Vec<u8>,
-        /// Elements of a row.
-        width: usize,
-    },
-    /// A matrix in the kernels' order: one that is quantised, or that products are made with as well.
-    Packed(Arc<PackedMatrix>),
-}
-
 impl Held for NativeLinear {
     fn bytes(&self) -> usize {
         self.matrix.bytes() + self.bias.as_ref().map_or(0, |bias| size_of_val(&bias[..]))
-    }
-}
-
-impl Held for NativeEmbedding {
-    fn bytes(&self) -> usize {
-        match self {
-            Self::Stored(table) => table.bytes(),
-            Self::Rows { bytes, .. } => bytes.len(),
-            Self::Packed(matrix) => matrix.bytes(),
-        }
     }
 }
 
@@ -175,16 +147,6 @@ impl Native {
         })
     }
 
-    /// Matrices in the kernels' order, read by as many threads as compute.
-    fn load_matrix(
-        &self,
-        checkpoint: &Checkpoint,
-        parts: &[&TensorRef],
-        class: NumericsClass,
-    ) -> Result<PackedMatrix, LoadModelError> {
-        Ok(load_matrix(checkpoint, parts, class, self.pool.threads())?)
-    }
-
     /// A tensor's elements as float32, rounded to the compute dtype.
     fn load_rounded(&self, checkpoint: &Checkpoint, tensor: &TensorRef) -> Result<Vec<f32>, LoadModelError> {
         let bytes = self.load_bytes(checkpoint, tensor)?;
@@ -269,21 +231,11 @@ impl Backend for Native {
         table: &TensorRef,
         class: NumericsClass,
     ) -> Result<NativeEmbedding, LoadModelError> {
-        if class.weights != WeightFormat::Plain {
-            return Ok(NativeEmbedding::Packed(Arc::new(self.load_matrix(checkpoint, &[table], class)?)));
-        }
-        if stored_dtype(table.dtype) == self.dtype.into() && Table::can_have(table) {
-            return Ok(NativeEmbedding::Stored(Arc::new(Table::new(checkpoint, table))));
-        }
-        let width = table.shape.last().copied().unwrap_or(0);
-        Ok(NativeEmbedding::Rows { bytes: self.load_bytes(checkpoint, table)?, width })
+        NativeEmbedding::load(self, checkpoint, table, class)
     }
 
     fn rest_of(&self, table: &NativeEmbedding) -> Option<Arc<dyn Rest>> {
-        match table {
-            NativeEmbedding::Stored(table) => Some(table.clone()),
-            NativeEmbedding::Rows { .. } | NativeEmbedding::Packed(_) => None,
-        }
+        table.rest()
     }
 
     fn table_of(&self, weight: &NativeLinear) -> Option<NativeEmbedding> {
@@ -295,9 +247,10 @@ impl Backend for Native {
         checkpoint: &Checkpoint,
         parts: &[Affine<'_>],
         class: NumericsClass,
+        threads: usize,
     ) -> Result<NativeLinear, LoadModelError> {
         let weights: Vec<_> = parts.iter().map(|part| part.weight).collect();
-        let matrix = Arc::new(self.load_matrix(checkpoint, &weights, class)?);
+        let matrix = Arc::new(load_matrix(checkpoint, &weights, class, threads)?);
         let bias = match parts.iter().any(|part| part.bias.is_some()) {
             false => None,
             true => {
@@ -369,38 +322,13 @@ impl Backend for Native {
     }
 
     fn embed(&self, table: &NativeEmbedding, tokens: &[u32]) -> Result<Rows, BackendError> {
-        let (width, rows) = match table {
-            NativeEmbedding::Stored(table) => (table.row_bytes() / self.dtype.bytes(), table.rows()),
-            NativeEmbedding::Rows { bytes, width } => (*width, bytes.len() / (width * self.dtype.bytes())),
-            NativeEmbedding::Packed(matrix) => (matrix.inputs(), matrix.outputs()),
-        };
+        let (rows, width) = table.shape(self.dtype);
         if let Some(&token) = tokens.iter().find(|token| **token as usize >= rows) {
             return Err(BackendError::Shape { what: "token", actual: token as usize, expected: rows });
         }
         let mut out = self.tensor(tokens.len(), width);
         let row_bytes = out.row_bytes();
-        match table {
-            NativeEmbedding::Stored(table) => table.look_up(tokens, out.bytes_mut())?,
-            NativeEmbedding::Rows { bytes, .. } => {
-                for (&token, to) in tokens.iter().zip(out.bytes_mut().chunks_exact_mut(row_bytes)) {
-                    to.copy_from_slice(&bytes[token as usize * row_bytes..][..row_bytes]);
-                }
-            }
-            NativeEmbedding::Packed(matrix) => {
-                let look_up = |tokens: &[u32], to: &mut [u8]| {
-                    let mut rows = tokens.iter().zip(to.chunks_exact_mut(row_bytes));
-                    rows.try_for_each(|(&token, to)| matrix.read_row(token as usize, to))
-                };
-                if tokens.len() <= LOOKED_UP {
-                    look_up(tokens, out.bytes_mut())?;
-                    return Ok(out);
-                }
-                let parts = tokens.chunks(LOOKED_UP).zip(out.bytes_mut().chunks_mut(LOOKED_UP * row_bytes));
-                let mut parts: Vec<_> = parts.map(|(tokens, to)| (tokens, to, Ok(()))).collect();
-                self.pool.each(&mut parts, |(tokens, to, outcome)| *outcome = look_up(tokens, to))?;
-                parts.into_iter().try_for_each(|(_, _, outcome)| outcome)?;
-            }
-        }
+        table.look_up(&self.pool, tokens, row_bytes, out.bytes_mut())?;
         Ok(out)
     }
 

@@ -14,10 +14,13 @@ pub(crate) enum ForwardError {
 }
 
 impl ForwardError {
-    /// The rows of the iteration whose experts were out of reach, if that is why it failed.
-    pub(crate) fn out_of_reach(&self) -> Option<&[usize]> {
+    /// Which of the iteration's `rows` rows lacked weights that were out of reach, if that is why it failed.
+    pub(crate) fn out_of_reach(&self, rows: usize) -> Option<Vec<usize>> {
         match self {
-            Self::Experts(error) => error.out_of_reach(),
+            Self::Experts(error) => error.out_of_reach().map(<[usize]>::to_vec),
+            Self::Backend(BackendError::Checkpoint(error)) => {
+                error.is_transient().then(|| (0..rows).collect())
+            }
             Self::Backend(_) => None,
         }
     }

@@ -37,7 +37,7 @@ impl<B: Backend> Transformer<B> {
                 Some(id) => Part::Layer(Box::new(loader.layer(id)?)),
                 None if part == 0 => {
                     let head = Affine { weight, bias: checkpoint.head_bias() };
-                    Part::Head(ops.load_linear(checkpoint, &[head], class)?)
+                    Part::Head(ops.load_linear(checkpoint, &[head], class, threads)?)
                 }
                 None if is_tied => Part::Tied,
                 None => Part::Embedding(ops.load_embedding(checkpoint, table, class)?),
@@ -145,14 +145,14 @@ impl<B: Backend> Loader<'_, B> {
         class: impl Into<NumericsClass>,
     ) -> Result<B::Linear, LoadModelError> {
         let parts: Vec<_> = weights.iter().map(|&weight| Affine { weight, bias: None }).collect();
-        self.ops.load_linear(self.checkpoint, &parts, class.into())
+        self.ops.load_linear(self.checkpoint, &parts, class.into(), 1)
     }
 
     /// The same with biases.
     fn linear(&self, parts: &[&remoe_model::Linear]) -> Result<B::Linear, LoadModelError> {
         let parts: Vec<_> =
             parts.iter().map(|part| Affine { weight: &part.weight, bias: part.bias.as_ref() }).collect();
-        self.ops.load_linear(self.checkpoint, &parts, self.class)
+        self.ops.load_linear(self.checkpoint, &parts, self.class, 1)
     }
 
     fn norm(&self, norm: &remoe_model::Linear) -> Result<B::Norm, LoadModelError> {
@@ -277,6 +277,7 @@ impl<B: Backend> Loader<'_, B> {
                 self.checkpoint,
                 &[Affine { weight: &router.linear.weight, bias: router.linear.bias.as_ref() }],
                 router_dtype.into(),
+                1,
             )?,
             correction: match &router.correction {
                 None => Vec::new(),
@@ -328,6 +329,34 @@ mod tests {
                 "{weights}: {taken}, not {counted} + {beside}"
             );
         }
+    }
+
+    /// An embedding that is kept as it is stored is read when answers are given already, and a table of positions; what is
+    /// quantised, or the head as well, is not left for later.
+    #[test]
+    fn tables_are_the_rest_where_answers_can_do_without() {
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
+        let pool = Arc::new(Pool::new(PoolConfig::default()).unwrap());
+        let rest = |name: &str, class: NumericsClass| -> Vec<usize> {
+            let checkpoint = Arc::new(Checkpoint::open(fixtures.join(name)).unwrap());
+            let ops = Native::open(None, class.dtype, &pool).unwrap();
+            let rest = Transformer::load(&checkpoint, class, ops, 2).unwrap().rest();
+            let bytes = rest.iter().map(|part| part.missing_bytes()).collect();
+            rest.iter().for_each(|part| part.read().unwrap());
+            assert!(rest.iter().all(|part| part.missing_bytes() == 0));
+            bytes
+        };
+        let bytes = |name: &str, table: fn(&Checkpoint) -> Option<&TensorRef>| {
+            let checkpoint = Checkpoint::open(fixtures.join(name)).unwrap();
+            table(&checkpoint).unwrap().bytes as usize
+        };
+        let embedding = bytes("mixtral-basic", |checkpoint| Some(checkpoint.embedding()));
+        assert_eq!(rest("mixtral-basic", Dtype::F32.into()), [embedding]);
+        let int8 = NumericsClass { dtype: Dtype::F32, weights: WeightFormat::Int8 };
+        assert!(rest("mixtral-basic", int8).is_empty());
+        // Its embedding is the head.
+        let positions = bytes("gpt2moe-basic", Checkpoint::positions);
+        assert_eq!(rest("gpt2moe-basic", Dtype::F32.into()), [positions]);
     }
 
     /// What the cache holds per position is what the checkpoint's facts promise: for latent attention the latent

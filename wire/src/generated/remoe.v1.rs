@@ -660,8 +660,8 @@ pub struct MainDescription {
     /// were never used left out; empty unless asked.
     #[prost(message, repeated, tag = "14")]
     pub pairs: ::prost::alloc::vec::Vec<LayerPairs>,
-    /// How many experts of `local` are still being read: the first placement comes into force before they are, and an answer
-    /// waits for those that it uses.
+    /// How many experts of `local`, and tables beside them, are still to be read: the first placement comes into force before
+    /// they are, and an answer waits for the experts that it uses.
     #[prost(uint32, tag = "15")]
     pub arriving: u32,
 }

@@ -109,7 +109,7 @@ pub(super) struct Main<'s> {
     pub(super) function: Running<'s>,
     client: MainModelClient<Channel>,
     runtime: tokio::runtime::Handle,
-    /// Packing all experts.
+    /// Packing all experts, and reading what comes after them.
     placed: Duration,
     /// Prompts so far: each begins with a token of its own, so that nothing kept of one before is of any use.
     prompts: Cell<u64>,

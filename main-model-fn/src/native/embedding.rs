@@ -1,0 +1,225 @@
+//! Tables of which an answer uses a few rows of many. One that is kept as it is stored is looked up in the checkpoint until
+//! all of it is in memory, so that the first answer does not wait for the rest.
+
+use super::Native;
+use crate::backend::{BackendError, Held, LoadModelError, Rest};
+use remoe_experts::{load_matrix, stored_dtype};
+use remoe_kernels::{Dtype, NumericsClass, PackedMatrix, Pool, WeightFormat};
+use remoe_model::{Checkpoint, CheckpointError, StoredAs, TensorRef};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+/// Rows that a thread looks up at a time where that is more than copying.
+const LOOKED_UP: usize = 8;
+
+/// A table of rows.
+pub enum NativeEmbedding {
+    /// Elements as the checkpoint has them.
+    Stored(Arc<Table>),
+    /// Elements that were converted to the compute dtype, row after row.
+    Rows {
+        /// All of them.
+        bytes: Vec<u8>,
+        /// Elements of a row.
+        width: usize,
+    },
+    /// A matrix in the kernels' order: one that is quantised, or that products are made with as well.
+    Packed(Arc<PackedMatrix>),
+}
+
+impl Held for NativeEmbedding {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Stored(table) => table.bytes(),
+            Self::Rows { bytes, .. } => bytes.len(),
+            Self::Packed(matrix) => matrix.bytes(),
+        }
+    }
+}
+
+impl NativeEmbedding {
+    pub(super) fn load(
+        ops: &Native,
+        checkpoint: &Arc<Checkpoint>,
+        table: &TensorRef,
+        class: NumericsClass,
+    ) -> Result<Self, LoadModelError> {
+        if class.weights != WeightFormat::Plain {
+            return Ok(Self::Packed(Arc::new(load_matrix(checkpoint, &[table], class, ops.pool.threads())?)));
+        }
+        if stored_dtype(table.dtype) == ops.dtype.into() && Table::can_have(table) {
+            return Ok(Self::Stored(Arc::new(Table::new(checkpoint, table))));
+        }
+        let width = table.shape.last().copied().unwrap_or(0);
+        Ok(Self::Rows { bytes: ops.load_bytes(checkpoint, table)?, width })
+    }
+
+    /// What is left to read.
+    pub(super) fn rest(&self) -> Option<Arc<dyn Rest>> {
+        match self {
+            Self::Stored(table) => Some(table.clone()),
+            Self::Rows { .. } | Self::Packed(_) => None,
+        }
+    }
+
+    /// Rows, and elements of one in the compute dtype.
+    pub(super) fn shape(&self, dtype: Dtype) -> (usize, usize) {
+        match self {
+            Self::Stored(table) => (table.rows, table.row_bytes / dtype.bytes()),
+            Self::Rows { bytes, width } => (bytes.len() / (width * dtype.bytes()), *width),
+            Self::Packed(matrix) => (matrix.outputs(), matrix.inputs()),
+        }
+    }
+
+    /// Writes the rows `tokens`, each of which there is, to `to`, rows of `row_bytes` bytes.
+    ///
+    /// # Errors
+    /// The checkpoint cannot be read, or a thread of the pool panicked.
+    pub(super) fn look_up(
+        &self,
+        pool: &Pool,
+        tokens: &[u32],
+        row_bytes: usize,
+        to: &mut [u8],
+    ) -> Result<(), BackendError> {
+        let look_up = |tokens: &[u32], to: &mut [u8]| {
+            match self {
+                Self::Stored(table) => table.look_up(tokens, to)?,
+                Self::Rows { bytes, .. } => copy_rows(bytes, tokens, row_bytes, to),
+                Self::Packed(matrix) => {
+                    let mut rows = tokens.iter().zip(to.chunks_exact_mut(row_bytes));
+                    rows.try_for_each(|(&token, to)| matrix.read_row(token as usize, to))?;
+                }
+            }
+            Ok(())
+        };
+        let copies = match self {
+            Self::Stored(table) => table.missing_bytes() == 0,
+            Self::Rows { .. } => true,
+            Self::Packed(_) => false,
+        };
+        if copies || tokens.len() <= LOOKED_UP {
+            return look_up(tokens, to);
+        }
+        let parts = tokens.chunks(LOOKED_UP).zip(to.chunks_mut(LOOKED_UP * row_bytes));
+        let mut parts: Vec<_> = parts.map(|(tokens, to)| (tokens, to, Ok(()))).collect();
+        pool.each(&mut parts, |(tokens, to, outcome)| *outcome = look_up(tokens, to))?;
+        parts.into_iter().try_for_each(|(_, _, outcome)| outcome)
+    }
+}
+
+/// Copies rows of `row_bytes` bytes out of all there are.
+fn copy_rows(all: &[u8], rows: &[u32], row_bytes: usize, to: &mut [u8]) {
+    for (&row, to) in rows.iter().zip(to.chunks_exact_mut(row_bytes)) {
+        to.copy_from_slice(&all[row as usize * row_bytes..][..row_bytes]);
+    }
+}
+
+/// The rows of a tensor, as they are stored.
+pub struct Table {
+    checkpoint: Arc<Checkpoint>,
+    tensor: TensorRef,
+    rows: usize,
+    row_bytes: usize,
+    whole: OnceLock<Vec<u8>>,
+    /// Held by whoever reads all of it.
+    reading: Mutex<()>,
+}
+
+impl Table {
+    /// Whether the rows of `tensor` lie in the checkpoint one after the other, as elements of its type.
+    fn can_have(tensor: &TensorRef) -> bool {
+        tensor.stored == StoredAs::Plain && tensor.strides.is_none()
+    }
+
+    /// The rows of `tensor`, none of which is read yet.
+    fn new(checkpoint: &Arc<Checkpoint>, tensor: &TensorRef) -> Self {
+        let rows = tensor.shape.first().copied().unwrap_or(0);
+        Self {
+            rows,
+            row_bytes: tensor.bytes as usize / rows.max(1),
+            checkpoint: checkpoint.clone(),
+            tensor: tensor.clone(),
+            whole: OnceLock::new(),
+            reading: Mutex::default(),
+        }
+    }
+
+    /// Bytes of memory that it takes when it is there.
+    fn bytes(&self) -> usize {
+        self.rows * self.row_bytes
+    }
+
+    /// Writes the rows `tokens`, each of which there is, to `to`.
+    ///
+    /// # Errors
+    /// The checkpoint cannot be read.
+    fn look_up(&self, tokens: &[u32], to: &mut [u8]) -> Result<(), CheckpointError> {
+        if let Some(whole) = self.whole.get() {
+            copy_rows(whole, tokens, self.row_bytes, to);
+            return Ok(());
+        }
+        let row_bytes = self.row_bytes as u64;
+        tokens.iter().zip(to.chunks_exact_mut(self.row_bytes)).try_for_each(|(&token, to)| {
+            let first = u64::from(token) * row_bytes;
+            self.checkpoint.read_into(&self.tensor, first..first + row_bytes, to)
+        })
+    }
+}
+
+impl Rest for Table {
+    fn missing_bytes(&self) -> usize {
+        if self.whole.get().is_some() { 0 } else { self.bytes() }
+    }
+
+    fn read(&self) -> Result<(), CheckpointError> {
+        let _reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.whole.get().is_none() {
+            let whole = self.checkpoint.read(&self.tensor)?;
+            // Nobody else sets it meanwhile.
+            let _first = self.whole.set(whole);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::indexing_slicing)]
+
+    use super::*;
+    use crate::backend::Backend;
+    use remoe_kernels::PoolConfig;
+    use std::path::Path;
+
+    #[test]
+    fn rows_are_the_same_before_and_after_the_table_is_read() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/mixtral-basic");
+        let checkpoint = Arc::new(Checkpoint::open(folder).unwrap());
+        let pool = Arc::new(Pool::new(PoolConfig { threads: 2, ..PoolConfig::default() }).unwrap());
+        let ops = Native::open(None, Dtype::F32, &pool).unwrap();
+        let table =
+            NativeEmbedding::load(&ops, &checkpoint, checkpoint.embedding(), Dtype::F32.into()).unwrap();
+        let whole = checkpoint.read(checkpoint.embedding()).unwrap();
+        let (rows, width) = table.shape(Dtype::F32);
+        assert_eq!((rows * width * 4, table.bytes()), (whole.len(), whole.len()));
+        let look_up = |tokens: &[u32]| {
+            let mut found = vec![0; tokens.len() * width * 4];
+            table.look_up(&pool, tokens, width * 4, &mut found).unwrap();
+            for (&token, found) in tokens.iter().zip(found.chunks_exact(width * 4)) {
+                assert_eq!(found, &whole[token as usize * width * 4..][..width * 4], "{token}");
+            }
+        };
+        let check = || {
+            // One, and so many that threads share them.
+            look_up(&[rows as u32 - 1]);
+            look_up(&(0..rows as u32).rev().step_by(3).collect::<Vec<_>>());
+        };
+        let rest = table.rest().unwrap();
+        check();
+        assert_eq!(rest.missing_bytes(), whole.len());
+        rest.read().unwrap();
+        rest.read().unwrap();
+        assert_eq!(rest.missing_bytes(), 0);
+        check();
+    }
+}
