@@ -6,22 +6,15 @@ use crate::backend::{BackendError, Held, LoadModelError, Rest};
 use remoe_experts::{load_matrix, stored_dtype};
 use remoe_kernels::{Dtype, NumericsClass, PackedMatrix, Pool, WeightFormat};
 use remoe_model::{Checkpoint, CheckpointError, StoredAs, TensorRef};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 /// Rows that a thread looks up at a time where that is more than copying.
 const LOOKED_UP: usize = 8;
 
 /// A table of rows.
 pub enum NativeEmbedding {
-    /// Elements as the checkpoint has them.
-    Stored(Arc<Table>),
-    /// Elements that were converted to the compute dtype, row after row.
-    Rows {
-        /// All of them.
-        bytes: Vec<u8>,
-        /// Elements of a row.
-        width: usize,
-    },
+    /// Elements in the compute dtype, row after row.
+    Rows(Arc<Table>),
     /// A matrix in the kernels' order: one that is quantised, or that products are made with as well.
     Packed(Arc<PackedMatrix>),
 }
@@ -29,8 +22,7 @@ pub enum NativeEmbedding {
 impl Held for NativeEmbedding {
     fn bytes(&self) -> usize {
         match self {
-            Self::Stored(table) => table.bytes(),
-            Self::Rows { bytes, .. } => bytes.len(),
+            Self::Rows(table) => table.bytes(),
             Self::Packed(matrix) => matrix.bytes(),
         }
     }
@@ -46,26 +38,25 @@ impl NativeEmbedding {
         if class.weights != WeightFormat::Plain {
             return Ok(Self::Packed(Arc::new(load_matrix(checkpoint, &[table], class, ops.pool.threads())?)));
         }
-        if stored_dtype(table.dtype) == ops.dtype.into() && Table::can_have(table) {
-            return Ok(Self::Stored(Arc::new(Table::new(checkpoint, table))));
-        }
-        let width = table.shape.last().copied().unwrap_or(0);
-        Ok(Self::Rows { bytes: ops.load_bytes(checkpoint, table)?, width })
+        let whole = match stored_dtype(table.dtype) == ops.dtype.into() && Table::can_look_up(table) {
+            true => OnceLock::new(),
+            false => OnceLock::from(ops.load_bytes(checkpoint, table)?),
+        };
+        Ok(Self::Rows(Arc::new(Table::new(checkpoint, table, ops.dtype, whole))))
     }
 
     /// What is left to read.
     pub(super) fn rest(&self) -> Option<Arc<dyn Rest>> {
         match self {
-            Self::Stored(table) => Some(table.clone()),
-            Self::Rows { .. } | Self::Packed(_) => None,
+            Self::Rows(table) => Some(table.clone()),
+            Self::Packed(_) => None,
         }
     }
 
     /// Rows, and elements of one in the compute dtype.
     pub(super) fn shape(&self, dtype: Dtype) -> (usize, usize) {
         match self {
-            Self::Stored(table) => (table.rows, table.row_bytes / dtype.bytes()),
-            Self::Rows { bytes, width } => (bytes.len() / (width * dtype.bytes()), *width),
+            Self::Rows(table) => (table.rows, table.row_bytes / dtype.bytes()),
             Self::Packed(matrix) => (matrix.outputs(), matrix.inputs()),
         }
     }
@@ -83,8 +74,7 @@ impl NativeEmbedding {
     ) -> Result<(), BackendError> {
         let look_up = |tokens: &[u32], to: &mut [u8]| {
             match self {
-                Self::Stored(table) => table.look_up(tokens, to)?,
-                Self::Rows { bytes, .. } => copy_rows(bytes, tokens, row_bytes, to),
+                Self::Rows(table) => table.look_up(tokens, to)?,
                 Self::Packed(matrix) => {
                     let mut rows = tokens.iter().zip(to.chunks_exact_mut(row_bytes));
                     rows.try_for_each(|(&token, to)| matrix.read_row(token as usize, to))?;
@@ -93,8 +83,7 @@ impl NativeEmbedding {
             Ok(())
         };
         let copies = match self {
-            Self::Stored(table) => table.missing_bytes() == 0,
-            Self::Rows { .. } => true,
+            Self::Rows(table) => table.missing_bytes() == 0,
             Self::Packed(_) => false,
         };
         if copies || tokens.len() <= LOOKED_UP {
@@ -107,40 +96,29 @@ impl NativeEmbedding {
     }
 }
 
-/// Copies rows of `row_bytes` bytes out of all there are.
-fn copy_rows(all: &[u8], rows: &[u32], row_bytes: usize, to: &mut [u8]) {
-    for (&row, to) in rows.iter().zip(to.chunks_exact_mut(row_bytes)) {
-        to.copy_from_slice(&all[row as usize * row_bytes..][..row_bytes]);
-    }
-}
-
-/// The rows of a tensor, as they are stored.
+/// The rows of a tensor in the compute dtype.
 pub struct Table {
     checkpoint: Arc<Checkpoint>,
     tensor: TensorRef,
     rows: usize,
     row_bytes: usize,
     whole: OnceLock<Vec<u8>>,
-    /// Held by whoever reads all of it.
-    reading: Mutex<()>,
 }
 
 impl Table {
     /// Whether the rows of `tensor` lie in the checkpoint one after the other, as elements of its type.
-    fn can_have(tensor: &TensorRef) -> bool {
+    fn can_look_up(tensor: &TensorRef) -> bool {
         tensor.stored == StoredAs::Plain && tensor.strides.is_none()
     }
 
-    /// The rows of `tensor`, none of which is read yet.
-    fn new(checkpoint: &Arc<Checkpoint>, tensor: &TensorRef) -> Self {
-        let rows = tensor.shape.first().copied().unwrap_or(0);
+    /// The rows of `tensor`: those of `whole`, or where that is still to be read those of the checkpoint, which are of `dtype` then.
+    fn new(checkpoint: &Arc<Checkpoint>, tensor: &TensorRef, dtype: Dtype, whole: OnceLock<Vec<u8>>) -> Self {
         Self {
-            rows,
-            row_bytes: tensor.bytes as usize / rows.max(1),
+            rows: tensor.shape.first().copied().unwrap_or(0),
+            row_bytes: tensor.shape.last().copied().unwrap_or(0) * dtype.bytes(),
             checkpoint: checkpoint.clone(),
             tensor: tensor.clone(),
-            whole: OnceLock::new(),
-            reading: Mutex::default(),
+            whole,
         }
     }
 
@@ -154,14 +132,16 @@ impl Table {
     /// # Errors
     /// The checkpoint cannot be read.
     fn look_up(&self, tokens: &[u32], to: &mut [u8]) -> Result<(), CheckpointError> {
-        if let Some(whole) = self.whole.get() {
-            copy_rows(whole, tokens, self.row_bytes, to);
-            return Ok(());
-        }
-        let row_bytes = self.row_bytes as u64;
-        tokens.iter().zip(to.chunks_exact_mut(self.row_bytes)).try_for_each(|(&token, to)| {
-            let first = u64::from(token) * row_bytes;
-            self.checkpoint.read_into(&self.tensor, first..first + row_bytes, to)
+        let whole = self.whole.get();
+        tokens.iter().zip(to.chunks_exact_mut(self.row_bytes)).try_for_each(|(&token, to)| match whole {
+            Some(whole) => {
+                to.copy_from_slice(&whole[token as usize * self.row_bytes..][..self.row_bytes]);
+                Ok(())
+            }
+            None => {
+                let first = u64::from(token) * self.row_bytes as u64;
+                self.checkpoint.read_into(&self.tensor, first..first + self.row_bytes as u64, to)
+            }
         })
     }
 }
@@ -172,11 +152,9 @@ impl Rest for Table {
     }
 
     fn read(&self) -> Result<(), CheckpointError> {
-        let _reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
         if self.whole.get().is_none() {
-            let whole = self.checkpoint.read(&self.tensor)?;
-            // Nobody else sets it meanwhile.
-            let _first = self.whole.set(whole);
+            // Whoever else has read it meanwhile has read the same.
+            let _first = self.whole.set(self.checkpoint.read(&self.tensor)?);
         }
         Ok(())
     }
@@ -221,5 +199,23 @@ mod tests {
         rest.read().unwrap();
         assert_eq!(rest.missing_bytes(), 0);
         check();
+    }
+    #[test]
+    fn rows_of_another_type_are_there_from_the_start() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/mixtral-bf16");
+        let checkpoint = Arc::new(Checkpoint::open(folder).unwrap());
+        let pool = Arc::new(Pool::new(PoolConfig { threads: 1, ..PoolConfig::default() }).unwrap());
+        let ops = Native::open(None, Dtype::F32, &pool).unwrap();
+        let table =
+            NativeEmbedding::load(&ops, &checkpoint, checkpoint.embedding(), Dtype::F32.into()).unwrap();
+        assert_eq!(table.rest().map(|rest| rest.missing_bytes()), Some(0));
+        let floats = remoe_experts::load_floats(&checkpoint, checkpoint.embedding()).unwrap();
+        let (rows, width) = table.shape(Dtype::F32);
+        assert_eq!((rows * width, table.bytes()), (floats.len(), 4 * floats.len()));
+        let mut found = vec![0; width * 4];
+        table.look_up(&pool, &[rows as u32 - 1], width * 4, &mut found).unwrap();
+        let last: Vec<u8> =
+            floats[(rows - 1) * width..].iter().flat_map(|value| value.to_le_bytes()).collect();
+        assert_eq!(found, last);
     }
 }
