@@ -3,6 +3,7 @@ use axum::response::{IntoResponse, Response};
 use axum::{Router, routing::get};
 use prometheus::{IntCounterVec, IntGauge, Opts, Registry, TextEncoder};
 use std::io;
+use std::pin::Pin;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -26,13 +27,15 @@ pub fn program_registry(facts: &[(&str, &str)]) -> Result<Registry, prometheus::
 
 /// Serves `registry` at `/metrics` in the Prometheus text format until `shutdown`.
 ///
+/// The future is boxed, so that a server is compiled here and not once more in every program.
+///
 /// # Errors
 /// The listener fails.
-pub async fn serve_metrics(
+pub fn serve_metrics(
     listener: TcpListener,
     registry: Registry,
     shutdown: CancellationToken,
-) -> io::Result<()> {
+) -> Pin<Box<dyn Future<Output = io::Result<()>> + Send>> {
     let router = Router::new().route(
         "/metrics",
         get(move || {
@@ -40,7 +43,8 @@ pub async fn serve_metrics(
             async move { render(&registry) }
         }),
     );
-    axum::serve(listener, router).with_graceful_shutdown(shutdown.cancelled_owned()).await
+    let server = axum::serve(listener, router).with_graceful_shutdown(shutdown.cancelled_owned());
+    Box::pin(async move { server.await })
 }
 
 /// The metrics of `registry` as an HTTP answer.

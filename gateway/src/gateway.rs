@@ -11,6 +11,7 @@ use crate::room::Rooms;
 use crate::router::{metrics_routes, own_metrics_routes, routes};
 use axum::Router;
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use http_body_util::Full;
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
@@ -139,9 +140,23 @@ impl Gateway {
     /// Serves on `listener` until `stop`; requests that are there by then are answered. Keeps the time of
     /// the models that it was made with meanwhile.
     ///
+    /// The future is boxed, as [`remoe_http::serve`]'s.
+    ///
     /// # Errors
     /// The server fails.
-    pub async fn serve(self: Arc<Self>, listener: TcpListener, stop: CancellationToken) -> io::Result<()> {
+    pub fn serve(
+        self: Arc<Self>,
+        listener: TcpListener,
+        stop: CancellationToken,
+    ) -> BoxFuture<'static, io::Result<()>> {
+        Box::pin(self.serve_and_keep_time(listener, stop))
+    }
+
+    async fn serve_and_keep_time(
+        self: Arc<Self>,
+        listener: TcpListener,
+        stop: CancellationToken,
+    ) -> io::Result<()> {
         let models = self.models();
         let clocks = models.iter().cloned().map(|model| async move { model.keep_time().await });
         let clocks = futures_util::future::join_all(clocks);
@@ -158,24 +173,24 @@ impl Gateway {
     ///
     /// # Errors
     /// The server fails.
-    pub async fn serve_metrics(
+    pub fn serve_metrics(
         self: Arc<Self>,
         listener: TcpListener,
         stop: CancellationToken,
-    ) -> io::Result<()> {
-        serve_pages(listener, metrics_routes(self), stop).await
+    ) -> BoxFuture<'static, io::Result<()>> {
+        Box::pin(serve_pages(listener, metrics_routes(self), stop))
     }
 
     /// The same without those of functions, which have addresses of their own.
     ///
     /// # Errors
     /// The server fails.
-    pub async fn serve_own_metrics(
+    pub fn serve_own_metrics(
         self: Arc<Self>,
         listener: TcpListener,
         stop: CancellationToken,
-    ) -> io::Result<()> {
-        serve_pages(listener, own_metrics_routes(self), stop).await
+    ) -> BoxFuture<'static, io::Result<()>> {
+        Box::pin(serve_pages(listener, own_metrics_routes(self), stop))
     }
 
     pub(crate) fn options(&self) -> &GatewayOptions {

@@ -16,6 +16,7 @@ use super::settings::{RunSettings, SignerName};
 use super::starting::Starting;
 use super::term::writes_within;
 use super::turn::Turns;
+use futures_util::future::BoxFuture;
 use kube::runtime::events::{Recorder, Reporter};
 use kube::{Api, Client};
 use remoe_function::program_registry;
@@ -52,9 +53,20 @@ pub enum RunError {
 
 /// Runs the operator on `client` until `shutdown`; probes and metrics are served on `listener`.
 ///
+/// The future is boxed, so that the operator is compiled here and not once more in its program.
+///
 /// # Errors
 /// See [`RunError`]. After [`RunError::LeaseLost`] nothing was left running: the process may start anew.
-pub async fn run(
+pub fn run(
+    client: Client,
+    settings: RunSettings,
+    listener: TcpListener,
+    shutdown: CancellationToken,
+) -> BoxFuture<'static, Result<(), RunError>> {
+    Box::pin(serve_and_work(client, settings, listener, shutdown))
+}
+
+async fn serve_and_work(
     client: Client,
     settings: RunSettings,
     listener: TcpListener,

@@ -38,6 +38,7 @@ use remoe_wire::{
 use service::Service;
 use spans::Spans;
 use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
@@ -125,14 +126,26 @@ impl Listeners {
 /// Loads what `settings` name, serves on `listeners` and drains when `shutdown` is cancelled.
 /// `ready` is called once, when connections are accepted.
 ///
+/// The future is boxed, so that the function is compiled here and not once more in its program.
+///
 /// # Errors
 /// See [`Error`].
-pub async fn run(
+pub fn run(
     settings: Settings,
     listeners: Listeners,
     started: Instant,
     shutdown: CancellationToken,
-    ready: impl FnOnce(&Announcement) -> io::Result<()>,
+    ready: fn(&Announcement) -> io::Result<()>,
+) -> Pin<Box<dyn Future<Output = Result<(), Error>>>> {
+    Box::pin(serve_traced(settings, listeners, started, shutdown, ready))
+}
+
+async fn serve_traced(
+    settings: Settings,
+    listeners: Listeners,
+    started: Instant,
+    shutdown: CancellationToken,
+    ready: fn(&Announcement) -> io::Result<()>,
 ) -> Result<(), Error> {
     let traces = Traces::from_environment("remoe-expert")?;
     let spans = Spans::new(traces.clone());
@@ -150,7 +163,7 @@ async fn serve(
     started: Instant,
     shutdown: CancellationToken,
     (traces, spans): (Traces, Spans),
-    ready: impl FnOnce(&Announcement) -> io::Result<()>,
+    ready: fn(&Announcement) -> io::Result<()>,
 ) -> Result<(), Error> {
     let trust = settings.identity_dir.as_deref().map(Trust::of_experts).transpose()?;
     let (loaded, has_loaded) = watch::channel(false);

@@ -17,23 +17,21 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tonic::Status;
 
-/// All of `requests` at the same time: what came of each, and how long it took.
+/// A stream is closed for a silence of so long (ARCHITECTURE.md, invariant 7).
+const SILENCE: Duration = Duration::from_secs(10);
+
+/// All of `requests` at the same time: what came of each.
 async fn together(
     control: &Arc<Control>,
     requests: &[GenerateRequest],
-) -> Vec<tokio::task::JoinHandle<(Result<Answer, Status>, Duration)>> {
+) -> Vec<tokio::task::JoinHandle<Result<Answer, Status>>> {
     let mut running = Vec::new();
     for request in requests {
         let (control, request) = (control.clone(), request.clone());
-        let started = Instant::now();
         let mut generation = control.begin(request).await.unwrap();
         running.push(tokio::spawn(async move {
-            let first = generation.tokens(1).await;
-            let answer = match first {
-                Ok(()) => generation.finish().await,
-                Err(status) => Err(status),
-            };
-            (answer, started.elapsed())
+            generation.tokens(1).await?;
+            generation.finish().await
         }));
     }
     running
@@ -52,13 +50,9 @@ fn sixteen(model: &Model) -> Vec<GenerateRequest> {
         .collect()
 }
 
-/// Sixteen requests run when the first of `replicas` functions stops for three seconds: all get the
-/// tokens that they get in peace, and none waits for much longer than the pause.
+/// Sixteen requests run when the first of `replicas` functions stops: all get the tokens that they get in
+/// peace, and they get them while it stands still.
 async fn survive_a_pause(replicas: usize) {
-    /// Longer than this none of them may take than in peace. A machine that runs other tests is slower
-    /// by some factor at times; that is not what is measured here.
-    const MORE: Duration = Duration::from_secs(4);
-    const NOISE: u32 = 3;
     let model = Model::demo();
     let checkpoint = model.checkpoint();
     let mut functions = Vec::new();
@@ -73,23 +67,21 @@ async fn survive_a_pause(replicas: usize) {
     let requests = sixteen(&model);
     let mut peace = Vec::new();
     for running in together(&control, &requests).await {
-        let (answer, took) = running.await.unwrap();
-        peace.push((answer.unwrap().finished, took));
+        peace.push(running.await.unwrap().unwrap().finished);
     }
 
     let running = together(&control, &requests).await;
     functions[0].process.signal(Signal::STOP);
-    tokio::time::sleep(Duration::from_secs(3)).await;
-    functions[0].process.signal(Signal::CONT);
-    for (running, (peace, alone)) in running.into_iter().zip(&peace) {
-        let (answer, took) = running.await.unwrap();
-        let disturbed = answer.unwrap().finished;
-        assert_eq!(disturbed.tokens, peace.tokens);
-        println!("{replicas} replicas: {alone:?} in peace, {took:?} with a pause");
-        assert!(took <= *alone * NOISE + MORE, "{took:?} where it takes {alone:?} in peace");
+    let stopped = Instant::now();
+    for (running, peace) in running.into_iter().zip(&peace) {
+        let disturbed = within(LONG, "an answer while a function stands still", running).await;
+        assert_eq!(disturbed.unwrap().unwrap().finished.tokens, peace.tokens);
     }
-    let closed = main.process.log().iter().filter(|line| line.contains("remote function is out")).count();
-    assert_eq!(closed, 0, "a function that was only slow has lost its connection");
+    functions[0].process.signal(Signal::CONT);
+    if stopped.elapsed() < SILENCE {
+        let closed = main.process.log().iter().filter(|line| line.contains("remote function is out")).count();
+        assert_eq!(closed, 0, "a function that was only slow has lost its connection");
+    }
     let loads = Metrics::read(main.http()).await.value("remoe_expert_fallback_loads_total");
     assert!(replicas == 1 || loads == 0, "{loads} experts were loaded although there was a replica");
     // The function serves again, and everything is as before.
@@ -98,16 +90,16 @@ async fn survive_a_pause(replicas: usize) {
         Some(again).filter(|again| again.experts.is_some_and(|calls| calls.remote > 0 && calls.fallback == 0))
     })
     .await;
-    assert_eq!(again.tokens, peace[0].0.tokens);
+    assert_eq!(again.tokens, peace[0].tokens);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_paused_replica_costs_no_load_and_no_request_much_time() {
+async fn a_paused_replica_costs_no_load_and_holds_no_request() {
     survive_a_pause(2).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_paused_only_function_costs_no_request_much_time() {
+async fn a_paused_only_function_holds_no_request() {
     survive_a_pause(1).await;
 }
 
@@ -191,7 +183,7 @@ async fn a_layer_that_misses_its_deadline_fails_no_request_that_can_be_served() 
     control.route(&[silent.address()], &remote_sets(&checkpoint, 0.5)).await;
     take_weights_away(folder.path());
     for (running, expected) in together(&control, &requests).await.into_iter().zip(&expected) {
-        let (answer, _) = within(LONG, "an answer", running).await.unwrap();
+        let answer = within(LONG, "an answer", running).await.unwrap();
         assert_eq!(&answer.unwrap().finished.tokens, expected);
     }
     let metrics = Metrics::read(main.http()).await;

@@ -21,6 +21,7 @@ use axum::http::Version;
 use axum::response::Response;
 use axum::serve::IncomingStream;
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use http_body::{Frame, SizeHint};
 use line::{Line, Turn};
 use listener::Guarded;
@@ -43,18 +44,21 @@ const PIECE: usize = 64 << 10;
 /// none; requests that are there by then are answered. Each request has the address of its client in its extensions, as
 /// [`ConnectInfo`].
 ///
+/// The future is boxed, so that a server is compiled here and not once more in every program and test that has one.
+///
 /// # Errors
 /// The server fails.
-pub async fn serve(
+pub fn serve(
     listener: TcpListener,
     door: Option<Door>,
     routes: Router,
     limits: ConnectionLimits,
     metrics: ConnectionMetrics,
     stop: CancellationToken,
-) -> io::Result<()> {
+) -> BoxFuture<'static, io::Result<()>> {
     let listener = Guarded::new(listener, door, limits, metrics);
-    axum::serve(listener, Connections { routes }).with_graceful_shutdown(stop.cancelled_owned()).await
+    let server = axum::serve(listener, Connections { routes }).with_graceful_shutdown(stop.cancelled_owned());
+    Box::pin(async move { server.await })
 }
 
 /// Gives every accepted connection its service.

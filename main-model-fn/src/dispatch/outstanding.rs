@@ -119,6 +119,11 @@ impl Open {
 }
 
 impl Outstanding {
+    /// (token, expert) pairs whose rows are on their way here.
+    pub(super) fn pairs(&self) -> usize {
+        self.open.values().map(|open| open.message.slots.len()).sum()
+    }
+
     /// Nothing, for a call that begins `now` over `links` links.
     pub(super) fn new(links: usize, now: Instant) -> Self {
         Self {
