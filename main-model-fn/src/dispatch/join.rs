@@ -24,8 +24,10 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 
-/// Connections are driven so often while local experts are computed and large answers are expected.
+/// Connections are driven so often while local experts are computed.
 const DRIVEN_EVERY: Duration = Duration::from_micros(200);
+/// The same where no more is expected than sockets hold: who connects or closes meanwhile has time.
+const DRIVEN_SELDOM: Duration = Duration::from_millis(20);
 /// Answers of so many bytes together fit into the sockets that they come through, even through one.
 const HELD_BY_SOCKETS: usize = 32 << 10;
 
@@ -285,19 +287,20 @@ impl Experts {
         // A prompt's answers are larger than sockets hold: whoever sends them is not to wait for the local kernels. Small
         // ones are there when these are done, whoever looks.
         let owed = outstanding.pairs() * self.row_bytes();
-        let slots = self.compute(call, &work, rows, owed > HELD_BY_SOCKETS)?;
+        let driven_every = if owed > HELD_BY_SOCKETS { DRIVEN_EVERY } else { DRIVEN_SELDOM };
+        let slots = self.compute(call, &work, rows, driven_every)?;
         self.count(call, &slots, "local", |tally| &mut tally.local);
         Ok(slots)
     }
 
     /// Computes each packed expert for its slots; rows land in `rows` in the order that is returned. Connections are driven
-    /// meanwhile if it `drives`.
+    /// `driven_every` so long meanwhile.
     fn compute(
         &mut self,
         call: &LayerCall<'_>,
         work: &[(Arc<PackedExpert>, Vec<u32>)],
         rows: &mut Vec<u8>,
-        drives: bool,
+        driven_every: Duration,
     ) -> Result<Vec<u32>, ExpertError> {
         let row_bytes = self.row_bytes();
         let slots: Vec<u32> = work.iter().flat_map(|(_, slots)| slots.iter().copied()).collect();
@@ -315,9 +318,10 @@ impl Experts {
         if jobs.is_empty() {
             return Ok(slots);
         }
-        let (exchange, mut driven) = (&self.exchange, Instant::now());
+        let (exchange, drives, mut driven) =
+            (&self.exchange, !self.placement.links.is_empty(), Instant::now());
         let mut between = || {
-            if drives && driven.elapsed() >= DRIVEN_EVERY {
+            if drives && driven.elapsed() >= driven_every {
                 exchange.drive();
                 driven = Instant::now();
             }
@@ -388,7 +392,7 @@ impl Experts {
         work: &[(Arc<PackedExpert>, Vec<u32>)],
     ) -> Result<Computed, ExpertError> {
         let mut rows = Vec::new();
-        let slots = self.compute(call, work, &mut rows, !self.placement.links.is_empty())?;
+        let slots = self.compute(call, work, &mut rows, DRIVEN_EVERY)?;
         self.count(call, &slots, "local", |tally| &mut tally.local);
         Ok((slots, rows))
     }
@@ -405,7 +409,7 @@ impl Experts {
         let work = work.filter_map(|(expert, packed)| Some((packed, outstanding.orphans.remove(&expert)?)));
         let work: Vec<_> = work.collect();
         let mut rows = Vec::new();
-        let slots = self.compute(call, &work, &mut rows, !self.placement.links.is_empty())?;
+        let slots = self.compute(call, &work, &mut rows, DRIVEN_EVERY)?;
         self.count(call, &slots, "fallback", |tally| &mut tally.fallback);
         if let Some(hosts) = self.placement.hosts(call.layer) {
             let is_unhosted = |slot: &&u32| {
