@@ -179,11 +179,8 @@ impl Stage {
         tokio::time::timeout(LONG, wait).await.expect("it never got there");
     }
 
-    /// Waits until the model sleeps, or has slept and woken meanwhile.
     pub(crate) async fn sleeps(&self) {
-        let before = self.functions.stops.load(Ordering::SeqCst);
-        let has_slept = |stage: &Self| stage.functions.stops.load(Ordering::SeqCst) > before;
-        self.until(|stage| stage.model.phase() == remoe_gateway::Phase::Asleep || has_slept(stage)).await;
+        self.until(|stage| stage.model.phase() == remoe_gateway::Phase::Asleep).await;
     }
 
     pub(crate) async fn send(

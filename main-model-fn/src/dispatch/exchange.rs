@@ -150,7 +150,7 @@ impl Exchange {
                 *due = now + self.replicas.patience(links[attempt.link].id(), LEAST_PATIENCE);
             }
         }
-        self.see_off(links, &outstanding.left);
+        self.see_off(links, &outstanding);
         outstanding
     }
 
@@ -296,12 +296,11 @@ impl Exchange {
         })
     }
 
-    /// Drives the connections until each link has written as much as `left` says.
-    fn see_off(&self, links: &[Link], left: &[u64]) {
+    /// Drives the connections until the messages have left.
+    fn see_off(&self, links: &[Link], outstanding: &Outstanding) {
         let limit = Instant::now() + LEAVE_LIMIT;
-        let waiting = || links.iter().zip(left).any(|(link, &left)| link.written() < left && link.is_ready());
         self.runtime.block_on(async {
-            while waiting() && Instant::now() < limit {
+            while !outstanding.have_left(links) && Instant::now() < limit {
                 tokio::task::yield_now().await;
             }
         });

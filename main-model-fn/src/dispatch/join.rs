@@ -284,10 +284,11 @@ impl Experts {
                 }
             }
         }
-        // A prompt's answers are larger than sockets hold: whoever sends them is not to wait for the local kernels. Small
-        // ones are there when these are done, whoever looks.
+        // A prompt's answers are larger than sockets hold: whoever sends them is not to wait for the local kernels, nor is a
+        // message that has yet to leave. Small answers are there when these are done, whoever looks.
         let owed = outstanding.pairs() * self.row_bytes();
-        let driven_every = if owed > HELD_BY_SOCKETS { DRIVEN_EVERY } else { DRIVEN_SELDOM };
+        let often = owed > HELD_BY_SOCKETS || !outstanding.have_left(&self.placement.links);
+        let driven_every = if often { DRIVEN_EVERY } else { DRIVEN_SELDOM };
         let slots = self.compute(call, &work, rows, driven_every)?;
         self.count(call, &slots, "local", |tally| &mut tally.local);
         Ok(slots)

@@ -4,6 +4,7 @@
 use super::calls::Call;
 use super::error::ExpertError;
 use super::fallback::FallbackExperts;
+use super::link::Link;
 use super::split::Message;
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -122,6 +123,11 @@ impl Outstanding {
     /// (token, expert) pairs whose rows are on their way here.
     pub(super) fn pairs(&self) -> usize {
         self.open.values().map(|open| open.message.slots.len()).sum()
+    }
+
+    /// Whether each of `links` that is ready has written what was sent over it.
+    pub(super) fn have_left(&self, links: &[Link]) -> bool {
+        links.iter().zip(&self.left).all(|(link, &left)| link.written() >= left || !link.is_ready())
     }
 
     /// Nothing, for a call that begins `now` over `links` links.
