@@ -120,16 +120,6 @@ impl Open {
 }
 
 impl Outstanding {
-    /// (token, expert) pairs whose rows are on their way here.
-    pub(super) fn pairs(&self) -> usize {
-        self.open.values().map(|open| open.message.slots.len()).sum()
-    }
-
-    /// Whether each of `links` that is ready has written what was sent over it.
-    pub(super) fn have_left(&self, links: &[Link]) -> bool {
-        links.iter().zip(&self.left).all(|(link, &left)| link.written() >= left || !link.is_ready())
-    }
-
     /// Nothing, for a call that begins `now` over `links` links.
     pub(super) fn new(links: usize, now: Instant) -> Self {
         Self {
@@ -150,6 +140,16 @@ impl Outstanding {
             listening: now,
             moved: now,
         }
+    }
+
+    /// (token, expert) pairs whose rows are on their way here.
+    pub(super) fn pairs(&self) -> usize {
+        self.open.values().map(|open| open.message.slots.len()).sum()
+    }
+
+    /// Whether each of `links` that is ready has written what was sent over it.
+    pub(super) fn have_left(&self, links: &[Link]) -> bool {
+        links.iter().zip(&self.left).all(|(link, &left)| link.written() >= left || !link.is_ready())
     }
 
     /// Whether every pair has its row.
