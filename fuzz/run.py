@@ -16,7 +16,6 @@ from pathlib import Path
 
 FUZZ = Path(__file__).resolve().parent
 TARGET_FOLDER = Path(os.environ.get("CARGO_TARGET_DIR") or FUZZ.parent / "target" / "fuzz").resolve()
-BINARIES = TARGET_FOLDER / "x86_64-unknown-linux-gnu" / "release"
 FINDINGS = FUZZ / "findings"
 # Runs of a long and of a short call; targets that work with files or wide ranges are slower.
 RUNS = {
@@ -32,8 +31,9 @@ def targets() -> list[str]:
     return [binary["name"] for binary in manifest["bin"]]
 
 
-def build(names: list[str]) -> None:
-    command = ["cargo", "build", "--release"]
+def build(names: list[str], profile: str) -> Path:
+    """The folder of the programs that were built."""
+    command = ["cargo", "build", "--profile", profile]
     for name in names:
         command += ["--bin", name]
     # The coverage flags stand in fuzz/.cargo/config.toml, which cargo finds from here.
@@ -42,16 +42,18 @@ def build(names: list[str]) -> None:
     status = subprocess.run(command, cwd=FUZZ, env=environment).returncode
     if status:
         sys.exit(status)
+    return TARGET_FOLDER / "x86_64-unknown-linux-gnu" / profile
 
 
-def fuzz(name: str, options: argparse.Namespace, scratch: Path) -> dict:
+def fuzz(program: Path, options: argparse.Namespace, scratch: Path) -> dict:
     """One target from its seeds (and what earlier long runs found interesting) to its limit."""
+    name = program.name
     findings = FINDINGS / name
     findings.mkdir(parents=True, exist_ok=True)
     before = set(findings.iterdir())
     seeds = scratch / "seeds" / name
     environment = {**os.environ, "FUZZ_SCRATCH": str(scratch)}
-    subprocess.run([BINARIES / name], env={**environment, "FUZZ_SEEDS": str(seeds)}, check=True, capture_output=True)
+    subprocess.run([program], env={**environment, "FUZZ_SEEDS": str(seeds)}, check=True, capture_output=True)
     corpus = scratch / "corpus" / name if options.short else TARGET_FOLDER / "corpus" / name
     corpus.mkdir(parents=True, exist_ok=True)
     long_runs, short_runs = RUNS.get(name, USUAL_RUNS)
@@ -60,7 +62,7 @@ def fuzz(name: str, options: argparse.Namespace, scratch: Path) -> dict:
     else:
         limit = f"-runs={short_runs if options.short else options.runs or long_runs}"
     command = [
-        BINARIES / name, corpus, seeds, limit, f"-seed={options.seed}", "-max_len=8192", "-timeout=20",
+        program, corpus, seeds, limit, f"-seed={options.seed}", "-max_len=8192", "-timeout=20",
         "-rss_limit_mb=4096", "-print_final_stats=1", f"-artifact_prefix={findings}/",
     ]
     dictionary = FUZZ / "dictionaries" / f"{name}.dict"
@@ -96,7 +98,7 @@ def fuzz(name: str, options: argparse.Namespace, scratch: Path) -> dict:
     return result
 
 
-def report(results: list[dict]) -> int:
+def report(results: list[dict], programs: Path) -> int:
     total = sum(result["executions"] for result in results)
     failed = [result for result in results if result["status"]]
     outcome = "no finding" if not failed else f"{len(failed)} targets failed"
@@ -108,7 +110,7 @@ def report(results: list[dict]) -> int:
         about = [line for line in lines if re.search(r"panicked at|^memory:|ERROR: libFuzzer", line)]
         print(f"\n{result['target']}: {(about or ['see the log'])[0]}\n  log: {log}")
         for path in result["findings"]:
-            print(f"  input: {path}\n  again: {BINARIES / result['target']} {path}")
+            print(f"  input: {path}\n  again: {programs / result['target']} {path}")
     return 1 if failed else 0
 
 
@@ -124,15 +126,16 @@ def main() -> int:
     names = options.targets or targets()
     if unknown := set(names) - set(targets()):
         parser.error(f"no target {', '.join(sorted(unknown))}; there are {', '.join(targets())}")
-    build(names)
+    # The short run is over sooner with programs that run slower: the optimiser takes far longer.
+    programs = build(names, "short" if options.short else "release")
     memory = Path("/dev/shm")
     scratch = Path(tempfile.mkdtemp(prefix="remoe-fuzz-", dir=memory if memory.is_dir() else None))
     try:
         with ThreadPoolExecutor(max(options.jobs or 1, 1)) as pool:
-            results = list(pool.map(lambda name: fuzz(name, options, scratch), names))
+            results = list(pool.map(lambda name: fuzz(programs / name, options, scratch), names))
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    return report(results)
+    return report(results, programs)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@ use std::path::Path;
 
 #[test]
 fn the_committed_definitions_are_the_generated_ones() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crds");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../crds");
     let generated = crds().unwrap();
     for (name, yaml) in &generated {
         let committed = std::fs::read_to_string(folder.join(name)).unwrap();

@@ -210,7 +210,7 @@ fn invalid_specs_are_refused_with_the_field_and_the_reason() {
 
 #[test]
 fn the_examples_are_accepted() {
-    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples");
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
     let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let files: Vec<_> = files.filter(|path| path.extension().is_some_and(|kind| kind == "yaml")).collect();
     assert!(files.len() >= 2);

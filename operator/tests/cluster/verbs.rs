@@ -34,7 +34,7 @@ const UNSEEN: [(&str, &str, &str, &str); 1] = [(
 
 /// What the chart grants the operator with all that it can be told to do, but for cert-manager's objects.
 fn granted() -> BTreeSet<Asked> {
-    let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts/remoe/templates");
+    let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../charts/remoe/templates");
     let mut granted = BTreeSet::new();
     for file in ["rbac.yaml", "identity.yaml"] {
         let text = std::fs::read_to_string(chart.join(file)).unwrap();

@@ -356,13 +356,23 @@ impl<'p> Model<'p> {
     }
 
     /// What a main function that needs `bytes` can be, the cheaper first; nothing where no size holds them.
-    pub(crate) fn main_options(&self, bytes: f64) -> Vec<Sizing> {
+    pub(crate) fn main_sizings(&self, bytes: f64) -> impl Iterator<Item = Sizing> {
         self.sizings(&self.main_sizes, self.problem.specs.main_vcpus, bytes, 1.0)
     }
 
     /// The same of a remote function.
-    pub(crate) fn remote_options(&self, bytes: f64) -> Vec<Sizing> {
+    pub(crate) fn remote_sizings(&self, bytes: f64) -> impl Iterator<Item = Sizing> {
         self.sizings(&self.remote_sizes, self.problem.specs.remote_vcpus, bytes, self.remote_share)
+    }
+
+    /// All [`Self::main_sizings`].
+    pub(crate) fn main_options(&self, bytes: f64) -> Vec<Sizing> {
+        self.main_sizings(bytes).collect()
+    }
+
+    /// All [`Self::remote_sizings`].
+    pub(crate) fn remote_options(&self, bytes: f64) -> Vec<Sizing> {
+        self.remote_sizings(bytes).collect()
     }
 
     /// [`Self::main_options`] up to the first on which nothing is slower than on any larger one: those cost more.
@@ -391,19 +401,24 @@ impl<'p> Model<'p> {
     }
 
     /// What functions that need `bytes` can be, and what they cost where they are paid for `paid` of the time.
-    fn sizings(&self, sizes: &[f64], vcpus: Option<VcpuRange>, bytes: f64, paid: f64) -> Vec<Sizing> {
+    fn sizings<'s>(
+        &'s self,
+        sizes: &'s [f64],
+        vcpus: Option<VcpuRange>,
+        bytes: f64,
+        paid: f64,
+    ) -> impl Iterator<Item = Sizing> + 's {
         let sizes = &sizes[first_at_least(sizes, bytes)..];
-        let sizing = |bytes: f64, stated: Option<f64>| Sizing {
+        let least = sizes.first().copied();
+        let of_range = vcpus.into_iter().flat_map(VcpuRange::all);
+        let stated = of_range.filter_map(move |vcpus| Some((least?, Some(vcpus))));
+        let coupled = sizes.iter().filter(move |_| vcpus.is_none()).map(|bytes| (*bytes, None));
+        stated.chain(coupled).map(move |(bytes, stated)| Sizing {
             bytes,
             stated,
             vcpus: stated.unwrap_or(bytes / self.vcpu_bytes),
             rate: paid * self.function_rate(bytes, stated),
-        };
-        match (sizes.first(), vcpus) {
-            (None, _) => Vec::new(),
-            (Some(least), Some(range)) => range.all().map(|vcpus| sizing(*least, Some(vcpus))).collect(),
-            (Some(_), None) => sizes.iter().map(|bytes| sizing(*bytes, None)).collect(),
-        }
+        })
     }
 
     /// Dollars per second of a function with `bytes`, and with `vcpus` where they are a decision of their own.

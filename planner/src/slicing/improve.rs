@@ -91,10 +91,9 @@ impl Slicing<'_, '_> {
             };
             for group in 0..if few { plan.groups.len() } else { 0 } {
                 for back in &plan.groups[group].experts[layer] {
-                    let swapped = going.iter().map(|expert| {
-                        let home = moved(plan, layer, *back, Some(group), None);
-                        moved(&home, layer, *expert, None, Some(group))
-                    });
+                    let home = moved(plan.clone(), layer, *back, Some(group), None);
+                    let swapped =
+                        going.iter().map(|expert| moved(home.clone(), layer, *expert, None, Some(group)));
                     plans.extend(swapped.filter_map(|plan| self.sized(plan)));
                 }
             }
@@ -108,7 +107,7 @@ impl Slicing<'_, '_> {
                 if plans.len() >= most {
                     break;
                 }
-                let moved = self.sized(moved(plan, layer, expert, from, to));
+                let moved = self.sized(moved(plan.clone(), layer, expert, from, to));
                 plans.extend(moved);
             }
         }
@@ -119,8 +118,8 @@ impl Slicing<'_, '_> {
                         if plans.len() >= most {
                             break;
                         }
-                        let there = moved(plan, layer, *expert, Some(one), Some(other));
-                        plans.extend(self.sized(moved(&there, layer, *back, Some(other), Some(one))));
+                        let there = moved(plan.clone(), layer, *expert, Some(one), Some(other));
+                        plans.extend(self.sized(moved(there, layer, *back, Some(other), Some(one))));
                     }
                 }
             }
@@ -162,9 +161,9 @@ impl Slicing<'_, '_> {
     /// `plan` with every function of the least size that holds what is there, at the same vCPUs: what fewer experts need was
     /// sized for more.
     fn snug(&self, plan: &Plan) -> Option<Plan> {
-        let groups = plan.groups.iter().map(|group| Group { memory_bytes: 0.0, ..group.clone() }).collect();
-        let snug = self.sized(Plan { main_bytes: 0.0, groups, ..plan.clone() });
-        snug.filter(|snug| snug != plan)
+        let mut least = Plan { main_bytes: 0.0, ..plan.clone() };
+        least.groups.iter_mut().for_each(|group| group.memory_bytes = 0.0);
+        self.sized(least).filter(|snug| snug != plan)
     }
 
     /// `plan` with every size and number of all its functions, and every choice of groups that end by themselves; none where
@@ -209,14 +208,14 @@ impl Slicing<'_, '_> {
     /// none where nothing holds it.
     pub(crate) fn sized(&self, mut plan: Plan) -> Option<Plan> {
         let counts = plan.remote_counts();
-        let mains = self.model.main_options(self.model.main_needed(&counts));
-        let main = fitting(&mains, plan.main_bytes, plan.main_vcpus)?;
+        let mains = self.model.main_sizings(self.model.main_needed(&counts));
+        let main = fitting(mains, plan.main_bytes, plan.main_vcpus)?;
         (plan.main_bytes, plan.main_vcpus) = (main.bytes, main.stated);
         plan.groups.retain(|group| group.experts.iter().any(|experts| !experts.is_empty()));
         for index in 0..plan.groups.len() {
-            let options = self.model.remote_options(self.needed(&plan, &plan.groups[index]));
+            let options = self.model.remote_sizings(self.needed(&plan, &plan.groups[index]));
             let group = &mut plan.groups[index];
-            let sizing = fitting(&options, group.memory_bytes, group.vcpus)?;
+            let sizing = fitting(options, group.memory_bytes, group.vcpus)?;
             (group.memory_bytes, group.vcpus) = (sizing.bytes, sizing.stated);
         }
         Some(plan)
@@ -242,18 +241,24 @@ fn beside(options: &[Sizing], now: impl Fn(&Sizing) -> bool) -> impl Iterator<It
 
 /// The option with these vCPUs, or where memory brings them the least one with as much memory, or the largest;
 /// of a new function the least one.
-fn fitting(options: &[Sizing], bytes: f64, vcpus: Option<f64>) -> Option<Sizing> {
-    let fits = |sizing: &&Sizing| match vcpus {
+fn fitting(options: impl Iterator<Item = Sizing>, bytes: f64, vcpus: Option<f64>) -> Option<Sizing> {
+    let fits = |sizing: &Sizing| match vcpus {
         Some(_) => sizing.stated == vcpus,
         None => sizing.bytes >= bytes,
     };
-    options.iter().find(fits).or(options.last()).copied()
+    let mut last = None;
+    for sizing in options {
+        last = Some(sizing);
+        if fits(&sizing) {
+            break;
+        }
+    }
+    last
 }
 
 /// `plan` with `expert` of `layer` moved from one group to another; none stands for home, the number behind
 /// the last group for a new one.
-fn moved(plan: &Plan, layer: usize, expert: u32, from: Option<usize>, to: Option<usize>) -> Plan {
-    let mut plan = plan.clone();
+fn moved(mut plan: Plan, layer: usize, expert: u32, from: Option<usize>, to: Option<usize>) -> Plan {
     let insert = |set: &mut Vec<u32>| set.insert(set.partition_point(|id| *id < expert), expert);
     match from {
         Some(from) => plan.groups[from].experts[layer].retain(|id| *id != expert),
