@@ -47,6 +47,11 @@ def folder() -> Path:
     return ready
 
 
+def are_there() -> bool:
+    """Whether nothing is left to build."""
+    return bool(os.environ.get(SETTING)) or complete(built())
+
+
 def available() -> None:
     """Raise Missing when the programs are neither there nor can be built."""
     if given := os.environ.get(SETTING):
