@@ -314,7 +314,7 @@ def main() -> None:
             return
         if given.command == "built":
             there = binaries.are_there()
-            print("they are there" if there else "they must be built first")
+            print("the cluster's programs are there" if there else "the cluster's programs must be built first")
             sys.exit(0 if there else 1)
         if given.command == "prepare":
             need_root()
