@@ -61,8 +61,10 @@ def fuzz(program: Path, options: argparse.Namespace, scratch: Path) -> dict:
         limit = f"-max_total_time={options.seconds}"
     else:
         limit = f"-runs={short_runs if options.short else options.runs or long_runs}"
+    # The first plan of `tenant` takes seconds, and a short call's programs are slower.
+    patience = 60 if options.short else 20
     command = [
-        program, corpus, seeds, limit, f"-seed={options.seed}", "-max_len=8192", "-timeout=20",
+        program, corpus, seeds, limit, f"-seed={options.seed}", "-max_len=8192", f"-timeout={patience}",
         "-rss_limit_mb=4096", "-print_final_stats=1", f"-artifact_prefix={findings}/",
     ]
     dictionary = FUZZ / "dictionaries" / f"{name}.dict"
