@@ -2,7 +2,8 @@
 
 use crate::binaries;
 use crate::control::Control;
-use crate::deadline::{LONG, SOON, within};
+use crate::deadline::{LONG, SOON, until, within};
+use crate::metrics::Metrics;
 use crate::process::Process;
 use crate::slots;
 use remoe_function::Announcement;
@@ -150,6 +151,12 @@ impl MainFunction {
     #[must_use]
     pub fn http(&self) -> SocketAddr {
         self.announcement.http.expect("a main function with HTTP announces where")
+    }
+
+    /// Returns when nothing is left that it reads of the checkpoint for the placement in force.
+    pub async fn has_read_all(&self) {
+        let left = async || Metrics::read(self.http()).await.value("remoe_experts_arriving");
+        until(SOON, "all of the checkpoint", async || (left().await == 0).then_some(())).await;
     }
 }
 

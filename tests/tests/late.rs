@@ -161,6 +161,7 @@ async fn an_expert_out_of_reach_fails_nobody_who_does_not_need_it_and_nobody_at_
         main.control.generate(with.clone()).await.finished.tokens,
     ];
     main.control.route(&[], &remote).await;
+    main.has_read_all().await;
     take_weights_away(folder.path());
 
     let mut waiting = main.control.begin(with).await.unwrap();
@@ -194,6 +195,7 @@ async fn a_layer_that_misses_its_deadline_fails_no_request_that_can_be_served() 
     }
     let silent = Recorder::once(function.address(), Act::Delay(LONG)).await;
     control.route(&[silent.address()], &remote_sets(&checkpoint, 0.5)).await;
+    main.has_read_all().await;
     take_weights_away(folder.path());
     all_as(together(&control, &requests).await, &expected).await;
     let metrics = Metrics::read(main.http()).await;

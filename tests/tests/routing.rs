@@ -176,6 +176,7 @@ async fn weights_that_shrink_fail_the_placement_and_nothing_else() {
     let remote = remote_sets(&model.checkpoint(), 1.0);
     launcher.route(&Routing { generation: 1, remote, ..Routing::default() }).await.unwrap();
     let whole: Vec<Vec<u8>> = shards.iter().map(|path| std::fs::read(path).unwrap()).collect();
+    main.has_read_all().await;
     shrink(&shards);
     let routing = Routing { generation: 2, ..Routing::default() };
     let status = launcher.route(&routing).await.err().unwrap();

@@ -197,6 +197,7 @@ async fn a_request_that_is_given_up_is_one_tree() {
     let hosted = remote[..remote.len() - 1].to_vec();
     assert!(!hosted.is_empty(), "a model of several layers");
     main.control.route_parts(&[(function.address(), hosted)], &remote).await;
+    main.has_read_all().await;
     take_weights_away(folder.path());
 
     let mut connection = Connection::open(main.http()).await;
