@@ -57,7 +57,7 @@ impl Slicing<'_, '_> {
         let (main, most) = (mains.first()?, mains.last()?);
         let most_vcpus = model.pace(most.vcpus).vcpus;
         let remote_vcpus =
-            model.pace(model.remote_options(0.0).last().map_or(1.0, |sizing| sizing.vcpus)).vcpus;
+            model.pace(model.remote_sizings(0.0).last().map_or(1.0, |sizing| sizing.vcpus)).vcpus;
         let layers = model.layers.iter().zip(self.tables).zip(&candidate.counts);
         let layers = layers.map(|((layer, table), count)| {
             let (curve, remote_curve) = (&layer.curve, layer.remote_curve());
@@ -129,8 +129,8 @@ impl Slicing<'_, '_> {
             .zip(&model.layers)
             .map(|(count, layer)| *count as f64 * layer.expert_bytes);
         let bytes = bytes.sum::<f64>() + groups * model.problem.function_bytes;
-        let least = *model.remote_options(bytes / groups * (1.0 - 1e-12)).first()?;
-        let smallest = model.remote_options(0.0).first().map_or(0.0, |sizing| sizing.rate);
+        let least = model.remote_sizings(bytes / groups * (1.0 - 1e-12)).next()?;
+        let smallest = model.remote_sizings(0.0).next().map_or(0.0, |sizing| sizing.rate);
         // Sizes cost in proportion to their bytes, beside the vCPUs.
         let per_byte = (model.remote_rate(2e9, least.stated) - model.remote_rate(1e9, least.stated)) / 1e9;
         let vcpus = model.remote_rate(0.0, least.stated);

@@ -176,7 +176,7 @@ impl Slicing<'_, '_> {
         }
         // Cold groups are as small as they may be, or as quick as others are. Where memory brings vCPUs, all others stay as they
         // are, or are as small as they may be too.
-        let least = self.model.remote_options(0.0).first().map(|sizing| (sizing.bytes, sizing.stated));
+        let least = self.model.remote_sizings(0.0).next().map(|sizing| (sizing.bytes, sizing.stated));
         let like = base.groups.first().map(|group| (group.memory_bytes, group.vcpus));
         let mut sizes: Vec<(f64, Option<f64>)> = least.into_iter().chain(like).collect();
         sizes.dedup();
