@@ -3,7 +3,7 @@
 use crate::binaries::workspace;
 use remoe_model::Checkpoint;
 use serde::Deserialize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use tempfile::TempDir;
 
 /// Reference models that are refused, with the config field that the refusal names.
@@ -38,7 +38,7 @@ impl Model {
         Self { name: "demo".to_owned(), folder }
     }
 
-    /// A copy of its folder, whose weights [can be taken away](take_weights_away).
+    /// A copy of its folder, whose weights [can be taken away](crate::function::MainFunction::take_weights_away).
     #[must_use]
     pub fn copy(&self) -> TempDir {
         let folder = tempfile::tempdir().expect("room for a folder");
@@ -74,12 +74,6 @@ impl Model {
         let prompt = |length: u32| (0..length).map(|i| (7 + (length + i) * 997) % vocabulary).collect();
         [1, 2, 5, 13, 24].map(prompt).to_vec()
     }
-}
-
-/// From here on no weights can be read from the model in `folder`.
-pub fn take_weights_away(folder: &Path) {
-    let file = std::fs::OpenOptions::new().write(true).open(folder.join("model.safetensors"));
-    file.and_then(|file| file.set_len(1000)).expect("the weights can be cut");
 }
 
 /// Every reference model that is not among `except`.

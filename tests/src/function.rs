@@ -2,12 +2,13 @@
 
 use crate::binaries;
 use crate::control::Control;
-use crate::deadline::{LONG, SOON, until, within};
+use crate::deadline::{LONG, SOON, within};
 use crate::metrics::Metrics;
 use crate::process::Process;
 use crate::slots;
 use remoe_function::Announcement;
 use remoe_wire::identity::Trust;
+use std::fs::File;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Command, ExitStatus};
@@ -155,8 +156,14 @@ impl MainFunction {
 
     /// Returns when nothing is left that it reads of the checkpoint for the placement in force.
     pub async fn has_read_all(&self) {
-        let left = async || Metrics::read(self.http()).await.value("remoe_experts_arriving");
-        until(SOON, "all of the checkpoint", async || (left().await == 0).then_some(())).await;
+        Metrics::settle(self.http(), "remoe_experts_arriving", 0).await;
+    }
+
+    /// From here on no weights can be read from its model in `folder`. What it reads for the placement in force it has by then.
+    pub async fn take_weights_away(&self, folder: &Path) {
+        self.has_read_all().await;
+        let file = File::options().write(true).open(folder.join("model.safetensors"));
+        file.and_then(|file| file.set_len(1000)).expect("the weights can be cut");
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::binaries;
 use crate::control::Control;
-use crate::deadline::{SOON, until, within};
+use crate::deadline::{SOON, within};
 use crate::metrics::Metrics;
 use crate::process::Process;
 use crate::slots;
@@ -63,8 +63,7 @@ impl MainHttp {
 
     /// Waits until `series` has `value`.
     pub async fn settles(&self, series: &str, value: u64) {
-        let what = format!("{series} {value}");
-        until(SOON, &what, async || (self.metrics().await.value(series) == value).then_some(())).await;
+        Metrics::settle(self.address, series, value).await;
     }
 
     /// Open file descriptors.

@@ -1,5 +1,6 @@
 //! Prometheus metrics of a function.
 
+use crate::deadline::{SOON, until};
 use crate::http;
 use std::net::SocketAddr;
 
@@ -13,6 +14,12 @@ impl Metrics {
         let response = http::get(address, "/metrics").await;
         assert_eq!(response.status, 200, "GET /metrics");
         Self(response.body)
+    }
+
+    /// Waits until `series` has `value` at `address`.
+    pub async fn settle(address: SocketAddr, series: &str, value: u64) {
+        let what = format!("{series} {value}");
+        until(SOON, &what, async || (Self::read(address).await.value(series) == value).then_some(())).await;
     }
 
     /// What `promtool check metrics` would find: names in base units, `_total` for counters and for

@@ -5,7 +5,7 @@
 
 use remoe_tests::control::{Answer, Control, greedy, seeded};
 use remoe_tests::deadline::{LONG, SOON, until, within};
-use remoe_tests::fixture::{Model, take_weights_away};
+use remoe_tests::fixture::Model;
 use remoe_tests::function::{MainFunction, Options, RemoteFunction};
 use remoe_tests::metrics::Metrics;
 use remoe_tests::placement::{all_experts, remote_sets};
@@ -161,8 +161,7 @@ async fn an_expert_out_of_reach_fails_nobody_who_does_not_need_it_and_nobody_at_
         main.control.generate(with.clone()).await.finished.tokens,
     ];
     main.control.route(&[], &remote).await;
-    main.has_read_all().await;
-    take_weights_away(folder.path());
+    main.take_weights_away(folder.path()).await;
 
     let mut waiting = main.control.begin(with).await.unwrap();
     let served = main.control.begin(without).await.unwrap().finish().await.unwrap().finished;
@@ -195,8 +194,7 @@ async fn a_layer_that_misses_its_deadline_fails_no_request_that_can_be_served() 
     }
     let silent = Recorder::once(function.address(), Act::Delay(LONG)).await;
     control.route(&[silent.address()], &remote_sets(&checkpoint, 0.5)).await;
-    main.has_read_all().await;
-    take_weights_away(folder.path());
+    main.take_weights_away(folder.path()).await;
     all_as(together(&control, &requests).await, &expected).await;
     let metrics = Metrics::read(main.http()).await;
     assert!(metrics.value("remoe_iterations_repeated_total") > 0, "no layer has missed its deadline");

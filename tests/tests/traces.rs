@@ -5,7 +5,7 @@
 use remoe_tests::binaries;
 use remoe_tests::collector::{Collector, Manner, Span};
 use remoe_tests::deadline::{LONG, SOON, until};
-use remoe_tests::fixture::{Model, take_weights_away};
+use remoe_tests::fixture::Model;
 use remoe_tests::function::{MainFunction, Options, RemoteFunction};
 use remoe_tests::metrics::Metrics;
 use remoe_tests::placement::{all_experts, remote_sets};
@@ -197,8 +197,7 @@ async fn a_request_that_is_given_up_is_one_tree() {
     let hosted = remote[..remote.len() - 1].to_vec();
     assert!(!hosted.is_empty(), "a model of several layers");
     main.control.route_parts(&[(function.address(), hosted)], &remote).await;
-    main.has_read_all().await;
-    take_weights_away(folder.path());
+    main.take_weights_away(folder.path()).await;
 
     let mut connection = Connection::open(main.http()).await;
     let traceparent = format!("00-{}-{PARENT}-01", trace(1));
