@@ -78,6 +78,23 @@ fn half_a_line_is_dropped_at_every_byte() {
     }
 }
 
+/// That which makes a digit of a checksum an upper-case letter among them.
+#[test]
+fn every_flipped_bit_is_noticed() {
+    let folder = tempfile::tempdir().unwrap();
+    let ledger = Ledger::open(folder.path(), LedgerLimits::default()).unwrap();
+    write(&ledger, &[request(1, 1), request(2, 2), request(3, 3)]);
+    let (path, content) = bytes(folder.path());
+    for (at, bit) in (0..content.len()).flat_map(|at| (0..8).map(move |bit| (at, bit))) {
+        let mut damaged = content.clone();
+        damaged[at] ^= 1 << bit;
+        std::fs::write(&path, damaged).unwrap();
+        let mut entries = records(folder.path()).unwrap();
+        entries.by_ref().for_each(drop);
+        assert!(entries.damaged() > 0, "byte {at}, bit {bit}");
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     /// A flipped byte spoils its line, and at most joins it with the next; no other record is lost or changed.
