@@ -5,7 +5,8 @@ use crate::cost::groups::{Used, used};
 use crate::cost::running::{Life, Running, Times};
 use crate::plan::whole_bytes;
 use crate::problem::curve::{Column, Curve};
-use crate::problem::model::{Model, Sizing};
+use crate::problem::model::Model;
+use crate::problem::sizing::Sizing;
 use serde::Serialize;
 
 /// The baselines; one whose inputs are missing, or that no size holds, is absent.

@@ -9,6 +9,7 @@ pub(crate) mod curve;
 pub(crate) mod model;
 mod rates;
 pub(crate) mod sizes;
+pub(crate) mod sizing;
 pub(crate) mod wrong;
 
 pub use contention::Contention;

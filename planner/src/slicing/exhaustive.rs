@@ -172,7 +172,7 @@ fn every_size(
         .iter()
         .map(|experts| {
             let sizes = model.remote_options(model.group_needed(experts));
-            let with = |(sizing, replicas): (crate::problem::model::Sizing, u32)| Group {
+            let with = |(sizing, replicas): (crate::problem::sizing::Sizing, u32)| Group {
                 experts: experts.clone(),
                 memory_bytes: sizing.bytes,
                 vcpus: sizing.stated,

@@ -3,7 +3,7 @@
 use super::arrangement::Arrangement;
 use super::table::{Pair, Table};
 use super::{COARSE_GAIN, LayerTerms, MANY_EXPERTS, Planned, Slicing, sized_as};
-use crate::problem::model::Sizing;
+use crate::problem::sizing::Sizing;
 use crate::search::COST_TIE;
 use std::collections::BinaryHeap;
 

@@ -3,7 +3,7 @@
 use super::known::KnownLayers;
 use super::{FEW_EXPERTS, Planned, Slicing};
 use crate::plan::{Group, Plan};
-use crate::problem::model::Sizing;
+use crate::problem::sizing::Sizing;
 
 /// Sizes of all functions together that are all tried for another deal, at most.
 const MOST_SIZES: usize = 512;

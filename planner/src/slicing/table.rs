@@ -10,7 +10,8 @@ use crate::cost::running::{Running, Times};
 use crate::cost::slowest::{Path, Spread, Work, expected_slowest, slowest_of};
 use crate::plan::Plan;
 use crate::problem::contention::Slowed;
-use crate::problem::model::{LayerModel, Model, Sizing};
+use crate::problem::model::{LayerModel, Model};
+use crate::problem::sizing::Sizing;
 use crate::slicing::rest::{Place, RestOfLayers};
 use crate::slicing::terms::{LayerTerms, PathTerms};
 
