@@ -36,7 +36,8 @@ async fn requests_reach_the_function_that_is_meant_and_no_other() {
     let realm = Realm::default();
     let keyring = realm.trust(&gateway(), &main_of("one")).keyring;
     let options = GatewayOptions { keyring: Some(keyring), ..GatewayOptions::default() };
-    let stage = Stage::new(options, |_| {}, 8, None).await;
+    let mut stage = Stage::new(options, |_| {}, 8, None).await;
+    stage.takes_over().await;
     let address = main_function(&realm, "one").await;
     let mut ids = 100;
     let mut runs = |identity: Option<Identity>| {

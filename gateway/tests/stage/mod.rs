@@ -118,6 +118,7 @@ pub(crate) struct Stage {
     pub(crate) model: Arc<Model>,
     pub(crate) functions: Arc<Functions>,
     pub(crate) client: Client<HttpConnector, Full<Bytes>>,
+    launcher: tokio::task::JoinHandle<()>,
 }
 
 impl Stage {
@@ -153,10 +154,10 @@ impl Stage {
         let address = listener.local_addr().unwrap();
         let gateway = Gateway::new(options, vec![model.clone()], metrics);
         tokio::spawn(gateway.serve(listener, CancellationToken::new()));
-        tokio::spawn(launch(model.clone(), functions.clone(), room));
+        let launcher = tokio::spawn(launch(model.clone(), functions.clone(), room));
         // A kept connection may end at the moment when it is used again.
         let client = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build_http();
-        let stage = Self { address, model, functions, client };
+        let stage = Self { address, model, functions, client, launcher };
         stage.until(|stage| !stage.serving()).await;
         stage.until(Self::serving).await;
         if let Some(idle) = idle {
@@ -167,6 +168,12 @@ impl Stage {
 
     fn serving(&self) -> bool {
         self.functions.starts.load(Ordering::SeqCst) > 0 && self.model.phase() == remoe_gateway::Phase::Active
+    }
+
+    /// From now on the test says what runs, and nobody else does.
+    pub(crate) async fn takes_over(&mut self) {
+        self.launcher.abort();
+        assert!((&mut self.launcher).await.is_err_and(|error| error.is_cancelled()));
     }
 
     /// Waits until `look` is true.
