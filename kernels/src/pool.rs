@@ -95,7 +95,7 @@ impl Pool {
         self.shared.is_pinned()
     }
 
-    /// The instructions in use for a class, or for a [`crate::Dtype`].
+    /// The instructions in use for a class, or for a [`crate::Dtype`]. For large weights and one row others may turn out faster at work.
     pub fn paths(&self, class: impl Into<NumericsClass>) -> PathChoice {
         self.shared.paths.of(class.into())
     }

@@ -12,8 +12,10 @@ use std::time::Duration;
 #[cfg(target_os = "linux")]
 use crate::cores::Cores;
 use crate::paths::float_mode::FloatMode;
-use crate::paths::{Kernels, PathChoice};
+use crate::paths::panel::Panel;
+use crate::paths::{Computing, Kernels, PathChoice};
 use crate::plan::{Phase, Plan};
+use crate::shape::step_words;
 use crate::signal::Signal;
 use crate::{InstructionPath, KernelError, NumericsClass};
 
@@ -76,6 +78,17 @@ pub(crate) struct Paths {
 impl Paths {
     pub(crate) fn of(&self, class: NumericsClass) -> PathChoice {
         self.only.map_or_else(|| PathChoice::measured(class), PathChoice::only)
+    }
+
+    /// By which path a panel is computed.
+    fn computing(&self, class: NumericsClass, panel: &Panel) -> Computing {
+        match self.only {
+            Some(path) => Computing::only(path),
+            None => {
+                let bytes = panel.steps * step_words(class.dtype, class.weights) * 4;
+                Computing::of(class, panel.row_count, bytes as u64)
+            }
+        }
     }
 }
 
@@ -269,11 +282,14 @@ impl Shared {
             if let Some((_, following)) = next.and_then(|(phase, unit)| plan.panel(phase, unit)) {
                 panel.next = following.weights.cast();
             }
-            let path = self.paths.of(class).of_rows(panel.row_count);
+            let computing = self.paths.computing(class, &panel);
+            let path = computing.path;
             let kernel = (self.paths.kernels)(path, class).of(phase);
-            let _mode = FloatMode::enter(path);
+            let mode = FloatMode::enter(path);
             // SAFETY: the pool checked that the path is available, and its float mode is set. Weights and inputs are borrowed by the caller for the whole call; intermediate rows are complete, because the second phase begins after the first; each unit is taken once, and units write to disjoint columns.
             unsafe { kernel(&panel) };
+            drop(mode);
+            computing.end();
         }));
         if result.is_err() {
             self.panicked.store(true, Ordering::Relaxed);

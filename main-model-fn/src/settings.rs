@@ -42,7 +42,7 @@ pub struct Settings {
     /// Threads that compute; all cores by default.
     #[arg(long, value_parser = up_to(MAX_THREADS as u64))]
     pub threads: Option<usize>,
-    /// Instruction path of the kernels: what is measured fastest at the start, by default.
+    /// Instruction path of the kernels: what is measured fastest, by default.
     #[arg(long)]
     pub instruction_path: Option<InstructionPath>,
     /// Where users speak HTTP; port 0 takes any free one.

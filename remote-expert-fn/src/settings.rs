@@ -35,7 +35,7 @@ pub struct Settings {
     /// core busy: 0 for a function with less than a vCPU of its own.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     pub poll_us: u64,
-    /// Instruction path of the kernels: what is measured fastest at the start, by default.
+    /// Instruction path of the kernels: what is measured fastest, by default.
     #[arg(long)]
     pub instruction_path: Option<InstructionPath>,
     /// Where to speak gRPC; port 0 takes any free one.

@@ -1,12 +1,13 @@
 //! Which path computes what: the fastest of those that compute the right bits, by measurement.
 //!
 //! An instruction's name tells nothing about its speed (the dot product of bfloat16 pairs runs at twice the rate of fused multiply-adds on some processors and at half of it on others), so every path that the CPU has is tried once per process and class that is computed: it must give the bits of the portable path, and it is timed. Both together take about three
-//! milliseconds: too little for a file in which processes would share the outcome.
+//! milliseconds: too little for a file in which processes would share the outcome. Which path reads the weights of one row the fastest is found out at work ([`super::contest`]).
 
 use std::fmt;
 use std::sync::OnceLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use super::contest::{Contest, LEAST_BYTES, Turn};
 use super::panel::ROWS;
 use super::trial::{Reference, Timing};
 use super::{InstructionPath, Kernels, kernels};
@@ -41,7 +42,7 @@ impl Regime {
     }
 }
 
-/// The paths by which a pool computes a class, by the number of rows that an expert or a matrix is given. The bits do not depend on them.
+/// The paths by which a pool computes a class, by the number of rows that an expert or a matrix is given; with one row, until it is seen at work which path reads large weights the fastest. The bits do not depend on them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathChoice([InstructionPath; 3]);
 
@@ -75,6 +76,55 @@ impl fmt::Display for PathChoice {
 }
 
 const CLASSES: usize = NumericsClass::ALL.len();
+
+/// A path that computes a panel, and what is to be told of how long it took.
+pub(crate) struct Computing {
+    pub(crate) path: InstructionPath,
+    timed: Option<Timed>,
+}
+
+struct Timed {
+    contest: &'static Contest,
+    entrant: usize,
+    bytes: u64,
+    begun: Instant,
+}
+
+impl Computing {
+    /// Always the same path.
+    pub(crate) const fn only(path: InstructionPath) -> Self {
+        Self { path, timed: None }
+    }
+
+    /// The path for a panel of `bytes` of weights and so many rows: of one row, that which reads a model's weights the fastest.
+    pub(crate) fn of(class: NumericsClass, rows: usize, bytes: u64) -> Self {
+        static CONTESTS: [Contest; CLASSES] = [const { Contest::new() }; CLASSES];
+        let paths = match Regime::of(rows) {
+            Regime::One if bytes >= LEAST_BYTES => right_paths(class),
+            _ => &[],
+        };
+        let turn = match paths.len() {
+            0 | 1 => Turn::Unknown,
+            entrants => CONTESTS[class.index()].deal(entrants, bytes),
+        };
+        match turn {
+            Turn::Unknown => Self::only(PathChoice::measured(class).of_rows(rows)),
+            Turn::Won(winner) => Self::only(paths[winner].0),
+            Turn::Timed(entrant) => {
+                let contest = &CONTESTS[class.index()];
+                let timed = Timed { contest, entrant, bytes, begun: Instant::now() };
+                Self { path: paths[entrant].0, timed: Some(timed) }
+            }
+        }
+    }
+
+    /// The panel has been computed.
+    pub(crate) fn end(self) {
+        if let Some(Timed { contest, entrant, bytes, begun }) = self.timed {
+            contest.took(entrant, bytes, begun.elapsed());
+        }
+    }
+}
 
 /// A path's kernels for one class.
 pub(super) type Compiled = (InstructionPath, Kernels);

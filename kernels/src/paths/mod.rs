@@ -13,6 +13,7 @@ mod avx512vnni;
 mod choice;
 mod chunked;
 mod codes;
+mod contest;
 pub(crate) mod float_mode;
 pub(crate) mod floats;
 mod instruction_path;
@@ -25,7 +26,7 @@ mod streams;
 mod trial;
 mod widened;
 
-pub(crate) use choice::is_right;
+pub(crate) use choice::{Computing, is_right};
 pub use choice::{PathChoice, wrong_paths};
 pub use instruction_path::InstructionPath;
 
