@@ -13,7 +13,7 @@ pub(crate) fn write(record: &Record, lines: &mut Vec<u8>) -> Result<(), serde_js
     lines.extend([b' '; DIGITS + 1]);
     serde_json::to_writer(&mut *lines, record)?;
     let digits = checksum(&lines[start + DIGITS + 1..]);
-    lines[start..start + DIGITS].copy_from_slice(&digits);
+    lines[start..start + DIGITS].copy_from_slice(digits.as_bytes());
     lines.push(b'\n');
     Ok(())
 }
@@ -23,12 +23,10 @@ pub(crate) fn read(line: &[u8]) -> Option<Record> {
     let (sum, rest) = line.split_at_checked(DIGITS)?;
     let json = rest.strip_prefix(b" ")?;
     // As text: other digits of the same number, upper-case ones, are damage as well.
-    (checksum(json) == sum).then(|| serde_json::from_slice(json).ok()).flatten()
+    (checksum(json).as_bytes() == sum).then(|| serde_json::from_slice(json).ok()).flatten()
 }
 
-/// The digits of the checksum of `json`.
-fn checksum(json: &[u8]) -> [u8; DIGITS] {
-    const OF: &[u8; 16] = b"0123456789abcdef";
-    let sum = crc32fast::hash(json);
-    std::array::from_fn(|digit| OF[(sum >> (4 * (DIGITS - 1 - digit)) & 15) as usize])
+/// The [`DIGITS`] of the checksum of `json`.
+fn checksum(json: &[u8]) -> String {
+    format!("{:0DIGITS$x}", crc32fast::hash(json))
 }

@@ -99,19 +99,12 @@ impl Computing {
     /// The path for a panel of `bytes` of weights and so many rows: of one row, that which reads a model's weights the fastest.
     pub(crate) fn of(class: NumericsClass, rows: usize, bytes: u64) -> Self {
         static CONTESTS: [Contest; CLASSES] = [const { Contest::new() }; CLASSES];
-        let paths = match Regime::of(rows) {
-            Regime::One if bytes >= LEAST_BYTES => right_paths(class),
-            _ => &[],
-        };
-        let turn = match paths.len() {
-            0 | 1 => Turn::Unknown,
-            entrants => CONTESTS[class.index()].deal(entrants, bytes),
-        };
-        match turn {
+        let (contest, paths) = (&CONTESTS[class.index()], right_paths(class));
+        let is_held = Regime::of(rows) == Regime::One && bytes >= LEAST_BYTES && paths.len() > 1;
+        match if is_held { contest.deal(paths.len(), bytes) } else { Turn::Unknown } {
             Turn::Unknown => Self::only(PathChoice::measured(class).of_rows(rows)),
             Turn::Won(winner) => Self::only(paths[winner].0),
             Turn::Timed(entrant) => {
-                let contest = &CONTESTS[class.index()];
                 let timed = Timed { contest, entrant, bytes, begun: Instant::now() };
                 Self { path: paths[entrant].0, timed: Some(timed) }
             }
