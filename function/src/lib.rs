@@ -16,7 +16,9 @@ pub use announce::{Announcement, Role, announce};
 pub use guard::{GuardError, end_with_launcher};
 pub use listen::listen;
 pub use logs::init_logs;
-pub use metrics::{program_registry, refused_connections, render as render_metrics, serve_metrics};
+pub use metrics::{
+    program_registry, refused_connections, register_one_row_path, render as render_metrics, serve_metrics,
+};
 pub use shortage::{address_space_left, descriptors_for_runtime};
 pub use shutdown::shutdown_on_signal;
 pub use size::{SizeError, parse_size, sizes};

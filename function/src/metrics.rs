@@ -1,7 +1,9 @@
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Router, routing::get};
-use prometheus::{IntCounterVec, IntGauge, Opts, Registry, TextEncoder};
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::MetricFamily;
+use prometheus::{IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder};
 use std::io;
 use std::pin::Pin;
 use tokio::net::TcpListener;
@@ -23,6 +25,50 @@ pub fn program_registry(facts: &[(&str, &str)]) -> Result<Registry, prometheus::
     #[cfg(target_os = "linux")]
     registry.register(Box::new(prometheus::process_collector::ProcessCollector::for_self()))?;
     Ok(registry)
+}
+
+/// Shows in `registry` by which instructions a function computes one row: what `path` says whenever somebody asks.
+///
+/// # Errors
+/// The metric is in `registry` already.
+pub fn register_one_row_path(
+    registry: &Registry,
+    path: impl Fn() -> &'static str + Send + Sync + 'static,
+) -> Result<(), prometheus::Error> {
+    let help = "1, with the instructions by which one row is computed now.";
+    register_fact(registry, Opts::new("remoe_one_row_path", help), "path", path)
+}
+
+/// A metric that is 1, whose `label` has what `value` says whenever it is asked for.
+fn register_fact(
+    registry: &Registry,
+    opts: Opts,
+    label: &str,
+    value: impl Fn() -> &'static str + Send + Sync + 'static,
+) -> Result<(), prometheus::Error> {
+    let described = IntGaugeVec::new(opts.clone(), &[label])?;
+    registry.register(Box::new(Fact { described, opts, label: label.to_owned(), value }))
+}
+
+/// See [`register_fact`].
+struct Fact<F> {
+    described: IntGaugeVec,
+    opts: Opts,
+    label: String,
+    value: F,
+}
+
+impl<F: Fn() -> &'static str + Send + Sync> Collector for Fact<F> {
+    fn desc(&self) -> Vec<&Desc> {
+        self.described.desc()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        // Made anew: the value before this one is shown no more, and two may ask at the same time.
+        let Ok(family) = IntGaugeVec::new(self.opts.clone(), &[&self.label]) else { return Vec::new() };
+        family.with_label_values(&[(self.value)()]).set(1);
+        family.collect()
+    }
 }
 
 /// Serves `registry` at `/metrics` in the Prometheus text format until `shutdown`.
@@ -76,6 +122,7 @@ pub fn refused_connections(
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     #[test]
     fn every_program_shows_what_it_is_and_what_it_takes() {
@@ -88,5 +135,20 @@ mod tests {
             let memory = page.lines().find_map(|line| line.strip_prefix("process_resident_memory_bytes "));
             assert!(memory.unwrap().parse::<u64>().unwrap() > 0, "{page}");
         }
+    }
+
+    #[test]
+    fn a_fact_is_shown_as_it_is_now() {
+        static ASKED: AtomicUsize = AtomicUsize::new(0);
+        let registry = Registry::new();
+        let value = || ["first", "second"][ASKED.fetch_add(1, Ordering::Relaxed)];
+        register_fact(&registry, Opts::new("remoe_fact", "What it is."), "is", value).unwrap();
+        for now in ["first", "second"] {
+            let page = TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
+            let lines: Vec<&str> = page.lines().filter(|line| !line.starts_with('#')).collect();
+            assert_eq!(lines, [format!("remoe_fact{{is=\"{now}\"}} 1")]);
+        }
+        let again = register_fact(&registry, Opts::new("remoe_fact", "What it is."), "is", || "third");
+        assert!(matches!(again, Err(prometheus::Error::AlreadyReg)));
     }
 }

@@ -32,7 +32,7 @@
 //!
 //! Weights that stay fp8 ([`WeightFormat::Fp8`]) are decoded where they are used, to what [`WeightFormat::Plain`] holds of them, and summed by rule 1: they are of the same class as those.
 //!
-//! Because the bits do not depend on the path, the path is a matter of speed alone: [`PathChoice`] measures it at the start, and one row by large weights is computed by what proves fastest at work. A path that does not give the portable path's bits on the machine at hand is not used.
+//! Because the bits do not depend on the path, the path is a matter of speed alone: [`PathChoice`] measures it at the start, and for one row again at work, in the weights that are used. A path that does not give the portable path's bits on the machine at hand is not used.
 //!
 //! # Layout
 //!

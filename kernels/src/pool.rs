@@ -20,7 +20,7 @@ pub const DEFAULT_POLL: Duration = Duration::from_micros(100);
 pub struct PoolConfig {
     /// Threads that compute, the caller of [`Pool::forward`] included: 1 starts no thread at all.
     pub threads: usize,
-    /// The instruction path; `None` takes what [`PathChoice::measured`] found fastest.
+    /// The instruction path; `None` takes what [`PathChoice::now`] says.
     pub path: Option<InstructionPath>,
     /// How long a thread polls before it sleeps: workers between calls, everybody within one. Idle workers let others have the core after the first microseconds. Polling keeps a core busy, so it is switched off (as by [`Duration::ZERO`]) where `threads` exceeds [`thread::available_parallelism`].
     pub poll: Duration,
@@ -95,7 +95,7 @@ impl Pool {
         self.shared.is_pinned()
     }
 
-    /// The instructions in use for a class, or for a [`crate::Dtype`]. For large weights and one row others may turn out faster at work.
+    /// The instructions in use for a class, or for a [`crate::Dtype`]: see [`PathChoice::now`].
     pub fn paths(&self, class: impl Into<NumericsClass>) -> PathChoice {
         self.shared.paths.of(class.into())
     }
@@ -109,7 +109,7 @@ impl Pool {
 
     /// Computes all jobs and returns when every output is complete. Jobs may differ in shape and element type. The calling thread takes part; it blocks for as long as the computation takes, so call it outside of an asynchronous runtime's own threads.
     ///
-    /// Takes `&self`: callers share a pool, and a lock makes their calls follow each other. After the first calls of a certain size nothing is allocated.
+    /// Takes `&self`: callers share a pool, and a lock makes their calls follow each other. After the first calls of a certain size nothing is allocated, but for times of paths that take turns.
     ///
     /// # Errors
     /// Before anything is computed: [`KernelError::TooMany`], [`KernelError::InputLength`], [`KernelError::RowIndex`], [`KernelError::OutputLength`], [`KernelError::TooLarge`], [`KernelError::OutOfMemory`]. After it: [`KernelError::Panicked`].

@@ -77,7 +77,7 @@ pub(crate) struct Paths {
 
 impl Paths {
     pub(crate) fn of(&self, class: NumericsClass) -> PathChoice {
-        self.only.map_or_else(|| PathChoice::measured(class), PathChoice::only)
+        self.only.map_or_else(|| PathChoice::now(class), PathChoice::only)
     }
 
     /// By which path a panel is computed.

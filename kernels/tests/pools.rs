@@ -28,7 +28,9 @@ fn illegal_configurations_are_refused() {
     }
     let measured = pool(1, None);
     for dtype in [Dtype::Bf16, Dtype::F32] {
-        assert_eq!(measured.paths(dtype), PathChoice::measured(dtype));
+        for rows in [2, 300] {
+            assert_eq!(measured.paths(dtype).of_rows(rows), PathChoice::measured(dtype).of_rows(rows));
+        }
         for path in InstructionPath::available() {
             assert_eq!(pool(1, path).paths(dtype), PathChoice::only(path));
         }

@@ -13,7 +13,9 @@ use crate::records::Recorder;
 use crate::transformer::{Model, Transformer};
 use crate::{Backend, DeviceName, Error, Settings};
 use remoe_experts::{checked_experts_class, default_dtype, experts_class};
-use remoe_function::{Announcement, Role, listen, program_registry, refused_connections, serve_metrics};
+use remoe_function::{
+    Announcement, Role, listen, program_registry, refused_connections, register_one_row_path, serve_metrics,
+};
 use remoe_http::serve_probes;
 use remoe_kernels::{Dtype, NumericsClass, Pool, PoolConfig, wrong_paths};
 use remoe_model::{Checkpoint, DenseDtype};
@@ -142,6 +144,8 @@ async fn serve<B: Backend>(
         ("numerics_class", class.name()),
         ("instruction_path", instruction_path.as_str()),
     ])?;
+    let computing = pool.clone();
+    register_one_row_path(&registry, move || computing.paths(class).of_rows(1).name())?;
     traces.register(&registry)?;
     let config = checkpoint.config();
     // Rounded up: where so many positions have room, a request of so many has.

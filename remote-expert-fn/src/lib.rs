@@ -24,9 +24,11 @@ use admission::Admission;
 use compute::Computer;
 use metrics::Metrics;
 use remoe_experts::{LoadError, checked_experts_class, default_dtype};
-use remoe_function::{Announcement, Role, listen, program_registry, refused_connections, serve_metrics};
+use remoe_function::{
+    Announcement, Role, listen, program_registry, refused_connections, register_one_row_path, serve_metrics,
+};
 use remoe_http::serve_probes;
-use remoe_kernels::{KernelError, NumericsClass, Pool, PoolConfig, wrong_paths};
+use remoe_kernels::{KernelError, NumericsClass, PathChoice, Pool, PoolConfig, wrong_paths};
 use remoe_model::CheckpointError;
 use remoe_traces::{Traces, TracesError};
 use remoe_wire::identity::{IdentityError, Trust};
@@ -198,6 +200,9 @@ async fn serve(
         ("numerics_class", class.name()),
         ("instruction_path", instruction_path.as_str()),
     ])?;
+    let only = settings.instruction_path;
+    let paths = move || only.map_or_else(|| PathChoice::now(class), PathChoice::only);
+    register_one_row_path(&registry, move || paths().of_rows(1).name())?;
     let metrics = Metrics::new(&registry)?;
     traces.register(&registry)?;
     metrics.memory.set(i64::try_from(host.memory_bytes()).unwrap_or(i64::MAX));

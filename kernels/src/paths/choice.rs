@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use super::contest::{Contest, LEAST_BYTES, Turn};
+use super::contest::{Contest, Entry, Turn};
 use super::panel::ROWS;
 use super::trial::{Reference, Timing};
 use super::{InstructionPath, Kernels, kernels};
@@ -42,7 +42,7 @@ impl Regime {
     }
 }
 
-/// The paths by which a pool computes a class, by the number of rows that an expert or a matrix is given; with one row, until it is seen at work which path reads large weights the fastest. The bits do not depend on them.
+/// The paths by which a pool computes a class, by the number of rows that an expert or a matrix is given. The bits do not depend on them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathChoice([InstructionPath; 3]);
 
@@ -57,6 +57,14 @@ impl PathChoice {
         static MEASURED: [OnceLock<PathChoice>; CLASSES] = [const { OnceLock::new() }; CLASSES];
         let class = class.into();
         *MEASURED[class.index()].get_or_init(|| choose(&Timing::new(class).measure(right_paths(class))))
+    }
+
+    /// The choice that is in use: as [`measured`](Self::measured), and for one row the path that read a model's weights the fastest when they last took turns at work.
+    pub fn now(class: impl Into<NumericsClass>) -> Self {
+        let class = class.into();
+        let Self([one, few, many]) = Self::measured(class);
+        let winner = contest(class).winner().and_then(|winner| right_paths(class).get(winner));
+        Self([winner.map_or(one, |(path, _)| *path), few, many])
     }
 
     /// The path for so many rows.
@@ -80,14 +88,7 @@ const CLASSES: usize = NumericsClass::ALL.len();
 /// A path that computes a panel, and what is to be told of how long it took.
 pub(crate) struct Computing {
     pub(crate) path: InstructionPath,
-    timed: Option<Timed>,
-}
-
-struct Timed {
-    contest: &'static Contest,
-    entrant: usize,
-    bytes: u64,
-    begun: Instant,
+    timed: Option<(&'static Contest, Entry)>,
 }
 
 impl Computing {
@@ -98,25 +99,35 @@ impl Computing {
 
     /// The path for a panel of `bytes` of weights and so many rows: of one row, that which reads a model's weights the fastest.
     pub(crate) fn of(class: NumericsClass, rows: usize, bytes: u64) -> Self {
-        static CONTESTS: [Contest; CLASSES] = [const { Contest::new() }; CLASSES];
-        let (contest, paths) = (&CONTESTS[class.index()], right_paths(class));
-        let is_held = Regime::of(rows) == Regime::One && bytes >= LEAST_BYTES && paths.len() > 1;
-        match if is_held { contest.deal(paths.len(), bytes) } else { Turn::Unknown } {
-            Turn::Unknown => Self::only(PathChoice::measured(class).of_rows(rows)),
-            Turn::Won(winner) => Self::only(paths[winner].0),
-            Turn::Timed(entrant) => {
-                let timed = Timed { contest, entrant, bytes, begun: Instant::now() };
-                Self { path: paths[entrant].0, timed: Some(timed) }
-            }
-        }
+        let in_turn = match Regime::of(rows) {
+            Regime::One => Self::in_turn(contest(class), right_paths(class), bytes),
+            Regime::Few | Regime::Many => None,
+        };
+        in_turn.unwrap_or_else(|| Self::only(PathChoice::measured(class).of_rows(rows)))
+    }
+
+    /// What a contest of these paths says; nothing where it does not know.
+    fn in_turn(contest: &'static Contest, paths: &[Compiled], bytes: u64) -> Option<Self> {
+        let (entrant, timed) = match contest.deal(paths.len(), bytes, Instant::now) {
+            Turn::Timed(entry) => (entry.entrant, Some((contest, entry))),
+            Turn::Untimed(entrant) | Turn::Won(entrant) => (entrant, None),
+            Turn::Unknown => return None,
+        };
+        paths.get(entrant).map(|(path, _)| Self { path: *path, timed })
     }
 
     /// The panel has been computed.
     pub(crate) fn end(self) {
-        if let Some(Timed { contest, entrant, bytes, begun }) = self.timed {
-            contest.took(entrant, bytes, begun.elapsed());
+        if let Some((contest, entry)) = self.timed {
+            contest.end(&entry, Instant::now());
         }
     }
+}
+
+/// The contest of the paths of a class, in this process.
+fn contest(class: NumericsClass) -> &'static Contest {
+    static CONTESTS: [Contest; CLASSES] = [const { Contest::new() }; CLASSES];
+    &CONTESTS[class.index()]
 }
 
 /// A path's kernels for one class.
@@ -301,6 +312,37 @@ mod tests {
                 let is_candidate = candidates.iter().any(|(candidate, _)| *candidate == path);
                 assert!(is_candidate || candidates.is_empty() && path == InstructionPath::Portable, "{path}");
             }
+        }
+    }
+
+    #[test]
+    fn one_row_is_computed_by_the_path_that_wins_at_work() {
+        static CONTEST: Contest = Contest::new();
+        let right = kernels(InstructionPath::Portable, BF16);
+        let paths = VECTORS.map(|path| (path, right));
+        let mut counts = [0; 3];
+        let computing = loop {
+            let computing = Computing::in_turn(&CONTEST, &paths, 1 << 20).unwrap();
+            let place = VECTORS.iter().position(|path| *path == computing.path).unwrap();
+            counts[place] += 1;
+            if CONTEST.winner().is_some() {
+                break computing;
+            }
+            // The second one is the fastest.
+            std::thread::sleep(Duration::from_micros(if place == 1 { 50 } else { 1000 }));
+            computing.end();
+        };
+        assert!(counts.iter().all(|count| *count > 32), "{counts:?}");
+        assert_eq!(computing.path, VECTORS[1]);
+        assert!(computing.timed.is_none());
+    }
+
+    #[test]
+    fn several_rows_and_paths_that_are_told_take_part_in_no_contest() {
+        for rows in [2, 6, 7, 300] {
+            let computing = Computing::of(BF16, rows, 1 << 20);
+            assert_eq!(computing.path, PathChoice::measured(BF16).of_rows(rows));
+            assert!(computing.timed.is_none());
         }
     }
 

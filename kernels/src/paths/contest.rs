@@ -4,155 +4,341 @@
 //! nothing in a cache, where [`super::trial`] times them, one may decode a quarter faster, and some minutes later on the same machine another one. So they take turns while
 //! the first weights are read, and again now and then. All of them compute the same bits.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
 
-/// Panels of fewer bytes take no part: telling the time would count.
-pub(crate) const LEAST_BYTES: u64 = 32 << 10;
-/// Bytes of weights that a turn lasts: some milliseconds, so that what a path does to the processor's clock counts.
-const TURN: u64 = 32 << 20;
-/// How often everybody's turn comes in a contest.
-const TURNS: u64 = 4;
-/// Bytes between two contests: their share of all work stays below a hundredth.
-const REST: u64 = 64 << 30;
-/// Most panels of one entrant that are remembered.
-const MOST_TIMES: usize = 4096;
+/// Panels of fewer bytes are not timed: telling the time would count.
+const LEAST_BYTES: u64 = 32 << 10;
+/// How long a turn lasts, at least ..
+const TURN: Duration = Duration::from_millis(5);
+/// .. of which this counts for nobody: panels of the turn before are still being computed, and the processor's clock is what that turn made of it.
+const SETTLING: Duration = Duration::from_millis(2);
+/// Panels that are timed in a turn, at least and at most.
+const PANELS: std::ops::Range<usize> = 32..1024;
+/// How often everybody's turn comes in a contest. Even: the order is turned around every time, so that nobody always follows the same one.
+const ROUNDS: usize = 4;
+/// Bytes of weights between the first contest and the second. The first one may take place while others are still loading; every later rest is twice as long as
+/// the one before, up to [`LONGEST_REST`], where contests are a hundredth of all work.
+const FIRST_REST: u64 = 8 << 30;
+const LONGEST_REST: u64 = 64 << 30;
 /// No one has won yet.
 const NOBODY: usize = usize::MAX;
 
-/// Contests among the paths of one class, one after the other.
+/// Contests among the paths of one class, one after the other. No thread waits for another one: where two deal or tell their times in the same moment, one does without.
+#[repr(align(128))]
 pub(crate) struct Contest {
-    /// Bytes of weights that were dealt since the last contest began.
-    dealt: AtomicU64,
+    /// Bytes of weights that were dealt since the last contest.
+    rested: AtomicU64,
+    /// How many there are to be before the next one.
+    rest: AtomicU64,
     winner: AtomicUsize,
-    /// Whether there are times that nobody has judged.
-    is_open: AtomicBool,
-    /// Nanoseconds per MiB of each panel, by entrant.
-    times: Mutex<Vec<Vec<u64>>>,
+    running: Mutex<Running>,
+}
+
+/// The contest that is held.
+struct Running {
+    /// Bytes of the panels that it is about: panels of other sizes take longer or less long for a byte, and might all fall into the turns of one entrant. 0 where none is held.
+    bytes: u64,
+    /// The turn, numbered through all contests; 0 before the first.
+    turn: u64,
+    /// How many turns of this contest are over.
+    over: usize,
+    began: Option<Instant>,
+    /// Panels that were timed in this turn.
+    timed: usize,
+    /// Nanoseconds of each panel, by entrant.
+    times: Vec<Vec<u64>>,
 }
 
 /// Who computes a panel.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// This entrant, and it is to be timed.
-    Timed(usize),
-    /// The winner.
+    /// This entrant, whose turn it is.
+    Untimed(usize),
+    /// This entrant, whose turn it is, and how long it takes from then on is to be told.
+    Timed(Entry),
+    /// The winner of the last contest.
     Won(usize),
     /// Nobody has won so far.
     Unknown,
 }
 
+/// A panel that an entrant computes in its turn.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) entrant: usize,
+    turn: u64,
+    begun: Instant,
+}
+
 impl Contest {
     pub(crate) const fn new() -> Self {
         Self {
-            dealt: AtomicU64::new(0),
+            rested: AtomicU64::new(0),
+            rest: AtomicU64::new(0),
             winner: AtomicUsize::new(NOBODY),
-            is_open: AtomicBool::new(false),
-            times: Mutex::new(Vec::new()),
+            running: Mutex::new(Running {
+                bytes: 0,
+                turn: 0,
+                over: 0,
+                began: None,
+                timed: 0,
+                times: Vec::new(),
+            }),
         }
     }
 
-    /// Deals a panel of `bytes` to one of so many `entrants`, always as many.
-    pub(crate) fn deal(&self, entrants: usize, bytes: u64) -> Turn {
-        let dealt = self.dealt.fetch_add(bytes, Ordering::Relaxed);
-        let length = TURN * TURNS * entrants as u64;
-        if dealt < length {
-            return Turn::Timed((dealt / TURN) as usize % entrants);
+    /// Deals a panel of `bytes` of weights, more than none, to one of so many `entrants`, always as many. `now` tells the time.
+    pub(crate) fn deal(&self, entrants: usize, bytes: u64, now: impl FnOnce() -> Instant) -> Turn {
+        let rested = self.rested.fetch_add(bytes, Ordering::Relaxed);
+        if rested < self.rest.load(Ordering::Relaxed) || bytes < LEAST_BYTES || entrants < 2 {
+            return self.last();
         }
-        if self.is_open.load(Ordering::Relaxed) && self.is_open.swap(false, Ordering::AcqRel) {
-            self.judge(entrants);
+        let Some(mut running) = self.try_lock() else { return self.last() };
+        // Another thread may have ended the contest meanwhile.
+        if self.rested.load(Ordering::Relaxed) < self.rest.load(Ordering::Relaxed) {
+            return self.last();
         }
-        if dealt >= length + REST {
-            self.dealt.store(0, Ordering::Relaxed);
+        if running.bytes == 0 {
+            running.open(entrants, bytes);
         }
-        match self.winner.load(Ordering::Relaxed) {
-            NOBODY => Turn::Unknown,
-            winner => Turn::Won(winner),
+        if running.bytes != bytes {
+            return self.last();
+        }
+        let now = now();
+        match running.deal(entrants, now) {
+            Some(turn) => turn,
+            None => {
+                self.winner.store(running.judge(), Ordering::Relaxed);
+                let rest = self.rest.load(Ordering::Relaxed);
+                self.rest.store((2 * rest).clamp(FIRST_REST, LONGEST_REST), Ordering::Relaxed);
+                self.rested.store(0, Ordering::Relaxed);
+                self.last()
+            }
         }
     }
 
-    /// Notes how long an entrant, whose turn it was, took for a panel of `bytes`.
-    pub(crate) fn took(&self, entrant: usize, bytes: u64, time: Duration) {
-        let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        let mut times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
-        if times.len() <= entrant {
-            times.resize(entrant + 1, Vec::new());
+    /// The panel has been computed.
+    pub(crate) fn end(&self, entry: &Entry, now: Instant) {
+        if let Some(mut running) = self.try_lock() {
+            running.end(entry, now);
         }
-        if times[entrant].len() < MOST_TIMES {
-            times[entrant].push(nanos.saturating_mul(1 << 20) / bytes.max(1));
-        }
-        self.is_open.store(true, Ordering::Release);
     }
 
-    /// The winner is whose median is the least: what interrupts a thread takes longer than any panel. Times that came after the end are not all of a contest's, and decide nothing.
-    fn judge(&self, entrants: usize) {
-        let times = std::mem::take(&mut *self.times.lock().unwrap_or_else(PoisonError::into_inner));
-        let medians: Vec<u64> = times.into_iter().filter_map(median).collect();
-        let fastest = (0..medians.len()).min_by_key(|entrant| medians[*entrant]);
-        if let (true, Some(fastest)) = (medians.len() == entrants, fastest) {
-            self.winner.store(fastest, Ordering::Relaxed);
+    /// Who won the last contest.
+    pub(crate) fn winner(&self) -> Option<usize> {
+        Some(self.winner.load(Ordering::Relaxed)).filter(|winner| *winner != NOBODY)
+    }
+
+    fn last(&self) -> Turn {
+        self.winner().map_or(Turn::Unknown, Turn::Won)
+    }
+
+    fn try_lock(&self) -> Option<MutexGuard<'_, Running>> {
+        match self.running.try_lock() {
+            Ok(running) => Some(running),
+            Err(TryLockError::Poisoned(poisoned)) => Some(PoisonError::into_inner(poisoned)),
+            Err(TryLockError::WouldBlock) => None,
         }
     }
 }
 
-fn median(mut times: Vec<u64>) -> Option<u64> {
-    times.sort_unstable();
-    times.get(times.len() / 2).copied()
+impl Running {
+    fn open(&mut self, entrants: usize, bytes: u64) {
+        self.bytes = bytes;
+        self.turn += 1;
+        self.over = 0;
+        self.began = None;
+        self.timed = 0;
+        self.times.resize(entrants, Vec::new());
+        self.times.iter_mut().for_each(Vec::clear);
+    }
+
+    /// Who is next; nobody when the last turn is over.
+    fn deal(&mut self, entrants: usize, now: Instant) -> Option<Turn> {
+        let began = *self.began.get_or_insert(now);
+        let mut lasted = now.saturating_duration_since(began);
+        if lasted >= TURN && self.timed >= PANELS.start {
+            self.over += 1;
+            self.turn += 1;
+            self.began = Some(now);
+            self.timed = 0;
+            lasted = Duration::ZERO;
+        }
+        let (round, place) = (self.over / entrants, self.over % entrants);
+        if round == ROUNDS {
+            return None;
+        }
+        let entrant = if round % 2 == 0 { place } else { entrants - 1 - place };
+        Some(if lasted < SETTLING {
+            Turn::Untimed(entrant)
+        } else {
+            Turn::Timed(Entry { entrant, turn: self.turn, begun: now })
+        })
+    }
+
+    fn end(&mut self, entry: &Entry, now: Instant) {
+        let is_its_turn = self.bytes != 0 && entry.turn == self.turn && self.timed < PANELS.end;
+        if let (true, Some(times)) = (is_its_turn, self.times.get_mut(entry.entrant)) {
+            let time = now.saturating_duration_since(entry.begun);
+            times.push(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+            self.timed += 1;
+        }
+    }
+
+    /// Ends the contest. The winner is whose median is the least: what interrupts a thread takes longer than any panel.
+    fn judge(&mut self) -> usize {
+        self.bytes = 0;
+        let medians = self.times.iter_mut().map(|times| {
+            times.sort_unstable();
+            times.get(times.len() / 2).copied()
+        });
+        let medians: Vec<Option<u64>> = medians.collect();
+        let timed = (0..medians.len()).filter(|entrant| medians[*entrant].is_some());
+        timed.min_by_key(|entrant| medians[*entrant]).unwrap_or(NOBODY)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::Cell;
 
     const PANEL: u64 = 256 << 10;
 
-    /// Deals panels until nobody is timed, each entrant taking so many nanoseconds, and every tenth panel an interruption.
-    fn hold(contest: &Contest, nanos: &[u64]) -> Turn {
-        for panel in 0.. {
-            match contest.deal(nanos.len(), PANEL) {
-                Turn::Timed(entrant) => {
-                    let interruption = if panel % 10 == 0 { 3_000_000 } else { 0 };
-                    contest.took(entrant, PANEL, Duration::from_nanos(nanos[entrant] + interruption));
+    /// A clock that goes on when it is told to.
+    struct Clock {
+        start: Instant,
+        passed: Cell<Duration>,
+    }
+
+    impl Clock {
+        fn new() -> Self {
+            Self { start: Instant::now(), passed: Cell::new(Duration::ZERO) }
+        }
+
+        fn now(&self) -> Instant {
+            self.start + self.passed.get()
+        }
+
+        fn pass(&self, nanos: u64) {
+            self.passed.set(self.passed.get() + Duration::from_nanos(nanos));
+        }
+    }
+
+    /// Deals panels of these sizes, over and over, until the contest is over, each entrant taking so many nanoseconds for a byte and `per_panel` beside; every tenth panel is
+    /// interrupted. The winner, and how many panels of the first size each entrant got.
+    fn hold(contest: &Contest, clock: &Clock, nanos: &[f64], sizes: &[u64]) -> (usize, Vec<u32>) {
+        let mut dealt = vec![0; nanos.len()];
+        for panel in 0..10_000_000 {
+            let bytes = sizes[panel % sizes.len()];
+            let turn = contest.deal(nanos.len(), bytes, || clock.now());
+            if contest.running.lock().unwrap().bytes == 0 {
+                let Turn::Won(winner) = turn else { panic!("{turn:?} after a contest") };
+                return (winner, dealt);
+            }
+            let entrant = match &turn {
+                Turn::Untimed(entrant) => *entrant,
+                Turn::Timed(entry) => entry.entrant,
+                Turn::Won(_) | Turn::Unknown => {
+                    assert_ne!(bytes, sizes[0], "panels of the first size are dealt in turn");
+                    clock.pass(bytes / 10);
+                    continue;
                 }
-                turn => return turn,
+            };
+            dealt[entrant] += 1;
+            clock.pass((bytes as f64 * nanos[entrant]) as u64 + if panel % 10 == 0 { 3_000_000 } else { 0 });
+            if let Turn::Timed(entry) = &turn {
+                contest.end(entry, clock.now());
             }
         }
-        unreachable!("a contest ends")
+        panic!("a contest ends")
+    }
+
+    /// Deals until the next contest; how many bytes the winner got.
+    fn rest(contest: &Contest, clock: &Clock, entrants: usize, winner: usize) -> u64 {
+        let mut won = 0;
+        while contest.deal(entrants, PANEL, || clock.now()) == Turn::Won(winner) {
+            won += PANEL;
+        }
+        won
     }
 
     #[test]
     fn the_fastest_wins_until_another_one_is() {
-        let contest = Contest::new();
-        assert_eq!(hold(&contest, &[20_000, 16_000, 17_000]), Turn::Won(1));
-        let mut won = 0;
-        while let Turn::Won(winner) = contest.deal(3, PANEL) {
-            assert_eq!(winner, 1);
-            won += PANEL;
+        let (contest, clock) = (Contest::new(), Clock::new());
+        assert_eq!(hold(&contest, &clock, &[0.08, 0.07, 0.075], &[PANEL]).0, 1);
+        for expected in [8_u64, 16, 32, 64, 64] {
+            assert!(rest(&contest, &clock, 3, 1).abs_diff(expected << 30) <= 2 * PANEL, "{expected} GiB");
+            assert_eq!(hold(&contest, &clock, &[0.08, 0.07, 0.075], &[PANEL]).0, 1);
         }
-        assert!(won.abs_diff(REST) <= 2 * PANEL, "{won}");
-        assert_eq!(hold(&contest, &[15_000, 16_000, 17_000]), Turn::Won(0));
+        rest(&contest, &clock, 3, 1);
+        assert_eq!(hold(&contest, &clock, &[0.06, 0.07, 0.075], &[PANEL]).0, 0);
     }
 
     #[test]
-    fn turns_are_of_the_same_length() {
-        let contest = Contest::new();
-        let mut dealt = [0; 3];
-        while let Turn::Timed(entrant) = contest.deal(3, PANEL) {
-            dealt[entrant] += PANEL;
+    fn everybody_gets_as_much() {
+        for entrants in 2..=4 {
+            let (contest, clock) = (Contest::new(), Clock::new());
+            let (_, dealt) = hold(&contest, &clock, &vec![0.07; entrants], &[PANEL]);
+            let (least, most) = (dealt.iter().min().unwrap(), dealt.iter().max().unwrap());
+            assert!(most - least <= most / 10, "{dealt:?}");
         }
-        assert_eq!(dealt, [TURN * TURNS; 3]);
     }
 
     #[test]
-    fn nobody_wins_by_what_others_did_not_do() {
-        let contest = Contest::new();
-        while contest.deal(2, PANEL) != Turn::Unknown {}
-        contest.took(0, PANEL, Duration::from_nanos(1));
-        assert_eq!(contest.deal(2, PANEL), Turn::Unknown);
-        // Late times do not count in the next contest either.
-        contest.took(1, PANEL, Duration::from_nanos(1));
-        assert_eq!(contest.deal(2, PANEL), Turn::Unknown);
+    fn who_gets_the_smaller_panels_does_not_win_by_them() {
+        // Gate and up of some experts and their down projections, which take less long for a byte: of every period, one turn would see one kind alone.
+        for experts in 1..=16 {
+            let sizes = [[PANEL; 32], [PANEL / 2; 32]].map(|kind| kind.repeat(experts)).concat();
+            let (contest, clock) = (Contest::new(), Clock::new());
+            assert_eq!(hold(&contest, &clock, &[0.072, 0.07, 0.071], &sizes).0, 1, "{experts} experts");
+        }
+    }
+
+    #[test]
+    fn times_of_another_turn_do_not_count() {
+        let (contest, clock) = (Contest::new(), Clock::new());
+        let mut late = Vec::new();
+        let mut turn = contest.deal(2, PANEL, || clock.now());
+        // Entrant 1 is faster by far, and entrant 0 tells wrong times when its turn is over, and when the contest is.
+        while !matches!(turn, Turn::Won(_)) {
+            let (entrant, timed) = match turn {
+                Turn::Timed(entry) => (entry.entrant, Some(entry)),
+                Turn::Untimed(entrant) => (entrant, None),
+                turn => panic!("{turn:?}"),
+            };
+            clock.pass(if entrant == 0 { 20_000 } else { 10_000 });
+            if let Some(entry) = timed {
+                contest.end(&entry, clock.now());
+                late.push(Entry { begun: clock.now(), ..entry });
+            }
+            for entry in late.iter().filter(|entry| entry.entrant != entrant) {
+                contest.end(entry, clock.now());
+            }
+            turn = contest.deal(2, PANEL, || clock.now());
+        }
+        assert_eq!(turn, Turn::Won(1));
+        let times = contest.running.lock().unwrap().times.clone();
+        assert_eq!(times.iter().flatten().filter(|time| **time < 10_000).count(), 0);
+        late.iter().for_each(|entry| contest.end(entry, clock.now()));
+        assert_eq!(contest.deal(2, PANEL, || clock.now()), Turn::Won(1));
+        assert_eq!(contest.running.lock().unwrap().times, times);
+    }
+
+    #[test]
+    fn small_panels_and_a_single_path_hold_no_contest() {
+        let (contest, clock) = (Contest::new(), Clock::new());
+        for _ in 0..10_000 {
+            assert_eq!(
+                contest.deal(3, LEAST_BYTES - 64, || panic!("nobody asks for the time")),
+                Turn::Unknown
+            );
+            assert_eq!(contest.deal(1, PANEL, || panic!("nobody asks for the time")), Turn::Unknown);
+        }
+        assert_eq!(hold(&contest, &clock, &[0.08, 0.07], &[PANEL]).0, 1);
+        assert_eq!(contest.deal(2, LEAST_BYTES - 64, || panic!("nobody asks for the time")), Turn::Won(1));
     }
 
     #[test]
@@ -160,9 +346,19 @@ mod tests {
         let contest = Contest::new();
         std::thread::scope(|scope| {
             for _ in 0..4 {
-                scope.spawn(|| hold(&contest, &[20_000, 10_000]));
+                scope.spawn(|| {
+                    loop {
+                        match contest.deal(2, PANEL, Instant::now) {
+                            Turn::Timed(entry) => {
+                                let time = Duration::from_micros(if entry.entrant == 0 { 40 } else { 10 });
+                                contest.end(&entry, entry.begun + time);
+                            }
+                            Turn::Untimed(_) | Turn::Unknown => std::thread::yield_now(),
+                            Turn::Won(winner) => return assert_eq!(winner, 1),
+                        }
+                    }
+                });
             }
         });
-        assert_eq!(contest.deal(2, PANEL), Turn::Won(1));
     }
 }

@@ -149,13 +149,14 @@ fn draw(logits: &[f32], sampling: &Sampling, number: f64) -> u32 {
     if sampling.top_k == 0 && sampling.top_p >= 1.0 {
         let sums = weights.sums(logits, &maxima);
         let mut left = number * sums.iter().sum::<f64>();
-        let mut chosen = 0;
+        // The last block that weighs anything keeps what rounding leaves of it: `pick` ends with its last token.
+        let (mut chosen, mut passed) = (0, 0.0);
         for (block, &sum) in sums.iter().enumerate().filter(|(_, sum)| **sum > 0.0) {
-            chosen = block;
+            left -= passed;
+            (chosen, passed) = (block, sum);
             if left < sum {
                 break;
             }
-            left -= sum;
         }
         let tokens = (0..).zip(logits.iter().copied()).skip(chosen * BLOCK).take(BLOCK);
         return pick(tokens, &weights, left);
@@ -321,6 +322,17 @@ mod tests {
             let expected = 20_000.0 * weight / total;
             assert!((f64::from(*count) - expected).abs() < 5.0 * expected.sqrt(), "{counts:?}");
         }
+    }
+
+    #[test]
+    fn the_last_number_draws_the_last_token_also_where_sums_are_rounded() {
+        // Summed block by block, what goes before the last block and its own sum are a little less than the whole.
+        let mut logits = [0.0; 514];
+        for (token, logit) in [(105, 9.96358), (256, 9.5), (409, 9.75), (512, 9.75), (513, 9.88698)] {
+            logits[token] = logit;
+        }
+        let sampling = Sampling { temperature: 0.01, ..Sampling::default() };
+        assert_eq!(draw(&logits, &sampling, 1.0 - f64::EPSILON), 513);
     }
 
     #[test]

@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 
 /// Experts under measurement, in bytes at least where the model has them: beyond any cache, as in use.
 const HOSTED_BYTES: u64 = 256 << 20;
+/// How often each of them is asked for before anything counts: at first the weights are where they have never been read, and the instruction paths take turns in them.
+const TOUCHES: usize = 4;
 /// Experts that one message asks for.
 const ASKED: usize = 4;
 /// A function rests before a call, as between the tokens of a sequence ..
@@ -67,8 +69,7 @@ impl RemoteSetup<'_> {
             step(format!("starting a remote function with {threads} threads"));
             let function = self.start(&hosted, threads)?;
             let mut client = Client::open(&function.grpc.to_string(), &hosted, self)?;
-            // Everything is touched once.
-            for _ in 0..client.calls_for_all() {
+            for _ in 0..TOUCHES * client.calls_for_all() {
                 client.ask(1, Wait::ENGINE)?;
             }
             for vcpus in vcpus {
@@ -167,7 +168,7 @@ impl RemoteSetup<'_> {
         });
         let mut clients = clients.collect::<Result<Vec<_>, _>>()?;
         let all = clients.first().map_or(0, Client::calls_for_all);
-        together(&mut clients, 1, all)?;
+        together(&mut clients, 1, TOUCHES * all)?;
         let mut slowed = |tokens: f64| -> Result<f64, CliError> {
             let (mut alone, mut beside) = (Vec::new(), Vec::new());
             let began = Instant::now();
