@@ -103,7 +103,7 @@ pub struct FunctionDescription {
     /// The accumulation order; functions of different classes are never mixed.
     #[prost(string, tag = "4")]
     pub numerics_class: ::prost::alloc::string::String,
-    /// The instruction path in use, for people.
+    /// The instruction path that was the fastest when the function started, for people: one row may be computed by another one since then.
     #[prost(string, tag = "5")]
     pub instruction_path: ::prost::alloc::string::String,
     #[prost(uint32, tag = "6")]
