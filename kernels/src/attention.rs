@@ -196,7 +196,7 @@ impl Pool {
         }
         // The longest first: what is left at the end is short.
         units.sort_by_key(|unit| std::cmp::Reverse(unit.span.past + unit.first / shape.group));
-        let path = self.paths(shape.dtype).of_rows(1);
+        let path = self.attending(shape.dtype);
         let kernel = paths::attend_kernel(path);
         let output = Output(output.as_mut_ptr());
         let compute = |unit: &mut Unit<'_>| {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::paths::{self, PathChoice};
 use crate::plan::Plan;
 use crate::threads::{Paths, Shared};
-use crate::{InstructionPath, Job, KernelError, MAX_ROWS, NumericsClass, Product};
+use crate::{Dtype, InstructionPath, Job, KernelError, MAX_ROWS, NumericsClass, Product};
 
 /// Most threads of a pool, the caller included.
 pub const MAX_THREADS: usize = 256;
@@ -98,6 +98,11 @@ impl Pool {
     /// The instructions in use for a class, or for a [`crate::Dtype`]: see [`PathChoice::now`].
     pub fn paths(&self, class: impl Into<NumericsClass>) -> PathChoice {
         self.shared.paths.of(class.into())
+    }
+
+    /// The instructions of attention.
+    pub(crate) fn attending(&self, dtype: Dtype) -> InstructionPath {
+        self.shared.paths.attending(dtype)
     }
 
     /// Bytes of scratch memory that the pool holds: what its largest call so far needed, see [`crate::ExpertShape::scratch_bytes_per_row`].

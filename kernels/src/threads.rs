@@ -17,7 +17,7 @@ use crate::paths::{Computing, Kernels, PathChoice};
 use crate::plan::{Phase, Plan};
 use crate::shape::step_words;
 use crate::signal::Signal;
-use crate::{InstructionPath, KernelError, NumericsClass};
+use crate::{Dtype, InstructionPath, KernelError, NumericsClass};
 
 /// State bit: the call may be joined. The bits below count the workers in it, those above number the calls.
 const OPEN: u64 = 1 << 31;
@@ -78,6 +78,11 @@ pub(crate) struct Paths {
 impl Paths {
     pub(crate) fn of(&self, class: NumericsClass) -> PathChoice {
         self.only.map_or_else(|| PathChoice::now(class), PathChoice::only)
+    }
+
+    /// By which path attention is computed, to whatever number of rows: what is measured fastest for one. Contests are about weights, of which it has none.
+    pub(crate) fn attending(&self, dtype: Dtype) -> InstructionPath {
+        self.only.unwrap_or_else(|| PathChoice::measured(dtype).of_rows(1))
     }
 
     /// By which path a panel is computed.

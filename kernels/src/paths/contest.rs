@@ -12,16 +12,19 @@ use std::time::{Duration, Instant};
 const LEAST_BYTES: u64 = 32 << 10;
 /// How long a turn lasts, at least ..
 const TURN: Duration = Duration::from_millis(5);
-/// .. of which this counts for nobody: panels of the turn before are still being computed, and the processor's clock is what that turn made of it.
+/// .. of which this counts for nobody: panels of the turn before may still be computed, and the processor may keep the clock that they asked for.
 const SETTLING: Duration = Duration::from_millis(2);
 /// Panels that are timed in a turn, at least and at most.
 const PANELS: std::ops::Range<usize> = 32..1024;
 /// How often everybody's turn comes in a contest. Even: the order is turned around every time, so that nobody always follows the same one.
 const ROUNDS: usize = 4;
-/// Bytes of weights between the first contest and the second. The first one may take place while others are still loading; every later rest is twice as long as
-/// the one before, up to [`LONGEST_REST`], where contests are a hundredth of all work.
+/// Bytes of weights between the first contest and the second. The first one may take place while others are still loading, so that every later rest is at most twice as long as
+/// the one before, ..
 const FIRST_REST: u64 = 8 << 30;
-const LONGEST_REST: u64 = 64 << 30;
+/// .. until a contest has its share of all work: one in so many bytes.
+const SHARE: u64 = 100;
+/// A contest begins anew, about other panels, when so many bytes were dealt and nothing of its size among them.
+const FORGOTTEN: u64 = 4 << 30;
 /// No one has won yet.
 const NOBODY: usize = usize::MAX;
 
@@ -40,6 +43,8 @@ pub(crate) struct Contest {
 struct Running {
     /// Bytes of the panels that it is about: panels of other sizes take longer or less long for a byte, and might all fall into the turns of one entrant. 0 where none is held.
     bytes: u64,
+    /// What had been dealt since the last contest when one of them came.
+    seen: u64,
     /// The turn, numbered through all contests; 0 before the first.
     turn: u64,
     /// How many turns of this contest are over.
@@ -80,6 +85,7 @@ impl Contest {
             winner: AtomicUsize::new(NOBODY),
             running: Mutex::new(Running {
                 bytes: 0,
+                seen: 0,
                 turn: 0,
                 over: 0,
                 began: None,
@@ -97,22 +103,24 @@ impl Contest {
         }
         let Some(mut running) = self.try_lock() else { return self.last() };
         // Another thread may have ended the contest meanwhile.
-        if self.rested.load(Ordering::Relaxed) < self.rest.load(Ordering::Relaxed) {
+        let (rested, rest) = (self.rested.load(Ordering::Relaxed), self.rest.load(Ordering::Relaxed));
+        if rested < rest {
             return self.last();
         }
-        if running.bytes == 0 {
+        if running.bytes == 0 || rested.saturating_sub(running.seen) >= FORGOTTEN {
             running.open(entrants, bytes);
         }
         if running.bytes != bytes {
             return self.last();
         }
-        let now = now();
-        match running.deal(entrants, now) {
+        running.seen = rested;
+        match running.deal(entrants, now()) {
             Some(turn) => turn,
             None => {
                 self.winner.store(running.judge(), Ordering::Relaxed);
-                let rest = self.rest.load(Ordering::Relaxed);
-                self.rest.store((2 * rest).clamp(FIRST_REST, LONGEST_REST), Ordering::Relaxed);
+                let contested = rested - rest;
+                let most = contested.saturating_mul(SHARE).max(FIRST_REST);
+                self.rest.store(rest.saturating_mul(2).clamp(FIRST_REST, most), Ordering::Relaxed);
                 self.rested.store(0, Ordering::Relaxed);
                 self.last()
             }
@@ -145,6 +153,7 @@ impl Contest {
 }
 
 impl Running {
+    /// Begins a contest about panels of so many bytes.
     fn open(&mut self, entrants: usize, bytes: u64) {
         self.bytes = bytes;
         self.turn += 1;
@@ -229,7 +238,7 @@ mod tests {
 
     /// Deals panels of these sizes, over and over, until the contest is over, each entrant taking so many nanoseconds for a byte and `per_panel` beside; every tenth panel is
     /// interrupted. The winner, and how many panels of the first size each entrant got.
-    fn hold(contest: &Contest, clock: &Clock, nanos: &[f64], sizes: &[u64]) -> (usize, Vec<u32>) {
+    fn hold(contest: &Contest, clock: &Clock, nanos: &[f64], sizes: &[u64]) -> (usize, Vec<u64>) {
         let mut dealt = vec![0; nanos.len()];
         for panel in 0..10_000_000 {
             let bytes = sizes[panel % sizes.len()];
@@ -269,10 +278,16 @@ mod tests {
     fn the_fastest_wins_until_another_one_is() {
         let (contest, clock) = (Contest::new(), Clock::new());
         assert_eq!(hold(&contest, &clock, &[0.08, 0.07, 0.075], &[PANEL]).0, 1);
-        for expected in [8_u64, 16, 32, 64, 64] {
-            assert!(rest(&contest, &clock, 3, 1).abs_diff(expected << 30) <= 2 * PANEL, "{expected} GiB");
-            assert_eq!(hold(&contest, &clock, &[0.08, 0.07, 0.075], &[PANEL]).0, 1);
+        let mut expected = FIRST_REST;
+        for _ in 0..5 {
+            let won = rest(&contest, &clock, 3, 1);
+            assert!(won.abs_diff(expected) <= 4 * SHARE * PANEL, "{won}, not {expected}");
+            let (winner, dealt) = hold(&contest, &clock, &[0.08, 0.07, 0.075], &[PANEL]);
+            assert_eq!(winner, 1);
+            let contested = dealt.iter().sum::<u64>() * PANEL;
+            expected = (2 * expected).min(SHARE * contested).max(FIRST_REST);
         }
+        assert!(expected > FIRST_REST);
         rest(&contest, &clock, 3, 1);
         assert_eq!(hold(&contest, &clock, &[0.06, 0.07, 0.075], &[PANEL]).0, 0);
     }
@@ -295,6 +310,18 @@ mod tests {
             let (contest, clock) = (Contest::new(), Clock::new());
             assert_eq!(hold(&contest, &clock, &[0.072, 0.07, 0.071], &sizes).0, 1, "{experts} experts");
         }
+    }
+
+    #[test]
+    fn a_contest_about_panels_that_come_no_more_begins_anew_about_others() {
+        let (contest, clock) = (Contest::new(), Clock::new());
+        assert!(matches!(contest.deal(2, PANEL, || clock.now()), Turn::Untimed(_)));
+        let mut dealt = 0;
+        while contest.deal(2, PANEL / 2, || clock.now()) == Turn::Unknown {
+            dealt += PANEL / 2;
+        }
+        assert!(dealt.abs_diff(FORGOTTEN) <= 2 * PANEL, "{dealt}");
+        assert_eq!(hold(&contest, &clock, &[0.08, 0.07], &[PANEL / 2]).0, 1);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! A main function that answers as it does in use: prompts and decode steps, alone and several at once, and calls of
 //! remote functions.
 
+use super::WARMING;
 use super::functions::Running;
 use super::grid::median;
 use super::lines::Points;
@@ -141,8 +142,11 @@ impl<'s> Main<'s> {
         let placed = started.elapsed();
         let client = runtime.block_on(async { control::main_client(function.grpc) })?;
         let main = Self { setup, function, client, runtime, placed, prompts: Cell::new(0) };
-        // Everything is touched once.
+        let began = Instant::now();
         main.generate(setup.subject.grid.prompts.last().copied().unwrap_or(DECODE_PROMPT), 4)?;
+        while began.elapsed() < WARMING {
+            main.generate(DECODE_PROMPT, 4)?;
+        }
         Ok(main)
     }
 

@@ -25,7 +25,10 @@ use remote::RemoteSetup;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// How long a function works before anything counts, at least: at first weights are where they have never been read, and instruction paths take turns in them.
+const WARMING: Duration = Duration::from_millis(300);
 
 /// Arguments of `remoe profile`.
 #[derive(Debug, clap::Args)]

@@ -1,9 +1,9 @@
 //! Experts in a remote function: their time over tokens and vCPUs, the way there and back, start and
 //! memory.
 
-use super::Subject;
 use super::functions::Running;
 use super::grid::median;
+use super::{Subject, WARMING};
 use crate::exit::CliError;
 use crate::machine::own_cpu_seconds;
 use remoe_function::Role;
@@ -15,8 +15,6 @@ use std::time::{Duration, Instant};
 
 /// Experts under measurement, in bytes at least where the model has them: beyond any cache, as in use.
 const HOSTED_BYTES: u64 = 256 << 20;
-/// How often each of them is asked for before anything counts: at first the weights are where they have never been read, and the instruction paths take turns in them.
-const TOUCHES: usize = 4;
 /// Experts that one message asks for.
 const ASKED: usize = 4;
 /// A function rests before a call, as between the tokens of a sequence ..
@@ -69,7 +67,11 @@ impl RemoteSetup<'_> {
             step(format!("starting a remote function with {threads} threads"));
             let function = self.start(&hosted, threads)?;
             let mut client = Client::open(&function.grpc.to_string(), &hosted, self)?;
-            for _ in 0..TOUCHES * client.calls_for_all() {
+            let began = Instant::now();
+            for call in 0.. {
+                if call >= client.calls_for_all() && began.elapsed() >= WARMING {
+                    break;
+                }
                 client.ask(1, Wait::ENGINE)?;
             }
             for vcpus in vcpus {
@@ -168,7 +170,10 @@ impl RemoteSetup<'_> {
         });
         let mut clients = clients.collect::<Result<Vec<_>, _>>()?;
         let all = clients.first().map_or(0, Client::calls_for_all);
-        together(&mut clients, 1, TOUCHES * all)?;
+        let warming = Instant::now();
+        while warming.elapsed() < WARMING {
+            together(&mut clients, 1, all)?;
+        }
         let mut slowed = |tokens: f64| -> Result<f64, CliError> {
             let (mut alone, mut beside) = (Vec::new(), Vec::new());
             let began = Instant::now();
