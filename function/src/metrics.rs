@@ -35,38 +35,29 @@ pub fn register_one_row_path(
     registry: &Registry,
     path: impl Fn() -> &'static str + Send + Sync + 'static,
 ) -> Result<(), prometheus::Error> {
+    registry.register(Box::new(OneRowPath { described: one_row_path()?, path }))
+}
+
+fn one_row_path() -> Result<IntGaugeVec, prometheus::Error> {
     let help = "1, with the instructions by which one row is computed now.";
-    register_fact(registry, Opts::new("remoe_one_row_path", help), "path", path)
+    IntGaugeVec::new(Opts::new("remoe_one_row_path", help), &["path"])
 }
 
-/// A metric that is 1, whose `label` has what `value` says whenever it is asked for.
-fn register_fact(
-    registry: &Registry,
-    opts: Opts,
-    label: &str,
-    value: impl Fn() -> &'static str + Send + Sync + 'static,
-) -> Result<(), prometheus::Error> {
-    let described = IntGaugeVec::new(opts.clone(), &[label])?;
-    registry.register(Box::new(Fact { described, opts, label: label.to_owned(), value }))
-}
-
-/// See [`register_fact`].
-struct Fact<F> {
+/// See [`register_one_row_path`].
+struct OneRowPath<F> {
     described: IntGaugeVec,
-    opts: Opts,
-    label: String,
-    value: F,
+    path: F,
 }
 
-impl<F: Fn() -> &'static str + Send + Sync> Collector for Fact<F> {
+impl<F: Fn() -> &'static str + Send + Sync> Collector for OneRowPath<F> {
     fn desc(&self) -> Vec<&Desc> {
         self.described.desc()
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        // Made anew: the value before this one is shown no more, and two may ask at the same time.
-        let Ok(family) = IntGaugeVec::new(self.opts.clone(), &[&self.label]) else { return Vec::new() };
-        family.with_label_values(&[(self.value)()]).set(1);
+        // Made anew: the path before this one is shown no more, and two may ask at the same time.
+        let Ok(family) = one_row_path() else { return Vec::new() };
+        family.with_label_values(&[(self.path)()]).set(1);
         family.collect()
     }
 }
@@ -138,17 +129,17 @@ mod tests {
     }
 
     #[test]
-    fn a_fact_is_shown_as_it_is_now() {
+    fn the_path_is_shown_as_it_is_now() {
         static ASKED: AtomicUsize = AtomicUsize::new(0);
         let registry = Registry::new();
         let value = || ["first", "second"][ASKED.fetch_add(1, Ordering::Relaxed)];
-        register_fact(&registry, Opts::new("remoe_fact", "What it is."), "is", value).unwrap();
+        register_one_row_path(&registry, value).unwrap();
         for now in ["first", "second"] {
             let page = TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
             let lines: Vec<&str> = page.lines().filter(|line| !line.starts_with('#')).collect();
-            assert_eq!(lines, [format!("remoe_fact{{is=\"{now}\"}} 1")]);
+            assert_eq!(lines, [format!("remoe_one_row_path{{path=\"{now}\"}} 1")]);
         }
-        let again = register_fact(&registry, Opts::new("remoe_fact", "What it is."), "is", || "third");
+        let again = register_one_row_path(&registry, || "third");
         assert!(matches!(again, Err(prometheus::Error::AlreadyReg)));
     }
 }

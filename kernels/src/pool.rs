@@ -20,7 +20,7 @@ pub const DEFAULT_POLL: Duration = Duration::from_micros(100);
 pub struct PoolConfig {
     /// Threads that compute, the caller of [`Pool::forward`] included: 1 starts no thread at all.
     pub threads: usize,
-    /// The instruction path; `None` takes what [`PathChoice::now`] says.
+    /// The instruction path; `None` takes what is measured fastest ([`Pool::paths`]).
     pub path: Option<InstructionPath>,
     /// How long a thread polls before it sleeps: workers between calls, everybody within one. Idle workers let others have the core after the first microseconds. Polling keeps a core busy, so it is switched off (as by [`Duration::ZERO`]) where `threads` exceeds [`thread::available_parallelism`].
     pub poll: Duration,
@@ -95,7 +95,7 @@ impl Pool {
         self.shared.is_pinned()
     }
 
-    /// The instructions in use for a class, or for a [`crate::Dtype`]: see [`PathChoice::now`].
+    /// The instructions in use for a class, or for a [`crate::Dtype`]: as [`PathChoice::measured`], and for one row the path that read a model's weights the fastest when they last took turns at work.
     pub fn paths(&self, class: impl Into<NumericsClass>) -> PathChoice {
         self.shared.paths.of(class.into())
     }

@@ -61,7 +61,7 @@ pub(crate) struct Computer {
 impl Computer {
     pub(crate) fn new(
         host: Arc<Host>,
-        pool: Pool,
+        pool: Arc<Pool>,
         row_bytes: usize,
         poll: Duration,
         metrics: Metrics,

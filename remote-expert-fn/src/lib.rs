@@ -28,7 +28,7 @@ use remoe_function::{
     Announcement, Role, listen, program_registry, refused_connections, register_one_row_path, serve_metrics,
 };
 use remoe_http::serve_probes;
-use remoe_kernels::{KernelError, NumericsClass, PathChoice, Pool, PoolConfig, wrong_paths};
+use remoe_kernels::{KernelError, NumericsClass, Pool, PoolConfig, wrong_paths};
 use remoe_model::CheckpointError;
 use remoe_traces::{Traces, TracesError};
 use remoe_wire::identity::{IdentityError, Trust};
@@ -200,9 +200,8 @@ async fn serve(
         ("numerics_class", class.name()),
         ("instruction_path", instruction_path.as_str()),
     ])?;
-    let only = settings.instruction_path;
-    let paths = move || only.map_or_else(|| PathChoice::now(class), PathChoice::only);
-    register_one_row_path(&registry, move || paths().of_rows(1).name())?;
+    let computing = pool.clone();
+    register_one_row_path(&registry, move || computing.paths(class).of_rows(1).name())?;
     let metrics = Metrics::new(&registry)?;
     traces.register(&registry)?;
     metrics.memory.set(i64::try_from(host.memory_bytes()).unwrap_or(i64::MAX));
@@ -335,7 +334,7 @@ struct Loaded {
     fingerprint: String,
     class: NumericsClass,
     host: Host,
-    pool: Pool,
+    pool: Arc<Pool>,
 }
 
 impl Loaded {
@@ -350,7 +349,7 @@ impl Loaded {
         for (path, class) in wrong_paths(&[class]) {
             tracing::warn!(%path, %class, "this CPU computes wrong results by an instruction path, which is not used");
         }
-        let pool = Pool::new(config)?;
+        let pool = Arc::new(Pool::new(config)?);
         tracing::info!(threads, pinned = pool.is_pinned(), "threads of the kernels");
         Ok(Self {
             hidden: checkpoint.config().hidden_size,

@@ -6,10 +6,11 @@ use bytes::Bytes;
 use remoe_kernels::{Job, Pool};
 use remoe_wire::MAX_PAYLOAD;
 use remoe_wire::v1::Work;
+use std::sync::Arc;
 
 /// Computes requests; keeps its memory between them.
 pub(crate) struct Pass {
-    pool: Pool,
+    pool: Arc<Pool>,
     row_bytes: usize,
     /// Rows in the order of the jobs, before they are put into the order of the answers.
     outputs: Vec<u8>,
@@ -39,7 +40,7 @@ struct Pair {
 }
 
 impl Pass {
-    pub(crate) fn new(pool: Pool, row_bytes: usize) -> Self {
+    pub(crate) fn new(pool: Arc<Pool>, row_bytes: usize) -> Self {
         Self { pool, row_bytes, outputs: Vec::new(), inputs: Vec::new() }
     }
 

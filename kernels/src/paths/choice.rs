@@ -60,8 +60,7 @@ impl PathChoice {
     }
 
     /// The choice that is in use: as [`measured`](Self::measured), and for one row the path that read a model's weights the fastest when they last took turns at work.
-    pub fn now(class: impl Into<NumericsClass>) -> Self {
-        let class = class.into();
+    pub(crate) fn now(class: NumericsClass) -> Self {
         let Self([one, few, many]) = Self::measured(class);
         let winner = contest(class).winner().and_then(|winner| right_paths(class).get(winner));
         Self([winner.map_or(one, |(path, _)| *path), few, many])

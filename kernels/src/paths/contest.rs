@@ -236,7 +236,7 @@ mod tests {
         }
     }
 
-    /// Deals panels of these sizes, over and over, until the contest is over, each entrant taking so many nanoseconds for a byte and `per_panel` beside; every tenth panel is
+    /// Deals panels of these sizes, over and over, until the contest is over, each entrant taking so many nanoseconds for a byte; every tenth panel is
     /// interrupted. The winner, and how many panels of the first size each entrant got.
     fn hold(contest: &Contest, clock: &Clock, nanos: &[f64], sizes: &[u64]) -> (usize, Vec<u64>) {
         let mut dealt = vec![0; nanos.len()];
@@ -304,7 +304,7 @@ mod tests {
 
     #[test]
     fn who_gets_the_smaller_panels_does_not_win_by_them() {
-        // Gate and up of some experts and their down projections, which take less long for a byte: of every period, one turn would see one kind alone.
+        // Gate and up of some experts and their down projections: turns of as many bytes would see one kind alone.
         for experts in 1..=16 {
             let sizes = [[PANEL; 32], [PANEL / 2; 32]].map(|kind| kind.repeat(experts)).concat();
             let (contest, clock) = (Contest::new(), Clock::new());

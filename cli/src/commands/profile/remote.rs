@@ -68,11 +68,10 @@ impl RemoteSetup<'_> {
             let function = self.start(&hosted, threads)?;
             let mut client = Client::open(&function.grpc.to_string(), &hosted, self)?;
             let began = Instant::now();
-            for call in 0.. {
-                if call >= client.calls_for_all() && began.elapsed() >= WARMING {
-                    break;
-                }
+            let mut calls = 0;
+            while calls < client.calls_for_all() || began.elapsed() < WARMING {
                 client.ask(1, Wait::ENGINE)?;
+                calls += 1;
             }
             for vcpus in vcpus {
                 function.limit(vcpus)?;
