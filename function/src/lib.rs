@@ -3,6 +3,7 @@
 
 mod age;
 mod announce;
+mod beside;
 mod guard;
 mod listen;
 mod logs;
@@ -13,11 +14,12 @@ mod size;
 
 pub use age::process_start;
 pub use announce::{Announcement, Role, announce};
+pub use beside::beside;
 pub use guard::{GuardError, end_with_launcher};
 pub use listen::listen;
 pub use logs::init_logs;
 pub use metrics::{
-    program_registry, refused_connections, register_one_row_path, render as render_metrics, serve_metrics,
+    function_registry, program_registry, refused_connections, render as render_metrics, serve_metrics,
 };
 pub use shortage::{address_space_left, descriptors_for_runtime};
 pub use shutdown::shutdown_on_signal;

@@ -27,11 +27,22 @@ pub fn program_registry(facts: &[(&str, &str)]) -> Result<Registry, prometheus::
     Ok(registry)
 }
 
-/// Shows in `registry` by which instructions a function computes one row: what `path` says whenever somebody asks.
+/// The [`program_registry`] of a function that computes the numerics `class` by the instruction `paths`, and one row by
+/// what `one_row` says whenever somebody asks.
 ///
 /// # Errors
-/// The metric is in `registry` already.
-pub fn register_one_row_path(
+/// Metrics cannot be registered.
+pub fn function_registry(
+    class: &str,
+    paths: &str,
+    one_row: impl Fn() -> &'static str + Send + Sync + 'static,
+) -> Result<Registry, prometheus::Error> {
+    let registry = program_registry(&[("numerics_class", class), ("instruction_path", paths)])?;
+    register_one_row_path(&registry, one_row)?;
+    Ok(registry)
+}
+
+fn register_one_row_path(
     registry: &Registry,
     path: impl Fn() -> &'static str + Send + Sync + 'static,
 ) -> Result<(), prometheus::Error> {
@@ -43,7 +54,7 @@ fn one_row_path() -> Result<IntGaugeVec, prometheus::Error> {
     IntGaugeVec::new(Opts::new("remoe_one_row_path", help), &["path"])
 }
 
-/// See [`register_one_row_path`].
+/// The instructions by which one row is computed.
 struct OneRowPath<F> {
     described: IntGaugeVec,
     path: F,

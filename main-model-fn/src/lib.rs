@@ -20,6 +20,7 @@ pub mod engine;
 mod error;
 mod grammar;
 mod http;
+mod loaded;
 mod memory;
 mod metrics;
 pub mod model_text;

@@ -25,7 +25,7 @@ use compute::Computer;
 use metrics::Metrics;
 use remoe_experts::{LoadError, checked_experts_class, default_dtype};
 use remoe_function::{
-    Announcement, Role, listen, program_registry, refused_connections, register_one_row_path, serve_metrics,
+    Announcement, Role, beside, function_registry, listen, refused_connections, serve_metrics,
 };
 use remoe_http::serve_probes;
 use remoe_kernels::{KernelError, NumericsClass, Pool, PoolConfig, wrong_paths};
@@ -175,11 +175,7 @@ async fn serve(
     let probing = CancellationToken::new();
     if let Some(listener) = listeners.health {
         let probes = serve_probes(listener, has_loaded, is_serving, probing.clone());
-        tokio::spawn(async move {
-            if let Err(error) = probes.await {
-                tracing::error!(%error, "probes are not answered any more");
-            }
-        });
+        beside("probes are not answered any more", probes);
     }
     let _probes_end_with_this = probing.drop_guard();
     tracing::debug!(model = %settings.source.model, "loading");
@@ -196,12 +192,9 @@ async fn serve(
     };
     let Loaded { hidden, fingerprint, class, host, pool } = experts;
     let instruction_path = pool.paths(class).to_string();
-    let registry = program_registry(&[
-        ("numerics_class", class.name()),
-        ("instruction_path", instruction_path.as_str()),
-    ])?;
     let computing = pool.clone();
-    register_one_row_path(&registry, move || computing.paths(class).of_rows(1).name())?;
+    let one_row = move || computing.paths(class).of_rows(1).name();
+    let registry = function_registry(class.name(), &instruction_path, one_row)?;
     let metrics = Metrics::new(&registry)?;
     traces.register(&registry)?;
     metrics.memory.set(i64::try_from(host.memory_bytes()).unwrap_or(i64::MAX));

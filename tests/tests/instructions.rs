@@ -20,7 +20,7 @@ use std::process::Command;
 const COMPILER: &str = "rustc 1.95.0";
 
 /// What is counted while it is on the stack.
-const COUNTED: &str = "main_model_fn::engine::thread::Engine::iterate*";
+const COUNTED: &str = "main_model_fn::engine::thread::iteration::*::iterate*";
 
 /// Instructions of functions that are named as the kernels', and of everything else.
 #[derive(Debug, Clone, Copy)]

@@ -5,6 +5,7 @@
 //! forward for all of them, draw a token for each finished row, report.
 
 mod choice;
+mod draw;
 mod handle;
 mod random;
 pub mod request;

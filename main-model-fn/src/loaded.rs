@@ -1,0 +1,221 @@
+//! What takes time to load, and what others are told of it.
+
+use crate::backend::Rest;
+use crate::dispatch::Expected;
+use crate::engine::{RequestLimits, Vocabulary};
+use crate::http::ModelCard;
+use crate::model_text::ModelText;
+use crate::transformer::{Model, Transformer};
+use crate::{Backend, DeviceName, Error, Settings};
+use remoe_experts::{checked_experts_class, default_dtype, experts_class};
+use remoe_kernels::{Dtype, NumericsClass, Pool, PoolConfig, wrong_paths};
+use remoe_model::{Checkpoint, DenseDtype};
+use remoe_predictor::record::RecordHeader;
+use remoe_wire::WIRE_VERSION;
+use remoe_wire::identity::Trust;
+use remoe_wire::v1::MainDescription;
+use std::sync::Arc;
+
+/// Most choices of one request.
+const MAX_CHOICES: usize = 16;
+
+/// The model in memory with what computes it.
+pub(crate) struct Loaded {
+    pub(crate) checkpoint: Arc<Checkpoint>,
+    /// What experts are computed as; everything else has its dtype.
+    pub(crate) class: NumericsClass,
+    pub(crate) threads: usize,
+    pub(crate) device: DeviceName,
+    /// [`Backend::NAME`] of what computes the model.
+    pub(crate) operations: &'static str,
+    pub(crate) text: Option<Arc<ModelText>>,
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) model: Box<dyn Model>,
+    pub(crate) rest: Vec<Arc<dyn Rest>>,
+    pub(crate) fingerprint: String,
+}
+
+impl Loaded {
+    /// Reads what `settings` name.
+    pub(crate) fn new<B: Backend>(settings: &Settings) -> Result<Self, Error> {
+        let mut checkpoint = settings.source.open()?.checkpoint;
+        if let Some(positions) = settings.max_model_len {
+            checkpoint.set_positions(positions)?;
+        }
+        let checkpoint = Arc::new(checkpoint);
+        let dtype = settings.dtype.map_or_else(|| default_dtype(&checkpoint), |dtype| dtype.0);
+        let class = checked_experts_class(&checkpoint, dtype, settings.experts_dtype)?;
+        let threads = settings.threads.unwrap_or(PoolConfig::default().threads);
+        let text = ModelText::open(&checkpoint)?.map(Arc::new);
+        let config = PoolConfig { threads, path: settings.instruction_path, ..PoolConfig::default() };
+        let pool = Arc::new(Pool::new(config)?);
+        tracing::info!(threads, pinned = pool.is_pinned(), "threads of the kernels");
+        let ops = B::open(settings.device, dtype, &pool)?;
+        let device = ops.device();
+        let dense = dense_class(settings, dtype, device)?;
+        let classes = [dtype.into(), dense, class];
+        for (path, class) in wrong_paths(&classes) {
+            tracing::warn!(%path, %class, "this CPU computes wrong results by an instruction path, which is not used");
+        }
+        for class in classes {
+            // Asked for now, they are measured now and not within the first request.
+            let paths = pool.paths(class);
+            tracing::debug!(%class, %paths, "instruction paths");
+        }
+        let model = Transformer::load(&checkpoint, dense, ops, threads)?;
+        tracing::info!(bytes = model.weight_bytes(), class = %dense, "weights outside of experts");
+        let (rest, model) = (model.rest(), Box::new(model));
+        let fingerprint = checkpoint.fingerprint()?.to_string();
+        Ok(Self {
+            checkpoint,
+            class,
+            threads,
+            device,
+            operations: B::NAME,
+            text,
+            pool,
+            model,
+            rest,
+            fingerprint,
+        })
+    }
+
+    /// Bytes of a page of keys and values.
+    pub(crate) fn page_bytes(&self) -> usize {
+        self.model.page_bytes().max(1)
+    }
+
+    /// What one request may ask for.
+    pub(crate) fn limits(&self, settings: &Settings) -> RequestLimits {
+        let config = self.checkpoint.config();
+        // Rounded up: where so many positions have room, a request of so many has.
+        let cache_pages = settings.kv_cache_bytes.div_ceil(self.page_bytes() as u64);
+        RequestLimits {
+            vocab_size: config.vocab_size,
+            context_length: config.served_context(),
+            cache_pages: usize::try_from(cache_pages).unwrap_or(usize::MAX),
+            max_choices: MAX_CHOICES.min(settings.max_batch),
+            max_requests: settings.max_requests,
+        }
+    }
+
+    /// Tokens that end an answer.
+    pub(crate) fn end_ids(&self) -> Vec<u32> {
+        match self.checkpoint.generation().eos_token_ids.as_slice() {
+            [] => self.checkpoint.config().eos_ids.clone(),
+            ids => ids.to_vec(),
+        }
+    }
+
+    /// What the engine knows about ends of sequences and text.
+    pub(crate) fn vocabulary(&self) -> Vocabulary {
+        let tokenizer = self.text.as_ref().map(|text| text.tokenizer().clone());
+        Vocabulary { tokenizer, end_ids: self.end_ids() }
+    }
+
+    /// What remote functions must agree on, sets left empty.
+    pub(crate) fn expected(&self, trust: Option<&Trust>) -> Expected {
+        Expected {
+            checkpoint: self.fingerprint.clone(),
+            dtype: self.class.dtype.to_string(),
+            numerics_class: self.class.name().to_owned(),
+            hidden_size: self.checkpoint.config().hidden_size,
+            sets: Vec::new(),
+            trust: trust.map(Trust::to_remote),
+        }
+    }
+
+    /// What the activation records of this function are of.
+    pub(crate) fn record_header(&self, settings: &Settings) -> RecordHeader {
+        let config = self.checkpoint.config();
+        let layers = config.moe_layers();
+        let facts = layers.first().and_then(|&layer| config.moe(layer));
+        RecordHeader {
+            model: self.fingerprint.clone(),
+            layers: layers.iter().map(|&layer| layer as u32).collect(),
+            experts: facts.map_or(0, |moe| moe.experts as u32),
+            top_k: facts.map_or(0, |moe| moe.top_k as u32),
+            dtype: self.class.dtype.to_string(),
+            tokens: settings.record_tokens,
+        }
+    }
+
+    /// What people are shown of the model.
+    pub(crate) fn card(&self) -> Result<ModelCard, Error> {
+        Ok(ModelCard {
+            facts: self.checkpoint.inspect()?,
+            compute_dtype: self.class.dtype.to_string(),
+            device: self.device.to_string(),
+            operations: self.operations,
+            numerics_class: self.class.name().to_owned(),
+        })
+    }
+
+    /// What launchers are told that does not change, after a start of `start_us` microseconds.
+    pub(crate) fn description(&self, start_us: u64) -> MainDescription {
+        MainDescription {
+            wire_version: WIRE_VERSION,
+            checkpoint: self.fingerprint.clone(),
+            dtype: self.class.dtype.to_string(),
+            numerics_class: self.class.name().to_owned(),
+            device: self.device.to_string(),
+            operations: self.operations.to_owned(),
+            start_us,
+            ..MainDescription::default()
+        }
+    }
+}
+
+/// What attention, dense layers, shared experts and the head are computed as.
+fn dense_class(settings: &Settings, dtype: Dtype, device: DeviceName) -> Result<NumericsClass, Error> {
+    let plain = match settings.dense_dtype {
+        Some(DenseDtype::Bfloat16) => Some(Dtype::Bf16),
+        Some(DenseDtype::Float32) => Some(Dtype::F32),
+        Some(DenseDtype::Int8 | DenseDtype::Int4) | None => None,
+    };
+    if let Some(plain) = plain.filter(|plain| *plain != dtype) {
+        return Err(Error::DenseDtype { asked: plain.to_string(), why: format!("this computes in {dtype}") });
+    }
+    let on_cpu = device == DeviceName::Cpu;
+    let name = if on_cpu { "cpu" } else { "cuda" };
+    let Some(quantised) = DenseDtype::quantised(settings.dense_dtype, settings.experts_dtype, name) else {
+        return Ok(dtype.into());
+    };
+    if !on_cpu {
+        return Err(Error::DenseDtype {
+            asked: quantised.name().to_owned(),
+            why: format!("{device} has no such products"),
+        });
+    }
+    Ok(experts_class(dtype, quantised.of_experts()))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+    use remoe_kernels::WeightFormat;
+
+    #[test]
+    fn other_weights_are_quantised_beside_experts_on_cpus() {
+        let class = |arguments: &[&str], device| {
+            let arguments = ["main-model-fn", "--model", "m"].iter().chain(arguments);
+            let class = dense_class(&Settings::parse_from(arguments), Dtype::Bf16, device);
+            class.map(|class| class.weights).map_err(|error| error.to_string())
+        };
+        let (cpu, cuda) = (DeviceName::Cpu, DeviceName::Cuda(0));
+        let (plain, int8) = (Ok(WeightFormat::Plain), Ok(WeightFormat::Int8));
+        assert_eq!(class(&[], cpu), plain);
+        assert_eq!(class(&["--experts-dtype", "int4"], cpu), int8);
+        assert_eq!(class(&["--experts-dtype", "int4"], cuda), plain);
+        assert_eq!(class(&["--experts-dtype", "fp8"], cpu), plain);
+        assert_eq!(class(&["--experts-dtype", "int4", "--dense-dtype", "bfloat16"], cpu), plain);
+        assert_eq!(class(&["--dense-dtype", "int8"], cpu), int8);
+        assert_eq!(class(&["--experts-dtype", "int4", "--dense-dtype", "int4"], cpu), Ok(WeightFormat::Int4));
+        let refused = class(&["--dense-dtype", "int8"], cuda).unwrap_err();
+        assert_eq!(refused, "--dense-dtype int8 cannot be: cuda:0 has no such products");
+        let refused = class(&["--dense-dtype", "float32"], cpu).unwrap_err();
+        assert_eq!(refused, "--dense-dtype float32 cannot be: this computes in bfloat16");
+    }
+}
