@@ -41,7 +41,7 @@ struct StatusLine {
     cost: Option<Cost>,
 }
 
-/// What a model costs, in nano-dollars. A tenant is not told what it follows from that others use it.
+/// What a model costs, in nano-dollars. A tenant who does not see all is not told what it follows from that others use it.
 #[derive(Serialize)]
 struct Cost {
     /// The functions that are alive, in an hour.
@@ -56,7 +56,7 @@ impl Cost {
     fn of(account: &Account, model: &str, caller: &Caller) -> Self {
         let functions = account.functions_by_model.get(model).copied().unwrap_or_default();
         let requests = account.by_model.get(model).map_or(0, |requests| requests.cost);
-        let sees_all = caller.tenant.is_none();
+        let sees_all = caller.tenant.as_ref().is_none_or(|tenant| tenant.sees_all());
         Self {
             per_hour: functions.per_hour,
             paid: sees_all.then_some(functions.paid),
