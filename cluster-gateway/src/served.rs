@@ -67,9 +67,9 @@ impl Served {
 
     /// Its deployment is gone: who waits is told so.
     pub(crate) fn end(mut self) {
-        self.model.close();
-        self.cashier.look(&[]);
         self.tasks.abort_all();
+        self.model.end();
+        self.cashier.look(&[]);
     }
 
     /// Takes back what was said about it.

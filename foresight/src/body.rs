@@ -28,11 +28,22 @@ struct Body {
     max_completion_tokens: Option<u64>,
 }
 
+/// A prompt, as far as predictions look at it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Prompt {
+    /// Its beginning; empty where it cannot be read.
+    pub(crate) tokens: Vec<u32>,
+    /// How many tokens the whole has.
+    pub(crate) length: usize,
+    /// That is an estimate: the text is too long to be tokenised for this.
+    pub(crate) is_estimated: bool,
+}
+
 /// What a body asks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Asked {
-    /// The beginning of the prompt; empty where there is none that can be read.
-    pub(crate) tokens: Vec<u32>,
+    /// What it asks about.
+    pub(crate) prompt: Prompt,
     /// Tokens of the answer, at most.
     pub(crate) most_output: Option<u64>,
 }
@@ -64,7 +75,7 @@ impl Prompts {
     /// What `body` asks. Whatever cannot be read gives no tokens: the main function says what is wrong with it.
     pub(crate) fn read(&self, body: &[u8]) -> Asked {
         let body: Body = serde_json::from_slice(body).unwrap_or_default();
-        let tokens = match &body.prompt {
+        let prompt = match &body.prompt {
             Value::Null => self.chat(&body.messages),
             Value::String(text) => self.encode(text, true),
             // One of several prompts stands for all of them.
@@ -73,40 +84,47 @@ impl Prompts {
                 Some(Value::Array(ids)) => self.ids(ids),
                 _ => self.ids(list),
             },
-            _ => Vec::new(),
+            _ => Prompt::default(),
         };
-        Asked { tokens, most_output: body.max_completion_tokens.or(body.max_tokens) }
+        Asked { prompt, most_output: body.max_completion_tokens.or(body.max_tokens) }
     }
 
-    fn chat(&self, messages: &[Value]) -> Vec<u32> {
+    fn chat(&self, messages: &[Value]) -> Prompt {
         let messages: Vec<Value> = messages.iter().map(plain).collect();
         let template = self.template.as_ref().filter(|_| !messages.is_empty());
         let text = template.and_then(|template| template.render(&messages, true).ok());
         // The template writes special tokens itself.
-        text.map_or_else(Vec::new, |text| self.encode(&text, false))
+        text.map_or_else(Prompt::default, |text| self.encode(&text, false))
     }
 
-    fn encode(&self, text: &str, special: bool) -> Vec<u32> {
+    fn encode(&self, text: &str, special: bool) -> Prompt {
         let end = (0..=text.len().min(MOST_TEXT)).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
         let beginning = text.get(..end).unwrap_or_default();
         let tokenizer = self.tokenizer.as_ref();
         let mut tokens =
             tokenizer.and_then(|tokenizer| tokenizer.encode(beginning, special).ok()).unwrap_or_default();
+        let is_estimated = end < text.len();
+        let length = match is_estimated {
+            true => tokens.len().saturating_mul(text.len()) / end.max(1),
+            false => tokens.len(),
+        };
         tokens.truncate(MOST_TOKENS);
-        tokens
+        Prompt { tokens, length, is_estimated }
     }
 
-    fn ids(&self, list: &[Value]) -> Vec<u32> {
+    fn ids(&self, list: &[Value]) -> Prompt {
         let id = |value: &Value| u32::try_from(value.as_u64()?).ok();
         let known = |id: &u32| (*id as usize) < self.vocabulary;
-        list.iter()
+        let tokens = list
+            .iter()
             .take(MOST_TOKENS)
             .map(id)
             .collect::<Option<Vec<_>>>()
             .unwrap_or_default()
             .into_iter()
             .filter(known)
-            .collect()
+            .collect();
+        Prompt { tokens, length: list.len(), is_estimated: false }
     }
 }
 

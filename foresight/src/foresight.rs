@@ -1,6 +1,6 @@
 //! Everything that is known of one model's requests, and what follows for those that are here.
 
-use crate::body::{Asked, Prompts};
+use crate::body::{Asked, Prompt, Prompts};
 use crate::exchange::Exchange;
 use crate::memory::{Memory, Tenant};
 use crate::mix::Mix;
@@ -66,8 +66,7 @@ pub struct Arrival<'a> {
 struct Present {
     tenant: Tenant,
     keeps: Keeps,
-    /// The beginning of its prompt.
-    prompt: Vec<u32>,
+    prompt: Prompt,
     vector: Vec<f32>,
     tokens: ByPhase<f64>,
     /// What is said of it, as far as anything is known.
@@ -89,9 +88,17 @@ struct Said {
 impl Present {
     /// Of a prompt whose beginning was kept from earlier requests the rest, of which alone it is known what it used: the
     /// last `computed` tokens. `None` where all of it was computed.
+    ///
+    /// Of a long prompt that may lie beyond what is known of it, and be empty here.
     fn rest(&self, computed: u64) -> Option<&[u32]> {
-        let kept = self.prompt.len().checked_sub(usize::try_from(computed).ok()?)?;
-        self.prompt.get(kept..).filter(|_| kept > 0)
+        let Prompt { tokens, length, is_estimated } = &self.prompt;
+        let computed = usize::try_from(computed).ok()?;
+        if *is_estimated {
+            // Texts have as many tokens a byte in their beginning as in the whole, or nearly.
+            return (computed < length / 4 * 3).then_some(&[]);
+        }
+        let kept = length.checked_sub(computed).filter(|kept| *kept > 0)?;
+        Some(tokens.get(kept..).unwrap_or_default())
     }
 }
 
@@ -168,13 +175,14 @@ impl Foresight {
         if keeps == Keeps::Nothing {
             return;
         }
-        let Asked { tokens, most_output } = self.prompts.read(body);
+        let Asked { prompt, most_output } = self.prompts.read(body);
+        let tokens = &prompt.tokens;
         if tokens.is_empty() || self.present.len() >= MOST_PRESENT {
             return;
         }
         // A token that the embedding lacks: the main function refuses it.
-        let Ok(vector) = self.embedding.prompt_vector(&tokens) else { return };
-        let prediction = match self.predict(tenant, &tokens, &vector) {
+        let Ok(vector) = self.embedding.prompt_vector(tokens) else { return };
+        let prediction = match self.predict(tenant, tokens, &vector) {
             Ok(prediction) => prediction,
             Err(error) => {
                 tracing::warn!(%error, "a request is served without a prediction");
@@ -182,10 +190,9 @@ impl Foresight {
             }
         };
         // The first token comes out of the prefill.
-        let asked = tokens.len();
         let usual = self.steps.of(tenant);
         let steps = most_output.map_or(usual, |most| usual.min(most.saturating_sub(1) as f64));
-        let (prompt, tokens) = (tokens, ByPhase { prefill: asked as f64, decode: steps });
+        let tokens = ByPhase { prefill: prompt.length as f64, decode: steps };
         self.present.insert(id, Present { tenant, keeps, prompt, vector, tokens, prediction });
     }
 

@@ -191,6 +191,27 @@ fn of_a_prompt_whose_beginning_was_kept_the_rest_is_learned_from() {
     assert_eq!(foresight.remembered().0, 40);
 }
 
+/// Of a prompt that is longer than what predictions look at, what was computed may lie beyond that.
+#[test]
+fn of_a_long_prompt_only_what_is_known_of_the_rest_is_learned_from() {
+    let mut foresight = foresight(None);
+    let long = |topic: u32, tokens: usize| -> Vec<u32> {
+        (0..).flat_map(|number| prompt(topic, number)).take(tokens).collect()
+    };
+    // All that is known of it was kept from others.
+    come(&mut foresight, 1, "a", &long(0, 4000));
+    foresight.told(1, &used(1, 1000, 4)).unwrap();
+    assert_eq!(foresight.remembered().0, 0);
+    // 1,000 tokens about topic 0 were kept, and what follows is about topic 1.
+    for _ in 0..40 {
+        come(&mut foresight, 1, "a", &[long(0, 1000), long(1, 3000)].concat());
+        foresight.told(1, &used(1, 3000, 4)).unwrap();
+    }
+    assert_eq!(foresight.remembered().0, 40);
+    assert_eq!(foresight.quality().compared, 0, "the whole prompt was predicted, and not the rest");
+    assert!(work(&expected(&mut foresight, "a", 1).unwrap(), [2, 3]) > 0.7);
+}
+
 /// What docs/cost.md says of the largest models: neither layers nor experts are series.
 #[test]
 fn series_do_not_grow_with_the_model() {

@@ -9,7 +9,7 @@ use crate::course::Course;
 use crate::gateway::Gateway;
 use crate::keys::Privacy;
 use crate::model::{Entry, Grant, Model, Refused, Waiter};
-use crate::relay::{Account, Obtained, Relay};
+use crate::relay::{Account, Obtained, Relay, SILENCE};
 use crate::room::{NoRoom, Room};
 use axum::Extension;
 use axum::body::{Body, HttpBody};
@@ -25,6 +25,7 @@ use remoe_wire::identity::is_refusal;
 use remoe_wire::{ErrorCode, ServiceError};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::time::timeout_at;
 
 /// Says that a request waited for functions to start.
 const COLD_START: HeaderName = HeaderName::from_static("x-remoe-cold-start");
@@ -104,7 +105,7 @@ pub(crate) async fn handle(
     let body = receive(request, options.body_limit, options.body_timeout).await?;
     room.keep(body.len());
     let asked = read(&gateway, &body).await?;
-    let stream = asked.stream.unwrap_or(false);
+    let stream = asked.stream.unwrap_or(false) && streams(&target);
     // A time that no clock can show is no limit.
     let until = timeout(&asked_headers, stream)?.and_then(|time| arrived.checked_add(time));
     let model = gateway.model(asked.model.as_deref(), &caller)?;
@@ -256,6 +257,11 @@ fn target(uri: &Uri) -> String {
     uri.path_and_query().map_or_else(|| "/".to_owned(), ToString::to_string)
 }
 
+/// Whether what is asked for at `target` may be a stream. Main functions take `stream` for nothing elsewhere.
+fn streams(target: &str) -> bool {
+    target.split('?').next().is_some_and(|path| path.ends_with("/completions"))
+}
+
 fn takes_trailers(headers: &HeaderMap) -> bool {
     let values = headers.get_all(header::TE).iter().filter_map(|value| value.to_str().ok());
     values.flat_map(|value| value.split(',')).any(|value| value.trim().eq_ignore_ascii_case("trailers"))
@@ -365,15 +371,19 @@ async fn send(call: &Call, grant: Grant, attempt: usize) -> Result<Obtained, Fai
     call.course.answered(&span, head.status);
     strip(&mut head);
     let whole = body.size_hint().exact().is_some_and(|bytes| bytes <= WHOLE);
+    let silent = tokio::time::Instant::now() + SILENCE;
+    let nothing_came = || format!("nothing came for {SILENCE:?} after the answer's head");
     let obtained = match whole {
-        true => match body.collect().await {
-            Ok(whole) => Obtained::whole(head, whole.to_bytes(), grant, span),
-            Err(error) => return Err(broken(&grant, chain(&error))),
+        true => match timeout_at(silent, body.collect()).await {
+            Ok(Ok(whole)) => Obtained::whole(head, whole.to_bytes(), grant, span),
+            Ok(Err(error)) => return Err(broken(&grant, chain(&error))),
+            Err(_late) => return Err(broken(&grant, nothing_came())),
         },
-        false => match body.frame().await {
-            Some(Ok(first)) => Obtained::stream(head, first, body, grant, span),
-            Some(Err(error)) => return Err(broken(&grant, chain(&error))),
-            None => Obtained::whole(head, Bytes::new(), grant, span),
+        false => match timeout_at(silent, body.frame()).await {
+            Ok(Some(Ok(first))) => Obtained::stream(head, first, body, grant, span),
+            Ok(Some(Err(error))) => return Err(broken(&grant, chain(&error))),
+            Ok(None) => Obtained::whole(head, Bytes::new(), grant, span),
+            Err(_late) => return Err(broken(&grant, nothing_came())),
         },
     };
     if obtained.head.status == StatusCode::SERVICE_UNAVAILABLE && sent.elapsed() < SENT_AWAY {

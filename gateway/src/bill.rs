@@ -3,8 +3,8 @@
 use crate::books::{Answered, Billing, Books};
 use crate::gateway::Gateway;
 use crate::model::Backend;
-use remoe_ledger::Told;
-use std::sync::atomic::{AtomicU64, Ordering};
+use remoe_ledger::{Phases, Told};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A request that functions may work for.
@@ -18,6 +18,8 @@ pub(crate) struct Bill {
     pub(crate) is_shown: bool,
     /// When a backend got it last, in nanoseconds since 1970; 0 before.
     sent: AtomicU64,
+    /// A backend has it, and has neither told what it took nor broken off.
+    owed: AtomicBool,
     /// The functions that work for it, until they have told what that cost.
     open: Mutex<Option<Arc<Billing>>>,
 }
@@ -31,12 +33,22 @@ impl Bill {
         is_shown: bool,
     ) -> Self {
         let (id, model) = (id.into(), model.into());
-        Self { gateway, id, model, tenant, is_shown, sent: AtomicU64::new(0), open: Mutex::new(None) }
+        Self {
+            gateway,
+            id,
+            model,
+            tenant,
+            is_shown,
+            sent: AtomicU64::new(0),
+            owed: AtomicBool::new(false),
+            open: Mutex::new(None),
+        }
     }
 
     /// `backend` gets the request, or gets it again. What [`Self::not_sent`] takes where it could not be reached.
     pub(crate) fn sent_to(&self, backend: &Backend) -> u64 {
         self.replace(backend.billing.clone());
+        self.owed.store(true, Ordering::Relaxed);
         self.sent.swap(Books::now(), Ordering::Relaxed)
     }
 
@@ -46,9 +58,9 @@ impl Bill {
         self.void();
     }
 
-    /// Whether any backend had it.
-    pub(crate) fn was_sent(&self) -> bool {
-        self.sent.load(Ordering::Relaxed) > 0
+    /// Whether a backend works for it, as far as anybody knows: whoever leaves then owes what it did.
+    pub(crate) fn is_owed(&self) -> bool {
+        self.owed.load(Ordering::Relaxed)
     }
 
     /// Whether functions work for it and have not told what that cost.
@@ -57,8 +69,9 @@ impl Bill {
     }
 
     /// It cost what was `told`: that is written down before this returns, in nano-dollars.
-    pub(crate) fn settle(&self, told: Told, prompt_tokens: u64, completion_tokens: u64) -> Option<u64> {
-        let (billing, books) = (self.replace(None)?, self.gateway.books()?);
+    pub(crate) fn settle(&self, mut told: Told, prompt_tokens: u64, completion_tokens: u64) -> Option<u64> {
+        let (billing, books) = (self.close()?, self.gateway.books()?);
+        self.bound(&mut told, &billing);
         let (id, model, tenant) = (&*self.id, &*self.model, &*self.tenant);
         let is_new = |name| !billing.functions.contains_key(name);
         let since = if told.shares.keys().any(is_new) { self.since(&billing) } else { None };
@@ -76,14 +89,42 @@ impl Bill {
 
     /// Nothing is owed: it was refused, or generates nothing.
     pub(crate) fn void(&self) {
-        self.replace(None);
+        self.close();
     }
 
     /// What the functions did for it was for nothing; its client leaves after `tokens`, about.
     pub(crate) fn lost(&self, tokens: u64) {
-        if let (Some(billing), Some(books)) = (self.replace(None), self.gateway.books()) {
+        if let (Some(billing), Some(books)) = (self.close(), self.gateway.books()) {
             books.lost(&self.model, &self.tenant, self.sent.load(Ordering::Relaxed), tokens, &billing);
         }
+    }
+
+    /// No function can have worked for the request for longer than it has had it, or cost more than its price for that time:
+    /// what is told beyond that is not believed.
+    fn bound(&self, told: &mut Told, billing: &Billing) {
+        /// Clocks may be set meanwhile.
+        const SLACK: u64 = 3_600_000_000_000;
+        let had = Books::now().saturating_sub(self.sent.load(Ordering::Relaxed)).saturating_add(SLACK);
+        for (name, share) in &mut told.shares {
+            let price = billing.rates.0.get(name).map_or(u64::MAX, |rate| rate.cost(had));
+            for (told, most) in [(&mut share.work, had), (&mut share.cost, price)] {
+                if told.prefill > most || told.decode > most {
+                    tracing::warn!(
+                        model = &*self.model,
+                        function = name,
+                        ?told,
+                        most,
+                        "a function tells what cannot be"
+                    );
+                    *told = Phases { prefill: told.prefill.min(most), decode: told.decode.min(most) };
+                }
+            }
+        }
+    }
+
+    fn close(&self) -> Option<Arc<Billing>> {
+        self.owed.store(false, Ordering::Relaxed);
+        self.replace(None)
     }
 
     fn replace(&self, open: Option<Arc<Billing>>) -> Option<Arc<Billing>> {

@@ -186,14 +186,21 @@ impl Books {
     }
 
     /// A request that a function had `since` then ends without an answer, after `tokens` as far as is known. Its
-    /// tenant's budget is charged for those what tokens of answers have cost on average, so that nobody serves
+    /// tenant's budget is charged for those what tokens of the model's answers have cost on average, so that nobody serves
     /// himself free of charge by leaving before the end.
     pub(crate) fn lost(&self, model: &str, tenant: &str, since: u64, tokens: u64, billing: &Billing) {
         let at = now();
-        let answered = self.state().account.answered;
-        let known = u128::from(answered.prompt_tokens + answered.completion_tokens).max(1);
-        let estimate = u128::from(answered.cost) * u128::from(tokens) / known;
-        let estimate = u64::try_from(estimate).unwrap_or(u64::MAX);
+        let answered = self.state().account.by_model.get(model).copied().unwrap_or_default();
+        let known = u128::from(answered.prompt_tokens) + u128::from(answered.completion_tokens);
+        let estimate = match (u128::from(answered.cost) * u128::from(tokens)).checked_div(known) {
+            Some(estimate) => u64::try_from(estimate).unwrap_or(u64::MAX),
+            None if tokens == 0 => 0,
+            // Nothing has been answered yet: what its functions cost while they had it is the most that it can be.
+            None => {
+                let had = at.saturating_sub(since);
+                billing.rates.0.values().fold(0_u64, |sum, rate| sum.saturating_add(rate.cost(had)))
+            }
+        };
         self.state().spent.add(at, model, tenant, estimate);
         let (model, tenant) = (model.to_owned(), tenant.to_owned());
         self.write(&Record::Lost { at, since, estimate, model, tenant, function: billing.main() });

@@ -113,12 +113,23 @@ pub(crate) async fn page(upstream: &Upstream, backend: &Backend, path: &str) -> 
     tokio::time::timeout(WAIT, answer).await.ok()?
 }
 
+/// What all tenants together have spent, which `/status` does not tell a tenant either.
+const SPENT_BY_ALL: [&str; 6] = [
+    "remoe_cost_paid_",
+    "remoe_cost_spent_",
+    "remoe_cost_residual_",
+    "remoe_cost_estimated_",
+    "remoe_cost_rival_",
+    "remoe_cost_compared_",
+];
+
 /// The samples that are about nobody else than `tenant`, and about no model that it may not use.
 fn of_tenant(text: &str, tenant: &Tenant) -> String {
     let is_own = |line: &&str| {
         line.starts_with('#')
             || (label(line, "tenant").is_none_or(|name| name == **tenant.name())
-                && label(line, "model").is_none_or(|model| tenant.may_use(&model)))
+                && label(line, "model").is_none_or(|model| tenant.may_use(&model))
+                && !SPENT_BY_ALL.iter().any(|family| line.starts_with(family)))
     };
     text.lines().filter(is_own).fold(String::new(), |text, line| text + line + "\n")
 }

@@ -3,6 +3,7 @@
 use crate::caller::Caller;
 use crate::gateway::Gateway;
 use crate::model::{Model, ModelStatus};
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::{Extension, Json};
 use remoe_http::ApiError;
@@ -99,8 +100,10 @@ pub(crate) async fn models(
 pub(crate) async fn model(
     State(gateway): State<Arc<Gateway>>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<ModelEntry>, ApiError> {
+    // What is no text names no model.
+    let Path(id) = id.unwrap_or_else(|_| Path(char::REPLACEMENT_CHARACTER.to_string()));
     let model = gateway.model(Some(&id), &caller)?;
     Ok(Json(describe(&gateway, &model)))
 }

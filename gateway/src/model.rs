@@ -201,6 +201,18 @@ impl Model {
         }
         drop(state);
         answer(refused);
+        self.changed(Instant::now());
+    }
+
+    /// Its functions are gone for good: who waits is told so, and so is whoever comes again because one broke off.
+    pub fn end(self: &Arc<Self>) {
+        let mut state = self.state();
+        state.places.clear();
+        if let Some(directive) = &mut state.directive {
+            directive.phase = Phase::Asleep;
+        }
+        drop(state);
+        self.close();
     }
 
     /// Requests that wait, and requests that functions work on.

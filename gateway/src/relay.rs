@@ -31,7 +31,7 @@ const DONE: &[u8] = b"data: [DONE]\n\n";
 const COMMENTS: Duration = Duration::from_secs(1);
 const COMMENT: &[u8] = b": keep-alive\n\n";
 /// A backend that sends nothing for so long has failed: streams have comments of their own.
-const SILENCE: Duration = Duration::from_secs(3600);
+pub(crate) const SILENCE: Duration = Duration::from_secs(3600);
 /// Bytes of a prompt for a token, where nobody counted.
 const BYTES_PER_TOKEN: u64 = 4;
 
@@ -140,11 +140,12 @@ impl Account {
 impl Drop for Account {
     fn drop(&mut self) {
         // Events are about as many as tokens. Who leaves before an answer has had its prompt computed.
-        let estimate = || match self.bill.was_sent() {
+        let estimate = || match self.bill.is_owed() {
             false => 0,
             true => self.body_bytes / BYTES_PER_TOKEN + self.events,
         };
-        let tokens = self.tokens.map_or_else(estimate, |(prompt, completion)| prompt + completion);
+        let tokens =
+            self.tokens.map_or_else(estimate, |(prompt, completion)| prompt.saturating_add(completion));
         if tokens > 0 {
             self.bill.gateway.metrics().took(&self.bill.model, &self.bill.tenant, tokens);
         }
@@ -285,11 +286,12 @@ impl Relay {
     }
 
     /// Begins an answer after comments were sent: what is no stream becomes an event of one.
-    fn begin_late(&mut self, obtained: Obtained) {
+    fn begin_late(&mut self, mut obtained: Obtained) {
         if is_stream(&obtained.head) {
             self.begin(obtained);
             return;
         }
+        self.account.read(&mut obtained.head.headers);
         self.account.bill.void();
         if obtained.head.status.is_server_error() {
             self.account.failed(StreamFailure::NotBegun);

@@ -12,6 +12,7 @@ use remoe_gateway::{Backend, GatewayOptions, Keys, Running};
 use serde_json::{Value, json};
 use stage::{LONG, Stage};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpSocket};
@@ -361,4 +362,30 @@ async fn keys_are_asked_for_everywhere_but_for_health() {
     assert!(!headers.contains_key("authorization"));
     assert_eq!(headers["x-remoe-tenant"], "one");
     assert!(headers["x-remoe-timing"].to_str().unwrap().starts_with("decide;dur="));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_waits_for_a_model_that_ends_is_told_so() {
+    let mut stage = Stage::new(GatewayOptions::default(), |_| {}, 1, None).await;
+    stage.functions.turns.forget_permits(1 << 20);
+    stage.takes_over().await;
+    let stage = Arc::new(stage);
+    let ask = |number: usize| {
+        let stage = stage.clone();
+        tokio::spawn(async move { stage.ask(&body(number), &[]).await })
+    };
+    let first = ask(1);
+    stage.until(|stage| stage.functions.running() == 1).await;
+    let second = ask(2);
+    stage.until(|stage| stage.model.load() == (1, 1)).await;
+    stage.model.end();
+    assert_eq!(second.await.unwrap().0.status(), 503);
+    assert_eq!(ask(3).await.unwrap().0.status(), 503);
+    let waiting =
+        |page: &str| page.lines().any(|line| line == "remoe_gateway_requests_waiting{model=\"m\"} 0");
+    let (_, page) = stage.get("/metrics", None).await;
+    assert!(waiting(&page), "{page}");
+    // What a function has in hand is answered.
+    stage.functions.turns.add_permits(1);
+    assert_eq!(first.await.unwrap().0.status(), 200);
 }

@@ -2,7 +2,7 @@
 
 use crate::life::Life;
 use crate::read::LedgerError;
-use crate::record::{FunctionEvent, FunctionRecord, Phases, Record, RequestRecord};
+use crate::record::{FunctionEvent, FunctionRecord, Phases, Record, RequestRecord, grow};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::ops::AddAssign;
@@ -43,10 +43,10 @@ pub struct Amounts {
 
 impl AddAssign for Amounts {
     fn add_assign(&mut self, other: Self) {
-        self.requests += other.requests;
-        self.prompt_tokens += other.prompt_tokens;
-        self.completion_tokens += other.completion_tokens;
-        self.cost += other.cost;
+        grow(&mut self.requests, other.requests);
+        grow(&mut self.prompt_tokens, other.prompt_tokens);
+        grow(&mut self.completion_tokens, other.completion_tokens);
+        grow(&mut self.cost, other.cost);
     }
 }
 
@@ -201,10 +201,10 @@ impl Account {
 
     fn join(&mut self, other: Self) -> Result<(), AccountError> {
         self.answered += other.answered;
-        self.paid += other.paid;
-        self.overhead += other.overhead;
-        self.earlier += other.earlier;
-        self.unknown += other.unknown;
+        grow(&mut self.paid, other.paid);
+        grow(&mut self.overhead, other.overhead);
+        grow(&mut self.earlier, other.earlier);
+        grow(&mut self.unknown, other.unknown);
         self.lost += other.lost;
         for (name, amounts) in &other.by_model {
             *entry(&mut self.by_model, name, "models")? += *amounts;
@@ -220,11 +220,13 @@ impl Account {
         }
         for (name, tier) in &other.by_tier {
             let sum = entry(&mut self.by_tier, name, "tiers")?;
-            (sum.prefill, sum.decode) = (sum.prefill + tier.prefill, sum.decode + tier.decode);
+            grow(&mut sum.prefill, tier.prefill);
+            grow(&mut sum.decode, tier.decode);
         }
         for (name, (cost, here)) in &other.rivals {
             let sum = entry(&mut self.rivals, name, "rivals")?;
-            *sum = (sum.0 + cost, sum.1 + here);
+            grow(&mut sum.0, *cost);
+            grow(&mut sum.1, *here);
         }
         self.prices = other.prices;
         let spans = self.span.into_iter().chain(other.span);
@@ -277,7 +279,7 @@ impl Account {
                 entry(&mut self.functions_by_model, model, "models")?;
                 let known = Known { model: model.clone(), tier: tier.clone(), life: life.clone() };
                 let known = self.lives.insert(function.clone(), known);
-                self.earlier += life.told.saturating_sub(known.map_or(0, |known| known.life.told));
+                grow(&mut self.earlier, life.told.saturating_sub(known.map_or(0, |known| known.life.told)));
             }
             Record::Request(request) => self.request(request)?,
             Record::Function(function) => self.function(function)?,
@@ -296,8 +298,8 @@ impl Account {
                 if !self.is_part {
                     self.settle(*at, is_over);
                 }
-                self.overhead += overhead;
-                self.paid += overhead;
+                grow(&mut self.overhead, *overhead);
+                grow(&mut self.paid, *overhead);
             }
         }
         // Records of several requests are written in another order than they were made in.
@@ -318,17 +320,17 @@ impl Account {
         *self.by_day.entry(request.at / DAY).or_default() += amounts;
         for (rival, cost) in &request.rivals {
             let (sum, here) = entry(&mut self.rivals, rival, "rivals")?;
-            *sum += cost;
-            *here += amounts.cost;
+            grow(sum, *cost);
+            grow(here, amounts.cost);
         }
         for (function, share) in &request.shares {
             let Phases { prefill, decode } = share.cost;
             let tier = entry(&mut self.by_tier, &share.tier, "tiers")?;
-            tier.prefill += prefill;
-            tier.decode += decode;
+            grow(&mut tier.prefill, prefill);
+            grow(&mut tier.decode, decode);
             match self.lives.get_mut(function) {
                 Some(known) => known.life.answered(&request.function, request.at, share, request.served),
-                None => self.unknown += share.cost.sum(),
+                None => grow(&mut self.unknown, share.cost.sum()),
             }
         }
         Ok(())
@@ -377,28 +379,28 @@ impl Account {
                     self.estimated += SIGN_OF_LIFE.as_nanos() as u64;
                 } else {
                     self.alive += 1;
-                    self.per_hour += life.rate.0;
+                    grow(&mut self.per_hour, life.rate.0);
                     functions.alive += 1;
-                    functions.per_hour += life.rate.0;
+                    grow(&mut functions.per_hour, life.rate.0);
                 }
             }
             let spent = life.spent(end);
-            functions.paid += spent.paid;
-            functions.idle += spent.idle;
-            self.paid += spent.paid;
-            self.failed += spent.failed;
-            self.idle += spent.idle;
-            self.cold_start += spent.cold_start;
-            self.overlap += spent.overlap;
-            self.residual += spent.residual;
-            self.by_tier.entry(tier).or_default().idle += spent.idle;
+            grow(&mut functions.paid, spent.paid);
+            grow(&mut functions.idle, spent.idle);
+            grow(&mut self.paid, spent.paid);
+            grow(&mut self.failed, spent.failed);
+            grow(&mut self.idle, spent.idle);
+            grow(&mut self.cold_start, spent.cold_start);
+            grow(&mut self.overlap, spent.overlap);
+            self.residual = self.residual.saturating_add(spent.residual);
+            grow(&mut self.by_tier.entry(tier).or_default().idle, spent.idle);
         }
     }
 
     /// What the parts lack of what was paid, and what was told and not paid for, as a share of it.
     #[must_use]
     pub fn residual_share(&self) -> f64 {
-        match (self.residual.unsigned_abs() + self.unknown, self.paid) {
+        match (self.residual.unsigned_abs().saturating_add(self.unknown), self.paid) {
             (0, _) => 0.0,
             (missing, paid) => missing as f64 / paid.max(missing) as f64,
         }

@@ -1,7 +1,7 @@
 //! One function from its start to its end, and what its time was paid for.
 
 use crate::money::Rate;
-use crate::record::{Basis, Share};
+use crate::record::{Basis, Share, grow};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -60,7 +60,7 @@ impl Life {
 
     /// Takes note of an answer of `main` that left at `at`, when that had served for `served`.
     pub(crate) fn answered(&mut self, main: &str, at: u64, share: &Share, served: u64) {
-        self.told += share.cost.sum();
+        grow(&mut self.told, share.cost.sum());
         let began = at.saturating_sub(served);
         self.began = Some(self.began.map_or(began, |known| known.min(began)));
         self.answered = self.answered.max(Some(at));
@@ -85,7 +85,7 @@ impl Life {
         self.stopped = first(self.stopped, other.stopped);
         // It lives while either knows that it does.
         self.unseen = self.unseen.zip(other.unseen).map(|(one, other)| one.max(other));
-        self.told += other.told;
+        grow(&mut self.told, other.told);
         for (main, work) in other.work {
             let known = self.work.entry(main).or_default();
             *known = Work { busy: known.busy.max(work.busy), served: known.served.max(work.served) };
@@ -99,7 +99,8 @@ impl Life {
 
     /// Takes note of a request that it had `since` then and that ended without an answer at `at`.
     pub(crate) fn lose(&mut self, since: u64, at: u64) {
-        self.lost_for += at.saturating_sub(since.max(self.lost_until).max(self.started));
+        let lost = at.saturating_sub(since.max(self.lost_until).max(self.started));
+        grow(&mut self.lost_for, lost);
         self.lost_until = self.lost_until.max(at);
     }
 
@@ -108,7 +109,8 @@ impl Life {
     /// What was paid follows from the launcher's clock, what it was for from the engine's: where the two contradict each
     /// other, the difference is the residual.
     pub(crate) fn spent(&self, now: u64) -> Spent {
-        let busy = self.work.values().map(|work| work.busy).sum();
+        let sum = |times: &mut dyn Iterator<Item = u64>| times.fold(0, u64::saturating_add);
+        let busy = sum(&mut self.work.values().map(|work| work.busy));
         if self.basis == Basis::Work {
             // Nothing is paid for beside work: what it has done that nobody was told of was for nothing.
             let paid = self.rate.cost(busy).max(self.told);
@@ -122,8 +124,8 @@ impl Life {
         // It is main functions that measure the work of a remote one; nobody measures its rest.
         let until = self.answered.unwrap_or(serving).clamp(serving, replaced);
         let served =
-            if self.is_main { self.work.values().map(|work| work.served).sum() } else { until - serving };
-        let (at, idle) = (serving + served, served.saturating_sub(busy));
+            if self.is_main { sum(&mut self.work.values().map(|work| work.served)) } else { until - serving };
+        let (at, idle) = (serving.saturating_add(served), served.saturating_sub(busy));
         // Of what was done since then nothing is known but whether a request was lost.
         let tail = replaced.saturating_sub(at);
         let lost = if self.is_main { self.lost_for.min(tail) } else { 0 };
@@ -131,22 +133,23 @@ impl Life {
         let mut time = 0;
         let mut next = |part: u64| {
             let before = self.rate.cost(time);
-            time += part;
+            grow(&mut time, part);
             self.rate.cost(time) - before
         };
         let worked = next(busy);
-        let idle = next(idle) + next(tail - lost);
+        let idle = next(idle).saturating_add(next(tail - lost));
         let lost = next(lost);
         let cold_start = next(serving - self.started);
         let overlap = next(end - replaced);
         let paid = self.rate.cost(end - self.started);
+        let parts = sum(&mut [worked.max(self.told), idle, lost, cold_start, overlap].into_iter());
         Spent {
             paid,
-            failed: worked.saturating_sub(self.told) + lost,
+            failed: worked.saturating_sub(self.told).saturating_add(lost),
             idle,
             cold_start,
             overlap,
-            residual: signed(paid) - signed(worked.max(self.told) + idle + lost + cold_start + overlap),
+            residual: signed(paid) - signed(parts),
         }
     }
 }

@@ -138,14 +138,20 @@ impl Phases {
     /// Both together.
     #[must_use]
     pub fn sum(self) -> u64 {
-        self.prefill + self.decode
+        self.prefill.saturating_add(self.decode)
     }
+}
+
+/// Adds `more` to `sum`, which stays at the largest number there is: what somebody else says of a function must not end who
+/// adds it up.
+pub(crate) fn grow(sum: &mut u64, more: u64) {
+    *sum = sum.saturating_add(more);
 }
 
 impl AddAssign for Phases {
     fn add_assign(&mut self, other: Self) {
-        self.prefill += other.prefill;
-        self.decode += other.decode;
+        grow(&mut self.prefill, other.prefill);
+        grow(&mut self.decode, other.decode);
     }
 }
 
@@ -153,7 +159,7 @@ impl RequestRecord {
     /// Nano-dollars of all functions together.
     #[must_use]
     pub fn total(&self) -> u64 {
-        self.shares.values().map(|share| share.cost.sum()).sum()
+        self.shares.values().fold(0, |total, share| total.saturating_add(share.cost.sum()))
     }
 }
 

@@ -143,6 +143,10 @@ fn keys(args: &UpArgs) -> Result<(Keys, Option<KeyFile>), CliError> {
 /// `keys` and the one of `--api-key`.
 fn with_own_key(keys: Keys, own: Option<&str>) -> Result<Keys, String> {
     let Some(own) = own.filter(|key| !key.is_empty()) else { return Ok(keys) };
+    // What clients send is read without spaces around it.
+    if own.trim() != own {
+        return Err("begins or ends with a space or a line's end; leave it out".to_owned());
+    }
     keys.with_key("default", own).ok_or_else(|| {
         "is a key of --keys too, or that file has a tenant called default; leave one of them out".to_owned()
     })

@@ -97,6 +97,8 @@ pub(super) fn ids_of(
 fn echo_of(state: &HttpState, prompt: &Prompt, special: bool) -> Result<String, ServiceError> {
     match (prompt, &state.text) {
         (Prompt::Text(prompt), _) => Ok(prompt.clone()),
+        // An id of a few digits may stand for a long text: what the engine refuses for its length is not made into any.
+        (Prompt::Ids(ids), Some(_)) if ids.len() > state.engine.limits().context_length => Ok(String::new()),
         (Prompt::Ids(ids), Some(text)) => text.decode(ids, special),
         (Prompt::Ids(_), None) => Ok(String::new()),
     }

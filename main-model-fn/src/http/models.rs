@@ -2,6 +2,7 @@
 
 use super::state::HttpState;
 use axum::Json;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use remoe_http::ApiError;
 use serde::Serialize;
@@ -28,8 +29,10 @@ pub(super) async fn list(State(state): State<Arc<HttpState>>) -> Json<List> {
 
 pub(super) async fn one(
     State(state): State<Arc<HttpState>>,
-    Path(id): Path<String>,
+    id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Model>, ApiError> {
+    // What is no text names no model.
+    let Path(id) = id.unwrap_or_else(|_| Path(char::REPLACEMENT_CHARACTER.to_string()));
     state.check_model(Some(&id))?;
     Ok(Json(describe(&state)))
 }

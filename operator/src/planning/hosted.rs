@@ -94,6 +94,8 @@ pub(super) fn draft(
         groups.push(json!({
             "experts": format_listing(&sets), "memory_bytes": bytes(group.memory_mb),
             "vcpus": vcpus(group.cpu_millicores), "replicas": group.replicas,
+            // All of them end after the window of the deployment, where it has one.
+            "sleeps": problem.remote_idle_seconds.is_some(),
         }));
     }
     let mut layers = vec![json!({"remote": [], "memory_bytes": 0, "replicas": 0}); moe_layers.len()];
