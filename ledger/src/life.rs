@@ -1,7 +1,7 @@
 //! One function from its start to its end, and what its time was paid for.
 
 use crate::money::Rate;
-use crate::record::{Basis, Share, grow};
+use crate::record::{Basis, Share, grow, sum};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -109,8 +109,7 @@ impl Life {
     /// What was paid follows from the launcher's clock, what it was for from the engine's: where the two contradict each
     /// other, the difference is the residual.
     pub(crate) fn spent(&self, now: u64) -> Spent {
-        let sum = |times: &mut dyn Iterator<Item = u64>| times.fold(0, u64::saturating_add);
-        let busy = sum(&mut self.work.values().map(|work| work.busy));
+        let busy = sum(self.work.values().map(|work| work.busy));
         if self.basis == Basis::Work {
             // Nothing is paid for beside work: what it has done that nobody was told of was for nothing.
             let paid = self.rate.cost(busy).max(self.told);
@@ -124,7 +123,7 @@ impl Life {
         // It is main functions that measure the work of a remote one; nobody measures its rest.
         let until = self.answered.unwrap_or(serving).clamp(serving, replaced);
         let served =
-            if self.is_main { sum(&mut self.work.values().map(|work| work.served)) } else { until - serving };
+            if self.is_main { sum(self.work.values().map(|work| work.served)) } else { until - serving };
         let (at, idle) = (serving.saturating_add(served), served.saturating_sub(busy));
         // Of what was done since then nothing is known but whether a request was lost.
         let tail = replaced.saturating_sub(at);
@@ -142,7 +141,7 @@ impl Life {
         let cold_start = next(serving - self.started);
         let overlap = next(end - replaced);
         let paid = self.rate.cost(end - self.started);
-        let parts = sum(&mut [worked.max(self.told), idle, lost, cold_start, overlap].into_iter());
+        let parts = sum([worked.max(self.told), idle, lost, cold_start, overlap]);
         Spent {
             paid,
             failed: worked.saturating_sub(self.told).saturating_add(lost),

@@ -148,6 +148,11 @@ pub(crate) fn grow(sum: &mut u64, more: u64) {
     *sum = sum.saturating_add(more);
 }
 
+/// All `amounts` together, by the rule of [`grow`].
+pub(crate) fn sum(amounts: impl IntoIterator<Item = u64>) -> u64 {
+    amounts.into_iter().fold(0, u64::saturating_add)
+}
+
 impl AddAssign for Phases {
     fn add_assign(&mut self, other: Self) {
         grow(&mut self.prefill, other.prefill);
@@ -159,7 +164,7 @@ impl RequestRecord {
     /// Nano-dollars of all functions together.
     #[must_use]
     pub fn total(&self) -> u64 {
-        self.shares.values().fold(0, |total, share| total.saturating_add(share.cost.sum()))
+        sum(self.shares.values().map(|share| share.cost.sum()))
     }
 }
 
