@@ -11,7 +11,7 @@
 
 #![allow(clippy::print_stdout)]
 
-#[path = "../tests/model/mod.rs"]
+#[path = "../tests/it/model/mod.rs"]
 mod model;
 
 use remoe_foresight::{Arrival, Foresight, ForesightOptions, Keeps, Prompts, Tenant};

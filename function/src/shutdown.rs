@@ -27,6 +27,7 @@ pub fn shutdown_on_signal() -> io::Result<CancellationToken> {
         // Exiting would wait for whatever the process's libraries do at exit beside busy threads. The
         // first process of a container cannot kill itself; it exits.
         let _still_here = kill_process(getpid(), Signal::KILL);
+        #[expect(clippy::disallowed_methods, reason = "nothing may delay the end")]
         std::process::exit(1);
     });
     Ok(token)

@@ -1,2 +1,6 @@
 #![no_main]
-remoe_fuzz::target!(chat);
+
+libfuzzer_sys::fuzz_target!(
+    init: remoe_fuzz_harness::start(remoe_fuzz_harness::chat::seeds),
+    |data: &[u8]| remoe_fuzz_harness::chat::run(data)
+);

@@ -1,2 +1,6 @@
 #![no_main]
-remoe_fuzz::target!(template);
+
+libfuzzer_sys::fuzz_target!(
+    init: remoe_fuzz_harness::start(remoe_fuzz_harness::template::seeds),
+    |data: &[u8]| remoe_fuzz_harness::template::run(data)
+);

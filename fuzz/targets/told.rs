@@ -1,2 +1,6 @@
 #![no_main]
-remoe_fuzz::target!(told);
+
+libfuzzer_sys::fuzz_target!(
+    init: remoe_fuzz_harness::start(remoe_fuzz_harness::told::seeds),
+    |data: &[u8]| remoe_fuzz_harness::told::run(data)
+);

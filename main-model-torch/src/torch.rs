@@ -118,6 +118,7 @@ impl Backend for Torch {
 
     fn enter_thread(&self) {
         // As long as the thread lives.
+        #[expect(clippy::disallowed_methods, reason = "the guard lives as long as the thread")]
         std::mem::forget(tch::no_grad_guard());
     }
 

@@ -130,7 +130,7 @@ impl fmt::Display for Ratio {
 
 /// How functions export traces.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Collector {
+pub(crate) struct Collector {
     /// Where to.
     endpoint: Endpoint,
     /// How many.
@@ -144,24 +144,24 @@ impl Collector {
     ///
     /// # Errors
     /// It does not.
-    pub fn new(endpoint: Endpoint, ratio: Ratio, to: Option<Peers>) -> Result<Self, UnknownCollector> {
+    pub(crate) fn new(endpoint: Endpoint, ratio: Ratio, to: Option<Peers>) -> Result<Self, UnknownCollector> {
         let to = to.map(|Peers(peers)| peers).or_else(|| endpoint.peers());
         let to = to.ok_or_else(|| UnknownCollector(endpoint.url.clone()))?;
         Ok(Self { endpoint, ratio, to })
     }
 
     /// Who it is to network policies.
-    pub fn peers(&self) -> &[NetworkPolicyPeer] {
+    pub(crate) fn peers(&self) -> &[NetworkPolicyPeer] {
         &self.to
     }
 
     /// Whether functions look its name up.
-    pub fn has_name(&self) -> bool {
+    pub(crate) fn has_name(&self) -> bool {
         self.endpoint.address().is_none()
     }
 
     /// Its TCP port.
-    pub fn port(&self) -> u16 {
+    pub(crate) fn port(&self) -> u16 {
         self.endpoint.port
     }
 

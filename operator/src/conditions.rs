@@ -9,7 +9,7 @@ const MAX_MESSAGE: usize = 1024;
 
 /// What a condition is to say.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Verdict {
+pub(crate) struct Verdict {
     /// Whether it holds.
     pub holds: bool,
     /// Why, as one word in CamelCase.
@@ -20,17 +20,17 @@ pub struct Verdict {
 
 impl Verdict {
     /// It holds.
-    pub fn yes(reason: &str, message: impl Into<String>) -> Self {
+    pub(crate) fn yes(reason: &str, message: impl Into<String>) -> Self {
         Self { holds: true, reason: reason.to_owned(), message: message.into() }
     }
 
     /// It does not hold.
-    pub fn no(reason: &str, message: impl Into<String>) -> Self {
+    pub(crate) fn no(reason: &str, message: impl Into<String>) -> Self {
         Self { holds: false, reason: reason.to_owned(), message: message.into() }
     }
 
     /// The condition. Its time only moves when what `before` said is turned round.
-    pub fn condition(
+    pub(crate) fn condition(
         self,
         of: ConditionType,
         before: Option<&Condition>,
@@ -52,6 +52,6 @@ impl Verdict {
 }
 
 /// In whole seconds, as times are read back.
-pub fn whole_seconds(time: Timestamp) -> Timestamp {
+pub(crate) fn whole_seconds(time: Timestamp) -> Timestamp {
     Timestamp::from_second(time.as_second()).unwrap_or(time)
 }

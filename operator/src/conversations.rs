@@ -46,7 +46,7 @@ const WAITING: usize = 1024;
 
 /// What a main function said last.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Heard {
+pub(crate) struct Heard {
     /// The generation that it has in force; none: it did not answer.
     pub in_force: Option<u64>,
     /// Its placement by content; empty where nothing is in force.
@@ -61,7 +61,7 @@ pub struct Heard {
 
 /// Whom a look wants to be spoken with.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Partner {
+pub(crate) struct Partner {
     /// The pod's identity for the API.
     pub uid: String,
     /// Where it is reached.
@@ -75,7 +75,7 @@ pub struct Partner {
 }
 
 /// All conversations of this operator.
-pub struct Conversations {
+pub(crate) struct Conversations {
     deployments: Mutex<HashMap<ObjectRef<MoEDeployment>, Deployment>>,
     news: mpsc::Sender<ObjectRef<MoEDeployment>>,
 }
@@ -116,18 +116,18 @@ impl Wish {
 
 impl Conversations {
     /// No conversation yet; what is learned has the deployments that come out of the receiver looked at.
-    pub fn new() -> (Self, mpsc::Receiver<ObjectRef<MoEDeployment>>) {
+    pub(crate) fn new() -> (Self, mpsc::Receiver<ObjectRef<MoEDeployment>>) {
         let (news, looks) = mpsc::channel(WAITING);
         (Self { deployments: Mutex::default(), news }, looks)
     }
 
     /// Where deployments are named that are to be looked at.
-    pub fn news(&self) -> mpsc::Sender<ObjectRef<MoEDeployment>> {
+    pub(crate) fn news(&self) -> mpsc::Sender<ObjectRef<MoEDeployment>> {
         self.news.clone()
     }
 
     /// What the main functions of `owner` said, by the uid of their pods.
-    pub fn heard(&self, owner: &MoEDeployment) -> HashMap<String, Heard> {
+    pub(crate) fn heard(&self, owner: &MoEDeployment) -> HashMap<String, Heard> {
         let deployments = lock(&self.deployments);
         let mains = deployments.get(&ObjectRef::from_obj(owner)).map(|known| &known.mains);
         let heard = mains.into_iter().flatten().map(|(uid, conversation)| {
@@ -140,7 +140,7 @@ impl Conversations {
     }
 
     /// Speaks with `partners` and nobody else of `owner`, beginning now; they have to be who `trust` says.
-    pub fn keep(&self, owner: &MoEDeployment, partners: Vec<Partner>, trust: Option<&Trust>) {
+    pub(crate) fn keep(&self, owner: &MoEDeployment, partners: Vec<Partner>, trust: Option<&Trust>) {
         let key = ObjectRef::from_obj(owner);
         let mut deployments = lock(&self.deployments);
         if partners.is_empty() {
@@ -176,7 +176,7 @@ impl Conversations {
     }
 
     /// Speaks with nobody of `deployment` any more.
-    pub fn end(&self, deployment: &ObjectRef<MoEDeployment>) {
+    pub(crate) fn end(&self, deployment: &ObjectRef<MoEDeployment>) {
         lock(&self.deployments).remove(deployment);
     }
 }

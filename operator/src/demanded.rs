@@ -34,7 +34,7 @@ const LATER: Duration = Duration::from_secs(15);
 
 /// Whether functions are to run.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Demanded {
+pub(crate) struct Demanded {
     /// Where the deployment is from now on.
     pub phase: Phase,
     /// Since when; none: nobody can put it to sleep.
@@ -59,7 +59,7 @@ pub struct Demanded {
 
 /// From one phase to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PhaseChange {
+pub(crate) struct PhaseChange {
     /// Where the deployment was.
     pub from: Phase,
     /// Where it is from now on.
@@ -70,7 +70,7 @@ pub struct PhaseChange {
 
 impl Demanded {
     /// Of a deployment whose functions run as long as it exists.
-    pub fn always() -> Self {
+    pub(crate) fn always() -> Self {
         Self {
             phase: Phase::Active,
             since: None,
@@ -86,13 +86,13 @@ impl Demanded {
     }
 
     /// Functions start because somebody asked.
-    pub fn is_wake(&self) -> bool {
+    pub(crate) fn is_wake(&self) -> bool {
         self.phase == Phase::Waking && self.wakes > 0
     }
 }
 
 /// What follows from what `observed` says, with the views of its `pods`.
-pub fn demanded(
+pub(crate) fn demanded(
     owner: &MoEDeployment,
     observed: &Observed,
     known: &Known,

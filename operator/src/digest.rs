@@ -11,7 +11,7 @@ const DIGITS: usize = 10;
 ///
 /// # Errors
 /// The value cannot be written as JSON.
-pub fn digest(value: &impl Serialize) -> Result<String, serde_json::Error> {
+pub(crate) fn digest(value: &impl Serialize) -> Result<String, serde_json::Error> {
     let mut canonical = serde_json::to_value(value)?;
     // The order of fields in the source does not matter.
     canonical.sort_all_objects();

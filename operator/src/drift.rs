@@ -8,7 +8,7 @@ const WHOLE: [&str; 5] = ["selector", "matchLabels", "podSelector", "namespaceSe
 
 /// Whether `live` says everything that `wanted` says. It may say more, where the API server fills in
 /// defaults and others add labels; lists and selectors must be equal.
-pub fn covers(live: &Value, wanted: &Value) -> bool {
+pub(crate) fn covers(live: &Value, wanted: &Value) -> bool {
     match (live, wanted) {
         (Value::Object(live), Value::Object(wanted)) => wanted.iter().all(|(key, wanted)| {
             let Some(live) = live.get(key) else { return is_empty(wanted) };
@@ -23,7 +23,7 @@ pub fn covers(live: &Value, wanted: &Value) -> bool {
 }
 
 /// Whether `live` still says everything that `wanted` says.
-pub fn is_as<K: Serialize>(live: &K, wanted: &K) -> bool {
+pub(crate) fn is_as<K: Serialize>(live: &K, wanted: &K) -> bool {
     let (live, wanted) = (serde_json::to_value(live), serde_json::to_value(wanted));
     matches!((live, wanted), (Ok(live), Ok(wanted)) if covers(&live, &wanted))
 }

@@ -13,7 +13,7 @@ pub(super) const UNREADABLE: &str = "ModelUnreadable";
 
 /// How an errand stands.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Errand {
+pub(crate) enum Errand {
     /// A pod is to be started.
     Start {
         /// How many came before.
@@ -44,7 +44,13 @@ pub enum Errand {
 
 /// How the errand at `place` of the deployment with `owner_uid` stands. The last words of a pod that
 /// failed become a trouble of `reason`.
-pub fn errand(pods: &[Pod], owner_uid: &str, place: &str, reason: &'static str, now: Timestamp) -> Errand {
+pub(crate) fn errand(
+    pods: &[Pod],
+    owner_uid: &str,
+    place: &str,
+    reason: &'static str,
+    now: Timestamp,
+) -> Errand {
     let named = pods.iter().filter_map(|pod| Some((PodName::parse(&pod.name_any())?, pod)));
     let there: Vec<_> = named.filter(|(name, _)| name.place == place).collect();
     let taken = there.iter().map(|(name, _)| name.incarnation).collect();
@@ -73,7 +79,7 @@ pub fn errand(pods: &[Pod], owner_uid: &str, place: &str, reason: &'static str, 
 
 /// Pods on errands of `component` that are no longer of use. Of use are at most those of one subject, as
 /// long as its errand is not to be started anew.
-pub fn useless(
+pub(crate) fn useless(
     pods: &[Pod],
     owner_uid: &str,
     component: Component,

@@ -15,7 +15,7 @@ const MAX_ACTION: usize = 128;
 
 /// Something that happened.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Happening {
+pub(crate) struct Happening {
     /// Whether a person should look at it.
     pub warning: bool,
     /// One word in CamelCase.
@@ -28,13 +28,13 @@ pub struct Happening {
 
 impl Happening {
     /// Something that went as it should.
-    pub fn normal(reason: &str, note: impl Into<String>) -> Self {
+    pub(crate) fn normal(reason: &str, note: impl Into<String>) -> Self {
         let action = "Reconcile".to_owned();
         Self { warning: false, reason: reason.to_owned(), action, note: note.into() }
     }
 
     /// Something that did not.
-    pub fn warning(reason: &str, note: impl Into<String>) -> Self {
+    pub(crate) fn warning(reason: &str, note: impl Into<String>) -> Self {
         Self { warning: true, ..Self::normal(reason, note) }
     }
 }

@@ -8,7 +8,7 @@ use remoe_model::Inspection;
 use serde::{Deserialize, Serialize};
 
 /// Facts take no more, in bytes.
-pub const MAX_FACTS: usize = 32 << 10;
+pub(crate) const MAX_FACTS: usize = 32 << 10;
 
 /// Experts of a layer, and of all layers together: no model has more, and plans take memory for each.
 const MAX_EXPERTS: usize = 1 << 16;
@@ -20,7 +20,7 @@ const MAX_BYTES: u64 = 1 << 47;
 
 /// A checkpoint without its weights: what `remoe inspect --json` prints.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ModelFacts {
+pub(crate) struct ModelFacts {
     /// The checkpoint.
     #[serde(flatten)]
     pub inspection: Inspection,
@@ -31,7 +31,7 @@ pub struct ModelFacts {
 
 /// An inspector that said something else.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum FactsError {
+pub(crate) enum FactsError {
     /// No line of its output is a JSON object.
     #[error("the inspector printed no facts")]
     Missing,
@@ -51,7 +51,7 @@ impl ModelFacts {
     ///
     /// # Errors
     /// There is none, or it is not the facts of a checkpoint.
-    pub fn from_log(log: &str) -> Result<Self, FactsError> {
+    pub(crate) fn from_log(log: &str) -> Result<Self, FactsError> {
         let line = log.lines().rev().find(|line| line.starts_with('{')).ok_or(FactsError::Missing)?;
         Self::from_json(line)
     }
@@ -115,7 +115,7 @@ impl ModelFacts {
     }
 
     /// The facts in `record`, where they are about `subject`.
-    pub fn from_record(record: &MoERecord, subject: &str) -> Option<Self> {
+    pub(crate) fn from_record(record: &MoERecord, subject: &str) -> Option<Self> {
         // What somebody spoiled is found out again.
         Self::from_json(record.spec.json_of(RecordOf::Model, subject)?).ok()
     }
@@ -124,7 +124,11 @@ impl ModelFacts {
     ///
     /// # Errors
     /// The facts cannot be written as JSON.
-    pub fn record(&self, owner: &MoEDeployment, subject: &str) -> Result<MoERecord, serde_json::Error> {
+    pub(crate) fn record(
+        &self,
+        owner: &MoEDeployment,
+        subject: &str,
+    ) -> Result<MoERecord, serde_json::Error> {
         let Inspection { family, dtype, layers, experts, .. } = &self.inspection;
         let about = format!("{family} in {dtype}, {layers} layers, {experts} experts");
         let spec = MoERecordSpec::found(RecordOf::Model, subject, serde_json::to_string(self)?, &about);
@@ -137,6 +141,6 @@ impl ModelFacts {
 ///
 /// # Errors
 /// The spec cannot be written as JSON.
-pub fn subject(model: &ModelSpec, restarted_at: Option<&str>) -> Result<String, serde_json::Error> {
+pub(crate) fn subject(model: &ModelSpec, restarted_at: Option<&str>) -> Result<String, serde_json::Error> {
     digest(&(&model.source, &model.revision, &model.endpoint, restarted_at))
 }

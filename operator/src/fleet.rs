@@ -12,7 +12,7 @@ const MANY: usize = 3;
 
 /// How many functions say nothing, of how many.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Silence {
+pub(crate) struct Silence {
     /// Functions that are there to stay.
     pub there: usize,
     /// Those among them that were ready and are not.
@@ -23,7 +23,7 @@ pub struct Silence {
 
 impl Silence {
     /// Among `pods`.
-    pub fn among(pods: &[PodView]) -> Self {
+    pub(crate) fn among(pods: &[PodView]) -> Self {
         let there = || pods.iter().filter(|pod| pod.owned && pod.ends_by.is_none());
         let is_lost = |pod: &&PodView| pod.fault.as_ref().is_some_and(|fault| fault.reason == NOT_READY);
         Self {
@@ -34,7 +34,7 @@ impl Silence {
     }
 
     /// Both together.
-    pub fn and(self, other: Self) -> Self {
+    pub(crate) fn and(self, other: Self) -> Self {
         Self {
             there: self.there.saturating_add(other.there),
             silent: self.silent.saturating_add(other.silent),
@@ -60,7 +60,7 @@ pub(super) fn are_many(some: usize, all: usize) -> bool {
 
 /// Functions of all deployments but one, as they count for that one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Others {
+pub(crate) struct Others {
     /// Functions of the other deployments of its namespace.
     pub namespace: Silence,
     /// Functions of all other namespaces. Those that are on their way count as far as their namespace may have them: whose
@@ -74,7 +74,7 @@ pub struct Others {
 
 impl Others {
     /// What `deployments`, each with the namespace that it is in, are for one in `namespace`.
-    pub fn of<'a>(namespace: &str, deployments: impl IntoIterator<Item = (&'a str, Silence)>) -> Self {
+    pub(crate) fn of<'a>(namespace: &str, deployments: impl IntoIterator<Item = (&'a str, Silence)>) -> Self {
         let mut by_namespace = BTreeMap::<&str, Silence>::new();
         for (name, silence) in deployments {
             let known = by_namespace.entry(name).or_default();

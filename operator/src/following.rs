@@ -29,7 +29,7 @@ const CLOCKS: SignedDuration = SignedDuration::from_secs(60);
 const PENANCE: u32 = 10;
 
 /// What gateways are to find out; none where plans do not follow.
-pub fn order(
+pub(crate) fn order(
     owner: &MoEDeployment,
     model: Option<&Inspection>,
     output_tokens: u32,
@@ -50,7 +50,7 @@ fn interval(owner: &MoEDeployment) -> Duration {
 
 /// Whether a plan for other requests than those that `plan`, which is to run, was made for, is worth looking for now;
 /// `running` is the name of the plan that main functions were last told of. Whose requests.
-pub fn due(
+pub(crate) fn due(
     owner: &MoEDeployment,
     observed: &Observed,
     plan: &MoEPlan,
@@ -78,12 +78,12 @@ pub fn due(
 }
 
 /// Until when nothing is looked for after nothing was found.
-pub fn rest_after_nothing(owner: &MoEDeployment, observed: &Observed) -> Rest {
+pub(crate) fn rest_after_nothing(owner: &MoEDeployment, observed: &Observed) -> Rest {
     Rest { drift: later(observed.now, interval(owner)), ..observed.rest }
 }
 
 /// Until when nothing is looked for after a plan that could not start.
-pub fn rest_after_giving_up(owner: &MoEDeployment, observed: &Observed) -> Rest {
+pub(crate) fn rest_after_giving_up(owner: &MoEDeployment, observed: &Observed) -> Rest {
     let until = later(observed.now, interval(owner).saturating_mul(PENANCE));
     Rest { drift: until, wake: until }
 }
@@ -102,7 +102,7 @@ fn elapsed(observed: &Observed, since: Timestamp) -> Duration {
 
 /// What the gateways that live say together of requests to `model`: those who wait, if `of` says so and anything is known
 /// of them, else those that were answered. None where too little is known.
-pub fn heard(
+pub(crate) fn heard(
     owner: &MoEDeployment,
     observed: &Observed,
     model: &Inspection,
@@ -118,7 +118,7 @@ pub fn heard(
 
 /// What requests are expected to use that functions start for: what those who wait will, as far as anything is known of them,
 /// else what `plan`, by which they start, was made for. None where neither is known.
-pub fn expected(
+pub(crate) fn expected(
     owner: &MoEDeployment,
     observed: &Observed,
     model: &Inspection,
@@ -136,7 +136,11 @@ pub fn expected(
 }
 
 /// The (token, expert) pairs that those who wait are expected to have; none where nothing is known of them.
-pub fn pairs_of_waiting(owner: &MoEDeployment, observed: &Observed, model: &Inspection) -> Option<Expected> {
+pub(crate) fn pairs_of_waiting(
+    owner: &MoEDeployment,
+    observed: &Observed,
+    model: &Inspection,
+) -> Option<Expected> {
     let (shares, _) = merged(owner, observed, model, MixOf::Waiting)?;
     let said = observed.gateways_alive().filter_map(|entry| read(entry, model, MixOf::Waiting));
     let tokens: f64 = said.map(|(_, mix)| mix.tokens.max(1) as f64).sum();
@@ -178,7 +182,7 @@ fn read<'a>(entry: &'a GatewayDemand, model: &Inspection, of: MixOf) -> Option<(
 }
 
 /// The plans among `plans` for the spec that `planning` is of, whatever requests were expected to use, the newest first.
-pub fn of_spec<'a>(plans: impl Iterator<Item = &'a MoEPlan>, planning: &Planning) -> Vec<&'a MoEPlan> {
+pub(crate) fn of_spec<'a>(plans: impl Iterator<Item = &'a MoEPlan>, planning: &Planning) -> Vec<&'a MoEPlan> {
     let is_of_spec = |plan: &&MoEPlan| match &plan.spec.prediction {
         None => plan.spec.inputs == planning.inputs,
         Some(prediction) => {
@@ -195,7 +199,7 @@ pub fn of_spec<'a>(plans: impl Iterator<Item = &'a MoEPlan>, planning: &Planning
 /// Whether `plan` followed requests and functions cannot start by it. Whoever waits has no other plan to be served by
 /// meanwhile: functions that wake are given less time than those that replace others. Weights that take long to load are
 /// waited for.
-pub fn is_given_up(owner: &MoEDeployment, observed: &Observed, plan: &MoEPlan) -> bool {
+pub(crate) fn is_given_up(owner: &MoEDeployment, observed: &Observed, plan: &MoEPlan) -> bool {
     // What a person accepted is his to take back.
     if plan.spec.prediction.is_none() || owner.spec.mode != Mode::Active {
         return false;
@@ -223,11 +227,11 @@ pub fn is_given_up(owner: &MoEDeployment, observed: &Observed, plan: &MoEPlan) -
 }
 
 /// The number of a plan; 0 of one that followed nothing.
-pub fn revision_of(plan: &MoEPlanSpec) -> u32 {
+pub(crate) fn revision_of(plan: &MoEPlanSpec) -> u32 {
     plan.prediction.as_ref().map_or(0, |prediction| prediction.revision)
 }
 
 /// The number of the next plan.
-pub fn next_revision(plans: &[MoEPlan]) -> u32 {
+pub(crate) fn next_revision(plans: &[MoEPlan]) -> u32 {
     plans.iter().map(|plan| revision_of(&plan.spec)).max().unwrap_or(0).saturating_add(1)
 }

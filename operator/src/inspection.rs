@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::Pod;
 
 /// How the inspection of a model stands.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Inspecting {
+pub(crate) enum Inspecting {
     /// Its facts are known.
     Known(Box<ModelFacts>),
     /// A pod is sent to find them out.
@@ -17,7 +17,7 @@ pub enum Inspecting {
 
 impl Inspecting {
     /// The errand that is of use still.
-    pub fn errand(&self) -> Option<&Errand> {
+    pub(crate) fn errand(&self) -> Option<&Errand> {
         match self {
             Self::Known(_) => None,
             Self::Sent(errand) => Some(errand),
@@ -26,7 +26,7 @@ impl Inspecting {
 }
 
 /// How the inspection of a model by pods at `place` stands, of which `known` is kept.
-pub fn inspecting(
+pub(crate) fn inspecting(
     known: Option<ModelFacts>,
     pods: &[Pod],
     owner_uid: &str,

@@ -8,59 +8,65 @@
 
 // The line.
 mod applied;
-pub mod build;
-pub mod demanded;
-pub mod known;
-pub mod load;
-pub mod observed;
-pub mod planned;
+mod build;
+mod demanded;
+mod known;
+mod load;
+mod observed;
+mod planned;
 mod reconcile;
-pub mod resting;
-pub mod status;
-pub mod steps;
+mod resting;
+mod status;
+mod steps;
 
 // What its stages are made of.
 pub mod api;
-pub mod collector;
-pub mod conditions;
-pub mod digest;
-pub mod drift;
+mod collector;
+mod conditions;
+mod digest;
+mod drift;
 mod earlier;
 mod epoch;
-pub mod errand;
-pub mod events;
-pub mod facts;
-pub mod following;
-pub mod identity;
-pub mod inspection;
-pub mod mains;
-pub mod names;
-pub mod paid;
-pub mod planning;
-pub mod pods;
-pub mod profiling;
-pub mod quantity;
+mod errand;
+mod events;
+mod facts;
+mod following;
+mod identity;
+mod inspection;
+mod mains;
+mod names;
+mod paid;
+mod planning;
+mod pods;
+mod profiling;
+mod quantity;
 mod replacement;
-pub mod rollout;
-pub mod routing;
-pub mod source;
+mod rollout;
+mod routing;
+mod source;
 
 // What runs it.
 mod calls;
 mod controller;
-pub mod conversations;
-pub mod fleet;
+mod conversations;
+mod fleet;
 mod gateways;
 mod lease;
 mod metrics;
 mod per_deployment;
-pub mod rest;
+mod rest;
 mod run;
 mod serve;
 mod settings;
-pub mod starting;
+mod starting;
 mod term;
-pub mod turn;
+mod turn;
+
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod testing;
+#[cfg(test)]
+mod tests;
 
 pub use run::{RunError, run};
 pub use settings::{Command, RunSettings, Settings, SignerName};

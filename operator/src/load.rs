@@ -16,7 +16,7 @@ use std::time::Duration;
 
 /// A function of which there are to be more or fewer from now on.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Change {
+pub(crate) struct Change {
     /// What kind of function.
     pub component: Component,
     /// Its name.
@@ -29,7 +29,7 @@ pub struct Change {
 
 impl Change {
     /// What is worth saying of it.
-    pub fn happening(&self) -> Happening {
+    pub(crate) fn happening(&self) -> Happening {
         let Self { function, from, to, .. } = self;
         Happening::normal(
             "Scaled",
@@ -40,7 +40,7 @@ impl Change {
 
 /// Has `target` run as many functions as the load asks for that `observed`, whose functions are `pods`, and `history`, which
 /// is brought up to date, tell of. What changes by that.
-pub fn follow(
+pub(crate) fn follow(
     owner: &MoEDeployment,
     (observed, pods): (&Observed, &[PodView]),
     history: &mut History,
@@ -111,7 +111,11 @@ fn scale(history: &mut History, function: &mut Function, present: u32, wanted: u
 }
 
 /// When to look again at the latest, where nobody says anything and functions may be too many by then.
-pub fn look_again(owner: &MoEDeployment, observed: &Observed, target: Option<&Target>) -> Option<Duration> {
+pub(crate) fn look_again(
+    owner: &MoEDeployment,
+    observed: &Observed,
+    target: Option<&Target>,
+) -> Option<Duration> {
     let is_more = target.is_some_and(|target| target.revision.functions().any(|function| function.extra > 0));
     let window: Duration = owner.spec.scaling.window.into();
     (owner.spec.follows_load() && (is_more || is_busy(observed))).then(|| window / 4)

@@ -23,7 +23,7 @@ const LONGEST_ADDRESS: usize = 64;
 
 /// What a main function is to have in force.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Order {
+pub(crate) struct Order {
     /// The number of the generation.
     pub number: u64,
     /// All of it, or why it cannot be told.
@@ -32,7 +32,7 @@ pub struct Order {
 
 /// What came of telling a main function its generation.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
+pub(crate) enum Outcome {
     /// It is in force, but for endpoints that could not be used.
     InForce {
         /// Why not.

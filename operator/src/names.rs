@@ -4,26 +4,26 @@ use kube::api::ObjectMeta;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The deployment's name.
-pub const DEPLOYMENT: &str = "remoe.dev/deployment";
+pub(crate) const DEPLOYMENT: &str = "remoe.dev/deployment";
 /// Which function: `main`, `l` and the id of the layer, or `g` and the number of the group.
-pub const FUNCTION: &str = "remoe.dev/function";
+pub(crate) const FUNCTION: &str = "remoe.dev/function";
 /// Hash of all that a pod of the function consists of.
-pub const IDENTITY: &str = "remoe.dev/identity";
+pub(crate) const IDENTITY: &str = "remoe.dev/identity";
 /// Which of the function's replicas.
-pub const REPLICA: &str = "remoe.dev/replica";
+pub(crate) const REPLICA: &str = "remoe.dev/replica";
 /// Hash of what a helper pod, or a profile, is about.
-pub const SUBJECT: &str = "remoe.dev/subject";
+pub(crate) const SUBJECT: &str = "remoe.dev/subject";
 /// Which part a pod plays.
-pub const COMPONENT: &str = "app.kubernetes.io/component";
+pub(crate) const COMPONENT: &str = "app.kubernetes.io/component";
 
 /// Value of `app.kubernetes.io/managed-by`.
-pub const MANAGER: &str = "remoe-operator";
+pub(crate) const MANAGER: &str = "remoe-operator";
 /// The function that every deployment has.
-pub const MAIN: &str = "main";
+pub(crate) const MAIN: &str = "main";
 
 /// The part that a pod plays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Component {
+pub(crate) enum Component {
     /// A main function.
     Main,
     /// A remote-expert function.
@@ -36,7 +36,7 @@ pub enum Component {
 
 impl Component {
     /// Value of the label [`COMPONENT`].
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Main => "main",
             Self::RemoteExpert => "remote-expert",
@@ -47,17 +47,17 @@ impl Component {
 }
 
 /// The function of a layer's remote experts.
-pub fn layer_function(layer: u32) -> String {
+pub(crate) fn layer_function(layer: u32) -> String {
     format!("l{layer}")
 }
 
 /// The function of a group of remote experts.
-pub fn group_function(number: usize) -> String {
+pub(crate) fn group_function(number: usize) -> String {
     format!("g{number}")
 }
 
 /// Labels of every object of `deployment`.
-pub fn labels(deployment: &str) -> BTreeMap<String, String> {
+pub(crate) fn labels(deployment: &str) -> BTreeMap<String, String> {
     BTreeMap::from([
         ("app.kubernetes.io/name".to_owned(), "remoe".to_owned()),
         ("app.kubernetes.io/instance".to_owned(), deployment.to_owned()),
@@ -67,15 +67,8 @@ pub fn labels(deployment: &str) -> BTreeMap<String, String> {
     ])
 }
 
-/// Labels of the pods that play `component` in `deployment`.
-pub fn component_labels(deployment: &str, component: Component) -> BTreeMap<String, String> {
-    let mut labels = labels(deployment);
-    labels.insert(COMPONENT.to_owned(), component.name().to_owned());
-    labels
-}
-
 /// What selects the pods that play `component` in `deployment`.
-pub fn component_selector(deployment: &str, component: Component) -> BTreeMap<String, String> {
+pub(crate) fn component_selector(deployment: &str, component: Component) -> BTreeMap<String, String> {
     BTreeMap::from([
         (DEPLOYMENT.to_owned(), deployment.to_owned()),
         (COMPONENT.to_owned(), component.name().to_owned()),
@@ -83,7 +76,7 @@ pub fn component_selector(deployment: &str, component: Component) -> BTreeMap<St
 }
 
 /// What selects the pods of one function of `deployment`.
-pub fn function_selector(deployment: &str, function: &str) -> BTreeMap<String, String> {
+pub(crate) fn function_selector(deployment: &str, function: &str) -> BTreeMap<String, String> {
     BTreeMap::from([
         (DEPLOYMENT.to_owned(), deployment.to_owned()),
         (FUNCTION.to_owned(), function.to_owned()),
@@ -91,23 +84,23 @@ pub fn function_selector(deployment: &str, function: &str) -> BTreeMap<String, S
 }
 
 /// A selector as the API's query parameters and the scale subresource write it.
-pub fn selector_text(selector: &BTreeMap<String, String>) -> String {
+pub(crate) fn selector_text(selector: &BTreeMap<String, String>) -> String {
     let pairs: Vec<String> = selector.iter().map(|(key, value)| format!("{key}={value}")).collect();
     pairs.join(",")
 }
 
 /// Record with the facts of the checkpoint.
-pub fn model_record(deployment: &str) -> String {
+pub(crate) fn model_record(deployment: &str) -> String {
     format!("{deployment}-model")
 }
 
 /// Record of what a profiler measured of `subject`, and the place of the pods that measure it.
-pub fn profile_record(subject: &str) -> String {
+pub(crate) fn profile_record(subject: &str) -> String {
     format!("remoe-profile-{subject}")
 }
 
 /// Record of the routing generations: the durable copy of what main functions were told.
-pub fn routing_record(deployment: &str) -> String {
+pub(crate) fn routing_record(deployment: &str) -> String {
     format!("{deployment}-routing")
 }
 
@@ -117,7 +110,7 @@ const MOST_INCARNATIONS: u32 = 1_000_000;
 
 /// Where a pod stands among those that were started for the same purpose: names end in an incarnation.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct PodName {
+pub(crate) struct PodName {
     /// All but the incarnation: equal for all that fill one place.
     pub place: String,
     /// How many came before.
@@ -126,7 +119,7 @@ pub struct PodName {
 
 impl PodName {
     /// Reads the name of a pod; none where it has no incarnation.
-    pub fn parse(name: &str) -> Option<Self> {
+    pub(crate) fn parse(name: &str) -> Option<Self> {
         let (place, incarnation) = name.rsplit_once('-')?;
         // As it is written, so that two names never mean the same.
         let number: u32 = incarnation.parse().ok()?;
@@ -136,14 +129,14 @@ impl PodName {
 
 impl PodName {
     /// Whether its incarnation can have been counted: others say nothing about how many there were.
-    pub fn is_counted(&self) -> bool {
+    pub(crate) fn is_counted(&self) -> bool {
         self.incarnation < MOST_INCARNATIONS
     }
 }
 
 /// The incarnation that follows `newest` at a place where the names of `taken` are in use, whoever uses
 /// them.
-pub fn next_incarnation(newest: Option<u32>, taken: &BTreeSet<u32>) -> u32 {
+pub(crate) fn next_incarnation(newest: Option<u32>, taken: &BTreeSet<u32>) -> u32 {
     let next = newest.and_then(|newest| newest.checked_add(1)).filter(|next| *next < MOST_INCARNATIONS);
     let first = next.unwrap_or(0);
     // Fewer pods than numbers exist, so one is free.
@@ -157,7 +150,7 @@ impl std::fmt::Display for PodName {
 }
 
 /// The label `key` of an object; empty where it has none.
-pub fn label<'a>(meta: &'a ObjectMeta, key: &str) -> &'a str {
+pub(crate) fn label<'a>(meta: &'a ObjectMeta, key: &str) -> &'a str {
     meta.labels.as_ref().and_then(|labels| labels.get(key)).map_or("", String::as_str)
 }
 

@@ -23,7 +23,7 @@ use tokio::try_join;
 
 /// Everything that belongs to a deployment, and when it was looked at.
 #[derive(Debug, Clone, Default)]
-pub struct Observed {
+pub(crate) struct Observed {
     /// Pods of functions and helpers.
     pub pods: Vec<Pod>,
     /// Services.
@@ -72,13 +72,13 @@ pub struct Observed {
 
 impl Observed {
     /// The entries of gateways that live.
-    pub fn gateways_alive(&self) -> impl Iterator<Item = &GatewayDemand> {
+    pub(crate) fn gateways_alive(&self) -> impl Iterator<Item = &GatewayDemand> {
         let entries = self.demand.as_ref().map_or(&[][..], |demand| demand.gateways());
         entries.iter().filter(|entry| self.gateways.contains(&entry.uid))
     }
 
     /// The routing generations, read.
-    pub fn table(&self, owner: &MoEDeployment) -> RoutingTable {
+    pub(crate) fn table(&self, owner: &MoEDeployment) -> RoutingTable {
         let kept = self.routing.as_ref().map(RoutingTable::from_record);
         kept.or_else(|| earlier::routing(owner, self)).unwrap_or_default()
     }
@@ -89,7 +89,7 @@ impl Observed {
     }
 
     /// The pods of functions of `owner`, with what main functions said.
-    pub fn functions(&self, owner: &MoEDeployment) -> Vec<PodView> {
+    pub(crate) fn functions(&self, owner: &MoEDeployment) -> Vec<PodView> {
         let uid = owner.uid().unwrap_or_default();
         let newest = self.table(owner).newest();
         let views = self.pods.iter().filter_map(|pod| PodView::of(pod, &uid, self.now));

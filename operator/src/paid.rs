@@ -21,7 +21,7 @@ const MOST_RATE: f64 = 1e12;
 const MOST_BYTES: f64 = (1_u64 << 50) as f64;
 
 /// The pods of `owner`'s functions that are paid for. Those that end have been replaced where functions are to run.
-pub fn paid(owner: &MoEDeployment, pods: &[Pod], functions_run: bool) -> Vec<FunctionPod> {
+pub(crate) fn paid(owner: &MoEDeployment, pods: &[Pod], functions_run: bool) -> Vec<FunctionPod> {
     let uid = owner.metadata.uid.as_deref().unwrap_or_default();
     let ours = pods.iter().filter(|pod| is_controlled_by(pod, uid));
     let mut paid: Vec<FunctionPod> = ours.filter_map(|pod| function(owner, pod, functions_run)).collect();
@@ -31,7 +31,7 @@ pub fn paid(owner: &MoEDeployment, pods: &[Pod], functions_run: bool) -> Vec<Fun
 }
 
 /// What an hour of `paid` costs, in nano-dollars.
-pub fn per_hour(paid: &[FunctionPod]) -> u64 {
+pub(crate) fn per_hour(paid: &[FunctionPod]) -> u64 {
     paid.iter().fold(0, |sum, function| sum.saturating_add(function.rate))
 }
 

@@ -16,7 +16,7 @@ use kube::ResourceExt;
 
 /// How planning stands.
 #[derive(Debug, Clone, PartialEq)]
-pub enum PlanState {
+pub(crate) enum PlanState {
     /// The model is being looked at.
     Inspecting {
         /// What keeps the inspector.
@@ -35,7 +35,7 @@ pub enum PlanState {
 
 /// What a plan for the present spec takes.
 #[derive(Debug)]
-pub enum Task {
+pub(crate) enum Task {
     /// Nothing: there is one, or there can be none.
     Done(PlanState),
     /// A solution.
@@ -51,7 +51,7 @@ pub enum Task {
 
 /// A plan, and what another one would be made from.
 #[derive(Debug)]
-pub struct Follow {
+pub(crate) struct Follow {
     /// For requests as they are.
     pub planning: Planning,
     /// The name of the plan that there is.
@@ -64,7 +64,7 @@ pub struct Follow {
 
 /// The plan that was decided for.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Planned {
+pub(crate) struct Planned {
     /// How planning stands.
     pub state: PlanState,
     /// A new plan.
@@ -85,7 +85,7 @@ pub struct Planned {
 
 /// A plan that is to run.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Target {
+pub(crate) struct Target {
     /// As functions.
     pub revision: Revision,
     /// The plan.
@@ -93,7 +93,7 @@ pub struct Target {
 }
 
 /// What a plan for the present spec takes.
-pub fn task(owner: &MoEDeployment, observed: &Observed, known: &Known, around: &Surroundings) -> Task {
+pub(crate) fn task(owner: &MoEDeployment, observed: &Observed, known: &Known, around: &Surroundings) -> Task {
     let (Some(facts), Some(hardware)) = (known.model.facts(), &known.hardware) else {
         return Task::Done(uninspected(owner, known, around));
     };
@@ -176,7 +176,7 @@ fn uninspected(owner: &MoEDeployment, known: &Known, around: &Surroundings) -> P
 ///
 /// # Errors
 /// The plan cannot be written as JSON.
-pub fn solved(
+pub(crate) fn solved(
     owner: &MoEDeployment,
     solution: Result<MoEPlanSpec, PlanningError>,
 ) -> Result<(PlanState, Option<MoEPlan>), serde_json::Error> {
@@ -193,7 +193,7 @@ pub fn solved(
 ///
 /// # Errors
 /// The plan cannot be written as JSON.
-pub fn followed(
+pub(crate) fn followed(
     owner: &MoEDeployment,
     (hash, plan, cause): (String, MoEPlanSpec, MixOf),
     better: Option<MoEPlanSpec>,
@@ -224,7 +224,7 @@ pub fn followed(
 impl Planned {
     /// What is to run: the plan for the present spec, or in mode Advisory the accepted one; while there is
     /// none, what runs already.
-    pub fn new(
+    pub(crate) fn new(
         owner: &MoEDeployment,
         observed: &Observed,
         known: &Known,
@@ -336,7 +336,7 @@ impl Planned {
     }
 
     /// Names of the plans that are proposed, to run or running.
-    pub fn in_use(&self, owner: &MoEDeployment) -> Vec<String> {
+    pub(crate) fn in_use(&self, owner: &MoEDeployment) -> Vec<String> {
         let planned = match &self.state {
             PlanState::Planned { hash, .. } => Some(hash),
             PlanState::Inspecting { .. } | PlanState::Refused(_) => None,
@@ -355,7 +355,7 @@ fn running(owner: &MoEDeployment, observed: &Observed) -> Option<String> {
 }
 
 /// The plan by which main functions serve.
-pub fn serving(owner: &MoEDeployment, observed: &Observed) -> Option<String> {
+pub(crate) fn serving(owner: &MoEDeployment, observed: &Observed) -> Option<String> {
     let uid = owner.uid().unwrap_or_default();
     let table = observed.table(owner);
     let views = observed.pods.iter().filter_map(|pod| PodView::of(pod, &uid, observed.now));
@@ -366,14 +366,14 @@ pub fn serving(owner: &MoEDeployment, observed: &Observed) -> Option<String> {
 }
 
 /// The plan that did not become ready in time under the present spec.
-pub fn failed_plan(owner: &MoEDeployment) -> Option<&str> {
+pub(crate) fn failed_plan(owner: &MoEDeployment) -> Option<&str> {
     let status = owner.status.as_ref()?;
     let is_same_spec = status.observed_generation == owner.metadata.generation;
     status.failed_plan.as_deref().filter(|_| is_same_spec)
 }
 
 /// The plan with this hash.
-pub fn find<'a>(
+pub(crate) fn find<'a>(
     owner: &MoEDeployment,
     plans: impl IntoIterator<Item = &'a MoEPlan>,
     hash: &str,

@@ -14,15 +14,15 @@ use std::net::{IpAddr, SocketAddr};
 const UNREADY: SignedDuration = SignedDuration::from_secs(90);
 
 /// The reason of a function that says nothing more.
-pub const NOT_READY: &str = "NotReady";
+pub(crate) const NOT_READY: &str = "NotReady";
 /// The reason of a main function that follows somebody else.
-pub const FOREIGN_ROUTING: &str = "ForeignRouting";
+pub(crate) const FOREIGN_ROUTING: &str = "ForeignRouting";
 /// Between the first look of a node at a pod and its first condition: both are whole seconds.
 const FIRST_LOOK: SignedDuration = SignedDuration::from_secs(1);
 
 /// A pod of a function.
 #[derive(Debug, Clone, PartialEq)]
-pub struct PodView {
+pub(crate) struct PodView {
     /// Its name, read.
     pub name: PodName,
     /// Its identity for the API.
@@ -65,7 +65,7 @@ pub struct PodView {
 
 /// Something that is wrong.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Trouble {
+pub(crate) struct Trouble {
     /// For conditions and events.
     pub reason: &'static str,
     /// What was said about it.
@@ -74,24 +74,24 @@ pub struct Trouble {
 
 impl Trouble {
     /// A trouble of `reason`.
-    pub fn new(reason: &'static str, message: impl Into<String>) -> Self {
+    pub(crate) fn new(reason: &'static str, message: impl Into<String>) -> Self {
         Self { reason, message: message.into() }
     }
 
     /// Whether it is a conclusion from outside: the function may be at work all the same.
-    pub fn is_presumed(&self) -> bool {
+    pub(crate) fn is_presumed(&self) -> bool {
         matches!(self.reason, NOT_READY | FOREIGN_ROUTING)
     }
 }
 
 impl PodView {
     /// Where main functions reach it, as host:port; none where it is a main function, or has no address yet.
-    pub fn expert_address(&self) -> Option<String> {
+    pub(crate) fn expert_address(&self) -> Option<String> {
         self.ip.filter(|_| !self.is_main).map(expert_address)
     }
 
     /// What `pod` says at `now`; none where it is not the pod of a function.
-    pub fn of(pod: &Pod, owner_uid: &str, now: Timestamp) -> Option<Self> {
+    pub(crate) fn of(pod: &Pod, owner_uid: &str, now: Timestamp) -> Option<Self> {
         let meta = &pod.metadata;
         let component = names::label(meta, COMPONENT);
         let is_main = component == Component::Main.name();
@@ -128,24 +128,24 @@ impl PodView {
     }
 
     /// Whether it is there to stay, and nothing is wrong with it that calls for another one.
-    pub fn is_sound(&self) -> bool {
+    pub(crate) fn is_sound(&self) -> bool {
         self.owned && self.ends_by.is_none() && self.fault.is_none() && self.name.is_counted()
     }
 
     /// Its container.
-    pub fn run(&self) -> Run {
+    pub(crate) fn run(&self) -> Run {
         (self.uid.clone(), self.restarts)
     }
 
     /// Whether it has `generation` in force, that and nothing else that goes by its number.
-    pub fn acts_on(&self, generation: &Generation) -> bool {
+    pub(crate) fn acts_on(&self, generation: &Generation) -> bool {
         self.in_force == Some(generation.number)
             && generation.placement().is_ok_and(|it| it == self.placement)
     }
 
     /// Takes note of the generation that a main function says it has in force; none: it said nothing. One
     /// far from the `newest` that was told is somebody else's, and before long no later one could follow it.
-    pub fn follows(&mut self, generation: Option<u64>, newest: u64) {
+    pub(crate) fn follows(&mut self, generation: Option<u64>, newest: u64) {
         self.in_force = generation.filter(|number| *number <= newest.max(MOST_GENERATIONS / 2));
         if let (Some(number), None) = (generation, self.in_force) {
             let message = format!("has generation {number} in force, which is not of this operator");
@@ -160,7 +160,7 @@ pub(super) fn expert_address(ip: IpAddr) -> String {
 }
 
 /// Whether the object with `uid` is the pod's controller.
-pub fn is_controlled_by(pod: &Pod, uid: &str) -> bool {
+pub(crate) fn is_controlled_by(pod: &Pod, uid: &str) -> bool {
     pod.owner_references().iter().any(|owner| owner.controller == Some(true) && owner.uid == uid)
 }
 
@@ -262,7 +262,7 @@ fn trouble(status: &PodStatus) -> Option<Trouble> {
 
 /// How a pod that runs once stands.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Outcome {
+pub(crate) enum Outcome {
     /// It has not ended.
     Running {
         /// What keeps it.
@@ -280,7 +280,7 @@ pub enum Outcome {
 }
 
 /// How `pod`, which is to run once, stands.
-pub fn outcome(pod: &Pod) -> Outcome {
+pub(crate) fn outcome(pod: &Pod) -> Outcome {
     let status = pod.status.clone().unwrap_or_default();
     match status.phase.as_deref() {
         Some("Succeeded") => Outcome::Succeeded,

@@ -23,7 +23,7 @@ pub(super) const KEY: &str = "profile.json";
 const MAX_PROFILE: usize = 128 << 10;
 
 /// Pods that are sent to measure the same before the prior has to do.
-pub const ATTEMPTS: u32 = 3;
+pub(crate) const ATTEMPTS: u32 = 3;
 
 /// Identity of what a profiler of `owner` measures: the weights, what they are computed in, by which
 /// version of what is measured, with what, and on which nodes. Deployments with the same one share a
@@ -34,7 +34,7 @@ pub const ATTEMPTS: u32 = 3;
 ///
 /// # Errors
 /// The spec cannot be written as JSON.
-pub fn subject(owner: &MoEDeployment, facts: &ModelFacts) -> Result<String, serde_json::Error> {
+pub(crate) fn subject(owner: &MoEDeployment, facts: &ModelFacts) -> Result<String, serde_json::Error> {
     // Without `..`: whether a new field matters here is to be decided.
     let MainSpec { device, gpu, memory_mb, cpu, template } = &owner.spec.main;
     let PodTemplate {
@@ -60,7 +60,7 @@ pub fn subject(owner: &MoEDeployment, facts: &ModelFacts) -> Result<String, serd
 ///
 /// # Errors
 /// What a person must mend.
-pub fn supplied(name: &str, map: Option<&ConfigMap>) -> Result<KnownProfile, Trouble> {
+pub(crate) fn supplied(name: &str, map: Option<&ConfigMap>) -> Result<KnownProfile, Trouble> {
     let missing = |message| Trouble::new("ProfileMissing", message);
     let map =
         map.ok_or_else(|| missing(format!("spec.profile.configMapName: there is no ConfigMap {name}")))?;
@@ -72,7 +72,7 @@ pub fn supplied(name: &str, map: Option<&ConfigMap>) -> Result<KnownProfile, Tro
 }
 
 /// The profile in `record`, where it is one of this subject and model; what somebody spoiled is measured again.
-pub fn measured(
+pub(crate) fn measured(
     record: &MoERecord,
     subject: &str,
     owner: &MoEDeployment,
@@ -89,7 +89,7 @@ pub(super) fn of_model(profile: Profile, owner: &MoEDeployment, facts: &ModelFac
 }
 
 /// The profile that a profiler printed: the last line of its log that is one.
-pub fn from_log(log: &str) -> Option<Profile> {
+pub(crate) fn from_log(log: &str) -> Option<Profile> {
     let mut lines = log.lines().rev().filter(|line| line.starts_with('{') && line.len() <= MAX_PROFILE);
     lines.find_map(|line| Profile::from_json(line).ok())
 }
@@ -99,7 +99,7 @@ pub fn from_log(log: &str) -> Option<Profile> {
 ///
 /// # Errors
 /// The profile cannot be written as JSON.
-pub fn record(
+pub(crate) fn record(
     owner: &MoEDeployment,
     subject: &str,
     profile: &Profile,
@@ -122,7 +122,7 @@ pub fn record(
 }
 
 /// `record` with `owner` among those that it stays for; none where it is already.
-pub fn shared_with(record: &MoERecord, owner: &MoEDeployment) -> Option<MoERecord> {
+pub(crate) fn shared_with(record: &MoERecord, owner: &MoEDeployment) -> Option<MoERecord> {
     let reference = owner.owner_ref(&())?;
     if record.owner_references().iter().any(|known| known.uid == reference.uid) {
         return None;

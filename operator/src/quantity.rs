@@ -4,21 +4,21 @@
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 /// Bytes of 1 MB.
-pub const MB: u64 = 1_000_000;
+pub(crate) const MB: u64 = 1_000_000;
 
 /// `megabytes` of memory. Decimal units: a function of 1000 MB has 1 GB and not 1 GiB.
-pub fn megabytes(megabytes: u32) -> Quantity {
+pub(crate) fn megabytes(megabytes: u32) -> Quantity {
     Quantity(with_decimal_suffix(u64::from(megabytes) * MB))
 }
 
 /// The vCPUs that come with `megabytes` of memory, in millicores: one vCPU with 1000 MB (Remoe paper,
 /// section III-A).
-pub fn millicores_of(megabytes: u32) -> u32 {
+pub(crate) fn millicores_of(megabytes: u32) -> u32 {
     megabytes
 }
 
 /// `millicores` of CPU.
-pub fn vcpus(millicores: u32) -> Quantity {
+pub(crate) fn vcpus(millicores: u32) -> Quantity {
     if millicores.is_multiple_of(1000) {
         Quantity((millicores / 1000).to_string())
     } else {
@@ -27,7 +27,7 @@ pub fn vcpus(millicores: u32) -> Quantity {
 }
 
 /// Threads that keep `millicores` busy.
-pub fn threads(millicores: u32) -> u32 {
+pub(crate) fn threads(millicores: u32) -> u32 {
     millicores.div_ceil(1000).max(1)
 }
 
@@ -39,7 +39,7 @@ fn with_decimal_suffix(bytes: u64) -> String {
 }
 
 /// What a quantity amounts to; none where it cannot be read.
-pub fn amount(quantity: &Quantity) -> Option<f64> {
+pub(crate) fn amount(quantity: &Quantity) -> Option<f64> {
     const UNITS: [(&str, f64); 11] = [
         ("Ki", 1024.0),
         ("Mi", 1_048_576.0),

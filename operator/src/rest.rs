@@ -5,7 +5,7 @@ use jiff::Timestamp;
 
 /// Until when nothing is looked for. Whoever begins anew looks once more.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Rest {
+pub(crate) struct Rest {
     /// For requests as they are.
     pub drift: Timestamp,
     /// For those who wake functions.

@@ -31,7 +31,7 @@ const AFTER: Duration = Duration::from_secs(1);
 
 /// Which remote functions sleep, and what follows.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Resting {
+pub(crate) struct Resting {
     /// How each remote function is from now on; empty where none may sleep by itself.
     pub groups: Vec<GroupDemand>,
     /// What main functions are to be asked; none: nothing.
@@ -44,7 +44,7 @@ pub struct Resting {
 
 /// The remote functions whose use main functions are asked for.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Watched {
+pub(crate) struct Watched {
     /// The experts of each, by its name.
     pub hosted: BTreeMap<String, Vec<LayerExperts>>,
     /// Those that sleep: a use of one of them is news.
@@ -53,7 +53,7 @@ pub struct Watched {
 
 /// What became of a remote function.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Change {
+pub(crate) struct Change {
     /// Its name.
     pub function: String,
     /// What it does from now on.
@@ -62,7 +62,7 @@ pub struct Change {
 
 /// A way that a remote function goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Turn {
+pub(crate) enum Turn {
     /// Nobody has used it for its window.
     Sleeps,
     /// It was used.
@@ -73,7 +73,7 @@ pub enum Turn {
 
 impl Change {
     /// What is worth saying of it.
-    pub fn happening(&self) -> Happening {
+    pub(crate) fn happening(&self) -> Happening {
         let function = &self.function;
         match self.to {
             Turn::Sleeps => Happening::normal(
@@ -96,7 +96,7 @@ impl Change {
 
 /// Has the functions of `target` sleep and wake that the use of experts asks for which `observed`, whose functions are `pods`,
 /// tells of.
-pub fn follow(
+pub(crate) fn follow(
     owner: &MoEDeployment,
     (observed, pods): (&Observed, &[PodView]),
     known: &Known,

@@ -30,7 +30,7 @@ const FAULTY_GRACE: Duration = Duration::from_secs(45);
 
 /// What a step sees.
 #[derive(Debug, Clone, Copy)]
-pub struct Scene<'a> {
+pub(crate) struct Scene<'a> {
     /// The name of the deployment.
     pub deployment: &'a str,
     /// What is to run.
@@ -51,7 +51,7 @@ pub struct Scene<'a> {
 
 /// What is to be done.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Rollout {
+pub(crate) struct Rollout {
     /// Pods to be made.
     pub create: Vec<Creation>,
     /// Pods to be deleted.
@@ -68,7 +68,7 @@ pub struct Rollout {
 
 /// A pod to be made.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Creation {
+pub(crate) struct Creation {
     /// Index into the functions of the target.
     pub function: usize,
     /// Which replica.
@@ -81,7 +81,7 @@ pub struct Creation {
 
 /// A pod to be deleted.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Deletion {
+pub(crate) struct Deletion {
     /// Its name.
     pub name: String,
     /// Its identity: another one of the same name is not meant.
@@ -91,7 +91,7 @@ pub struct Deletion {
 }
 
 /// Identity of a revision: its plan in one shape.
-pub fn revision_hash(revision: &Revision) -> Result<String, serde_json::Error> {
+pub(crate) fn revision_hash(revision: &Revision) -> Result<String, serde_json::Error> {
     let identities: Vec<&str> = revision.functions().map(|function| function.identity.as_str()).collect();
     digest(&(&revision.plan, identities))
 }
@@ -100,7 +100,7 @@ pub fn revision_hash(revision: &Revision) -> Result<String, serde_json::Error> {
 ///
 /// # Errors
 /// A value cannot be written as JSON.
-pub fn step(scene: Scene<'_>) -> Result<Rollout, serde_json::Error> {
+pub(crate) fn step(scene: Scene<'_>) -> Result<Rollout, serde_json::Error> {
     let Replacements { left, held } = Replacements::of(scene);
     let functions: Vec<&Function> = scene.target.functions().collect();
     let next = Next::of(scene)?;
@@ -308,7 +308,7 @@ fn creation(scene: Scene<'_>, function: &Function, start: &Start, there: &[&PodV
 }
 
 /// How long a pod must have been there before it is replaced: the first one may go at once.
-pub fn pause(incarnation: u32) -> SignedDuration {
+pub(crate) fn pause(incarnation: u32) -> SignedDuration {
     SignedDuration::try_from(PAUSES.after(incarnation)).unwrap_or(SignedDuration::MAX)
 }
 
@@ -339,7 +339,7 @@ fn routed_pod(function: &Function, groups: &[String], pod: &PodView) -> Option<R
 }
 
 /// The main functions that are spoken with, each with the generation that it is to have in force.
-pub fn orders<'a>(
+pub(crate) fn orders<'a>(
     table: &'a RoutingTable,
     pods: &'a [PodView],
 ) -> impl Iterator<Item = (&'a PodView, Option<&'a Generation>)> {

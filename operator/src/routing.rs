@@ -1,6 +1,6 @@
 //! Routing generations: what main functions are told, and the durable copy of it.
 
-pub use super::api::{Generation, RoutedPod};
+pub(crate) use super::api::{Generation, RoutedPod};
 use super::api::{MoEDeployment, MoERecord, MoERecordSpec};
 use super::build::owned_meta;
 use super::names;
@@ -11,12 +11,12 @@ use std::collections::BTreeMap;
 /// Numbers are counted up to here: 64 times what a main function takes in one step, so that one that has
 /// just started can be brought there. Numbers from here on are not believed, wherever
 /// they stand: main functions that have one are replaced, and counting begins anew.
-pub const MOST_GENERATIONS: u64 = 1 << 38;
+pub(crate) const MOST_GENERATIONS: u64 = 1 << 38;
 
 /// The generations in force or on their way there, by the identity of the main functions that they are
 /// for. Two while main functions of a new shape take over from those of an old one.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct RoutingTable {
+pub(crate) struct RoutingTable {
     /// One generation per shape.
     pub entries: BTreeMap<String, Generation>,
     /// Whether the durable copy had more that could not be believed: numbers beyond these may be in use.
@@ -79,7 +79,7 @@ impl Generation {
 
 impl RoutingTable {
     /// Reads the durable copy.
-    pub fn from_record(record: &MoERecord) -> Self {
+    pub(crate) fn from_record(record: &MoERecord) -> Self {
         let entries = record.spec.generations.iter();
         Self::believed(entries.map(|(identity, generation)| (identity.as_str(), Some(generation.clone()))))
     }
@@ -100,7 +100,7 @@ impl RoutingTable {
     }
 
     /// The durable copy.
-    pub fn record(&self, owner: &MoEDeployment) -> MoERecord {
+    pub(crate) fn record(&self, owner: &MoEDeployment) -> MoERecord {
         let newest = self.entries.values().max_by_key(|generation| generation.number);
         let about = newest.map_or_else(
             || "no generation is in force".to_owned(),
@@ -113,12 +113,12 @@ impl RoutingTable {
     }
 
     /// The largest number so far.
-    pub fn newest(&self) -> u64 {
+    pub(crate) fn newest(&self) -> u64 {
         self.entries.values().map(|generation| generation.number).max().unwrap_or(0)
     }
 
     /// Whether any generation leads to the pod.
-    pub fn leads_to(&self, pod: &str) -> bool {
+    pub(crate) fn leads_to(&self, pod: &str) -> bool {
         let endpoints = self.entries.values().flat_map(|generation| &generation.endpoints);
         endpoints.into_iter().any(|routed| routed.pod == pod)
     }

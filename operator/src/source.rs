@@ -2,7 +2,7 @@
 
 /// A source of weights.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ModelSource {
+pub(crate) enum ModelSource {
     /// A folder of a PersistentVolumeClaim.
     Claim {
         /// The claim.
@@ -27,7 +27,7 @@ pub enum ModelSource {
 #[error(
     "{source_text:?} {problem}; write hf://organisation/name, s3://bucket/prefix, https://host/path or pvc://claim/path"
 )]
-pub struct SourceError {
+pub(crate) struct SourceError {
     source_text: String,
     problem: &'static str,
 }
@@ -37,7 +37,7 @@ impl ModelSource {
     ///
     /// # Errors
     /// It has no known form, or leads out of the claim.
-    pub fn parse(text: &str) -> Result<Self, SourceError> {
+    pub(crate) fn parse(text: &str) -> Result<Self, SourceError> {
         let wrong = |problem| SourceError { source_text: text.to_owned(), problem };
         let (scheme, rest) = text.split_once("://").ok_or_else(|| wrong("is no URL"))?;
         match scheme {
@@ -67,7 +67,7 @@ impl ModelSource {
     }
 
     /// Whether weights come over the network: pods fetch them into a cache.
-    pub fn is_fetched(&self) -> bool {
+    pub(crate) fn is_fetched(&self) -> bool {
         !matches!(self, Self::Claim { .. })
     }
 }

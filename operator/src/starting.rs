@@ -27,10 +27,10 @@ const CALL: Duration = Duration::from_millis(500);
 const LONGEST: Duration = Duration::from_secs(60);
 
 /// A container of a function: its pod's uid, and how often it was started again. What one said is not the next one's word.
-pub type Run = (String, i32);
+pub(crate) type Run = (String, i32);
 
 /// All functions that are asked.
-pub struct Starting {
+pub(crate) struct Starting {
     deployments: Mutex<HashMap<ObjectRef<MoEDeployment>, Deployment>>,
     news: mpsc::Sender<ObjectRef<MoEDeployment>>,
 }
@@ -50,12 +50,12 @@ struct Function {
 
 impl Starting {
     /// Nobody is asked yet; `news` is told which deployments are to be looked at.
-    pub fn new(news: mpsc::Sender<ObjectRef<MoEDeployment>>) -> Self {
+    pub(crate) fn new(news: mpsc::Sender<ObjectRef<MoEDeployment>>) -> Self {
         Self { deployments: Mutex::default(), news }
     }
 
     /// The functions of `owner` that said that they serve.
-    pub fn serving(&self, owner: &MoEDeployment) -> BTreeSet<Run> {
+    pub(crate) fn serving(&self, owner: &MoEDeployment) -> BTreeSet<Run> {
         let deployments = self.lock();
         let functions = deployments.get(&ObjectRef::from_obj(owner)).map(|known| &known.functions);
         let serving =
@@ -64,7 +64,7 @@ impl Starting {
     }
 
     /// Asks the functions `starting` of `owner`, and no others.
-    pub fn keep(&self, owner: &MoEDeployment, starting: BTreeMap<Run, IpAddr>) {
+    pub(crate) fn keep(&self, owner: &MoEDeployment, starting: BTreeMap<Run, IpAddr>) {
         let key = ObjectRef::from_obj(owner);
         let mut deployments = self.lock();
         if starting.is_empty() {
@@ -90,7 +90,7 @@ impl Starting {
     }
 
     /// Asks nobody of `deployment` any more.
-    pub fn end(&self, deployment: &ObjectRef<MoEDeployment>) {
+    pub(crate) fn end(&self, deployment: &ObjectRef<MoEDeployment>) {
         self.lock().remove(deployment);
     }
 

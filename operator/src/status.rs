@@ -30,7 +30,7 @@ const STUCK: &str = "ProgressDeadlineExceeded";
 
 /// Everything that the status says something about.
 #[derive(Debug, Clone)]
-pub struct Findings<'a> {
+pub(crate) struct Findings<'a> {
     /// The deployment.
     pub deployment: &'a MoEDeployment,
     /// The checkpoint, once it was looked at.
@@ -65,7 +65,7 @@ pub struct Findings<'a> {
 
 impl<'a> Findings<'a> {
     /// Those of a look at `deployment`, with what the API `refused`.
-    pub fn of(
+    pub(crate) fn of(
         deployment: &'a MoEDeployment,
         observed: &Observed,
         known: &Known,
@@ -117,7 +117,7 @@ fn saved(observed: &Observed) -> Option<i64> {
 }
 
 /// The status that follows from the findings.
-pub fn status(findings: &Findings<'_>) -> MoEDeploymentStatus {
+pub(crate) fn status(findings: &Findings<'_>) -> MoEDeploymentStatus {
     let owner = findings.deployment;
     let before = owner.status.clone().unwrap_or_default();
     let name = owner.name_any();

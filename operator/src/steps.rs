@@ -42,11 +42,11 @@ const SUPPLIED: Duration = Duration::from_secs(30);
 const KEPT_PLANS: usize = 10;
 
 /// The reason of a trouble with an object that somebody else has under the same name.
-pub const NAME_TAKEN: &str = "NameTaken";
+pub(crate) const NAME_TAKEN: &str = "NameTaken";
 
 /// One write.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Write {
+pub(crate) enum Write {
     /// Makes a Service what it is to be.
     Service(Keep<Service>),
     /// Makes a policy what it is to be.
@@ -86,7 +86,7 @@ pub enum Write {
 
 /// An object as it is to be, and as it was read; none: it was not found by its labels.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Keep<K> {
+pub(crate) struct Keep<K> {
     /// As it is to be.
     pub wanted: Box<K>,
     /// As it was read.
@@ -95,7 +95,7 @@ pub struct Keep<K> {
 
 /// A pod that is to be made.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Creation {
+pub(crate) struct Creation {
     /// The pod.
     pub pod: Box<Pod>,
     /// Which part it plays.
@@ -106,7 +106,7 @@ pub struct Creation {
 
 /// Everything that is to be done for a deployment now.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Steps {
+pub(crate) struct Steps {
     /// What is to be written, one after the other.
     pub writes: Vec<Write>,
     /// Whom to speak with after that, and what main functions are to have in force.
@@ -141,7 +141,7 @@ struct Scene<'a> {
 ///
 /// # Errors
 /// A value cannot be written as JSON.
-pub fn steps(
+pub(crate) fn steps(
     owner: &MoEDeployment,
     (observed, pods): (&Observed, Vec<PodView>),
     known: &Known,
@@ -186,7 +186,7 @@ impl Scene<'_> {
 impl Steps {
     /// What is said once the first `written` writes are made, be it that those after them failed: the next look finds what is
     /// written and says nothing of it.
-    pub fn said(&self, written: usize) -> Vec<Happening> {
+    pub(crate) fn said(&self, written: usize) -> Vec<Happening> {
         let said = self.happenings.iter().filter(|(before, _)| *before <= written);
         said.map(|(_, happening)| happening.clone()).collect()
     }
@@ -316,7 +316,7 @@ impl Steps {
 }
 
 /// The trouble with an object whose name somebody else has.
-pub fn name_taken<K: Resource<DynamicType = ()>>(wanted: &K) -> Trouble {
+pub(crate) fn name_taken<K: Resource<DynamicType = ()>>(wanted: &K) -> Trouble {
     let (kind, name) = (K::kind(&()), wanted.name_any());
     Trouble::new(NAME_TAKEN, format!("{kind} {name} belongs to somebody else; rename it, or this deployment"))
 }

@@ -20,7 +20,12 @@ const LONGEST: SignedDuration = SignedDuration::from_mins(10);
 
 /// Whether all main functions, or all remote ones, of `owner` are to be followed by others that nobody asked for, none of
 /// which is there yet, while all that main functions were told of by `table` is there and works.
-pub fn is_needed(owner: &MoEDeployment, pods: &[PodView], table: &RoutingTable, target: &Revision) -> bool {
+pub(crate) fn is_needed(
+    owner: &MoEDeployment,
+    pods: &[PodView],
+    table: &RoutingTable,
+    target: &Revision,
+) -> bool {
     let seen = owner.status.as_ref().and_then(|status| status.observed_generation);
     if seen.is_none() || seen != owner.metadata.generation {
         return false;

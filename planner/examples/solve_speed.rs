@@ -9,7 +9,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-#[path = "../tests/generate/mod.rs"]
+#[path = "../tests/it/generate/mod.rs"]
 mod generate;
 
 use generate::{Shape, model_problem};

@@ -11,7 +11,7 @@
 #[cfg(test)]
 extern crate self as remoe_planner;
 #[cfg(test)]
-#[path = "../tests/generate/mod.rs"]
+#[path = "../tests/it/generate/mod.rs"]
 mod generate;
 
 mod alive;

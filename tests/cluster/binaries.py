@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """The programs that a cluster consists of: the user's own, or built once from their Go modules."""
 
 import fcntl
@@ -8,6 +9,9 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+import cache  # noqa: E402
 
 MODULE = Path(__file__).resolve().parent / "binaries"
 KUBERNETES = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl")
@@ -23,18 +27,11 @@ class Missing(Exception):
     """What is missing and how to get it."""
 
 
-def cache_root() -> Path:
-    if chosen := os.environ.get("REMOE_CACHE"):
-        return Path(chosen).absolute()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "remoe"
-
-
 def folder() -> Path:
     """The folder that holds every program, built when it is not there yet."""
     if given := os.environ.get(SETTING):
         return check_given(Path(given).absolute())
-    root = cache_root()
+    root = cache.root()
     root.mkdir(parents=True, exist_ok=True)
     ready = built()
     if complete(ready):
@@ -47,11 +44,6 @@ def folder() -> Path:
     return ready
 
 
-def are_there() -> bool:
-    """Whether nothing is left to build."""
-    return bool(os.environ.get(SETTING)) or complete(built())
-
-
 def available() -> None:
     """Raise Missing when the programs are neither there nor can be built."""
     if given := os.environ.get(SETTING):
@@ -62,7 +54,7 @@ def available() -> None:
 
 def built() -> Path:
     """Where programs lie that were built from the modules as they are now."""
-    return cache_root() / f"cluster-{kubernetes_version()}-{source_hash()}"
+    return cache.root() / f"cluster-{kubernetes_version()}-{source_hash()}"
 
 
 def check_given(given: Path) -> Path:

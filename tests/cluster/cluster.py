@@ -8,7 +8,6 @@
     cluster.py status          which clusters there are
     cluster.py check           whether one can be made here; if not, why, and status 1
     cluster.py prepare         install and build what it consists of
-    cluster.py built           whether its programs are there; if they must be built first, status 1
     cluster.py down            remove it and everything it left
 
 etcd, API server, controller manager, scheduler, kubelet and containerd run in namespaces of their own
@@ -292,7 +291,6 @@ def arguments() -> argparse.Namespace:
     commands.add_parser("status", help="list clusters")
     commands.add_parser("check", help="say what stands in the way of a cluster")
     commands.add_parser("prepare", help="install and build what a cluster consists of")
-    commands.add_parser("built", help="say whether its programs are there")
     load = commands.add_parser("load", parents=[named], help="put images on the node")
     load.add_argument("tar", nargs="+", type=Path)
     volume = commands.add_parser("volume", parents=[named], help="make a bound claim")
@@ -312,10 +310,6 @@ def main() -> None:
                 print(reason)
                 sys.exit(1)
             return
-        if given.command == "built":
-            there = binaries.are_there()
-            print("the cluster's programs are there" if there else "the cluster's programs must be built first")
-            sys.exit(0 if there else 1)
         if given.command == "prepare":
             need_root()
             install(fast=False)

@@ -73,6 +73,7 @@ fn options() -> Options {
     options
 }
 
+#[expect(clippy::disallowed_methods, reason = "an example without anything to release")]
 fn usage<T>(argument: &str) -> T {
     eprintln!("{argument}: unknown, or without a proper value");
     eprintln!("ffn_speed [--threads N] [--dtype bf16|f32|int8|int4|mxfp4|fp8] [--hidden N] [--width N]");

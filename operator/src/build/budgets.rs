@@ -11,7 +11,7 @@ use kube::ResourceExt;
 ///
 /// `minAvailable` as a number, since a percentage or `maxUnavailable` would be taken of the scale of the
 /// pods' controller, which counts main functions only.
-pub fn budgets(owner: &MoEDeployment, revision: &Revision) -> Vec<PodDisruptionBudget> {
+pub(crate) fn budgets(owner: &MoEDeployment, revision: &Revision) -> Vec<PodDisruptionBudget> {
     let several = revision.functions().filter(|function| function.replicas > 1);
     let budget = |name: &str, replicas: u32| {
         let available = i32::try_from(replicas.saturating_sub(1)).unwrap_or(i32::MAX);

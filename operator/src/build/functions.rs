@@ -34,7 +34,7 @@ const MOST_REPLICAS: u32 = 1024;
 
 /// Loading a large model from a slow volume takes minutes. A container that has not loaded by then is
 /// started again, in seconds.
-pub const LOAD_SECONDS: i32 = 1800;
+pub(crate) const LOAD_SECONDS: i32 = 1800;
 const STARTUP: Pace = Pace { period_seconds: 1, timeout_seconds: 2, failures: LOAD_SECONDS };
 const READINESS: Pace = Pace { period_seconds: 1, timeout_seconds: 2, failures: 2 };
 const LIVENESS: Pace = Pace { period_seconds: 10, timeout_seconds: 5, failures: 3 };
@@ -46,7 +46,7 @@ const GATEWAY_IDENTITY: &str = "--gateway-identity";
 
 /// All pods of one function of a revision.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Function {
+pub(crate) struct Function {
     /// `main`, or that of a layer or group.
     pub name: String,
     /// Which part it plays.
@@ -67,7 +67,7 @@ pub struct Function {
 
 /// The functions of one plan, in one shape.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Revision {
+pub(crate) struct Revision {
     /// Hash of the plan.
     pub plan: String,
     /// The main functions.
@@ -78,12 +78,12 @@ pub struct Revision {
 
 impl Revision {
     /// All functions, the main ones first.
-    pub fn functions(&self) -> impl Iterator<Item = &Function> {
+    pub(crate) fn functions(&self) -> impl Iterator<Item = &Function> {
         std::iter::once(&self.main).chain(&self.remote)
     }
 
     /// The remote experts of each layer that has any, ascending.
-    pub fn remote_sets(&self) -> Vec<LayerExperts> {
+    pub(crate) fn remote_sets(&self) -> Vec<LayerExperts> {
         let mut remote: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
         let hosted = self.remote.iter().filter_map(|function| function.hosted.as_ref());
         for set in hosted.flat_map(Hosted::sets) {
@@ -99,7 +99,7 @@ impl Revision {
 
 /// Why the functions of a plan cannot be built.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BuildError {
+pub(crate) enum BuildError {
     /// The source of the weights.
     #[error(transparent)]
     Source(#[from] SourceError),
@@ -115,7 +115,7 @@ pub enum BuildError {
 ///
 /// # Errors
 /// The plan's source or one of its listings cannot be read, or its functions contradict each other.
-pub fn revision(
+pub(crate) fn revision(
     owner: &MoEDeployment,
     hash: &str,
     plan: &MoEPlanSpec,
@@ -175,17 +175,17 @@ fn function(
 impl Function {
     /// Replicas that are to run, those because of load among them: no more than a resource may ask for, whatever an object says
     /// that nobody checked.
-    pub fn most(&self) -> u32 {
+    pub(crate) fn most(&self) -> u32 {
         self.replicas.saturating_add(self.extra).min(MOST_REPLICAS)
     }
 
     /// Where one of the replicas is, whatever its incarnation.
-    pub fn place(&self, deployment: &str, replica: u32) -> String {
+    pub(crate) fn place(&self, deployment: &str, replica: u32) -> String {
         format!("{deployment}-{}-{}-{replica}", self.name, self.identity)
     }
 
     /// The pod of one replica.
-    pub fn pod(&self, owner: &MoEDeployment, replica: u32, incarnation: u32) -> Pod {
+    pub(crate) fn pod(&self, owner: &MoEDeployment, replica: u32, incarnation: u32) -> Pod {
         let place = self.place(&owner.name_any(), replica);
         let mut metadata = owned_meta(owner, |_| PodName { place, incarnation }.to_string());
         metadata.annotations = Some(BTreeMap::from([(SAFE_TO_EVICT.to_owned(), "true".to_owned())]));
@@ -202,18 +202,18 @@ impl Function {
 
 /// Whether the main function in `pod` takes requests from gateways alone: those of versions before, and those made while
 /// nobody signed, speak with everybody, in plaintext.
-pub fn knows_gateways(pod: &Pod) -> bool {
+pub(crate) fn knows_gateways(pod: &Pod) -> bool {
     let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
     containers.flat_map(|each| each.args.iter().flatten()).any(|argument| argument == GATEWAY_IDENTITY)
 }
 
 /// The model's name in the HTTP interface.
-pub fn served_name(owner: &MoEDeployment) -> String {
+pub(crate) fn served_name(owner: &MoEDeployment) -> String {
     owner.spec.served_name.clone().unwrap_or_else(|| owner.name_any())
 }
 
 /// Requests that a main function of `plan` has at the same time.
-pub fn room(plan: &MoEPlanSpec) -> usize {
+pub(crate) fn room(plan: &MoEPlanSpec) -> usize {
     (plan.workload.concurrency as usize).max(DEFAULT_MAX_BATCH)
 }
 

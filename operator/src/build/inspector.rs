@@ -16,7 +16,7 @@ const MEMORY_MB: u32 = 300;
 const DEADLINE_SECONDS: i64 = 300;
 
 /// Where the inspectors of `subject` are, whatever their incarnation.
-pub fn inspector_place(deployment: &str, subject: &str) -> String {
+pub(crate) fn inspector_place(deployment: &str, subject: &str) -> String {
     format!("{deployment}-inspect-{subject}")
 }
 
@@ -25,7 +25,7 @@ pub fn inspector_place(deployment: &str, subject: &str) -> String {
 ///
 /// # Errors
 /// The source cannot be read.
-pub fn inspector(
+pub(crate) fn inspector(
     owner: &MoEDeployment,
     subject: &str,
     incarnation: u32,

@@ -13,15 +13,17 @@ mod profiler;
 mod remote;
 mod services;
 
-pub use budgets::budgets;
-pub use extras::PodExtras;
-pub use functions::{
+pub(crate) use budgets::budgets;
+pub(crate) use extras::PodExtras;
+pub(crate) use functions::{
     BuildError, Function, LOAD_SECONDS, Revision, knows_gateways, revision, room, served_name,
 };
-pub use inspector::{inspector, inspector_place};
-pub use plan::{plan_hash, plan_name, plan_object};
-pub use profiler::{measured_vcpus, profiler};
-pub use remote::Hosted;
+pub(crate) use inspector::{inspector, inspector_place};
+#[cfg(any(test, fuzzing))]
+pub(crate) use plan::plan_hash;
+pub(crate) use plan::{plan_name, plan_object};
+pub(crate) use profiler::{measured_vcpus, profiler};
+pub(crate) use remote::Hosted;
 
 use super::api::{Device, MoEDeployment};
 use super::collector::Collector;
@@ -33,20 +35,20 @@ use kube::api::ObjectMeta;
 use kube::{Resource, ResourceExt};
 
 /// The port of the HTTP interface of main functions.
-pub const HTTP_PORT: u16 = 8000;
+pub(crate) const HTTP_PORT: u16 = 8000;
 /// The port of all functions for probes, and for nothing else. Nodes reach their own pods whatever policies say, the operator
 /// asks remote functions that start.
-pub const HEALTH_PORT: u16 = 8081;
+pub(crate) const HEALTH_PORT: u16 = 8081;
 /// The port of the control interface of main functions.
-pub const CONTROL_PORT: u16 = 9000;
+pub(crate) const CONTROL_PORT: u16 = 9000;
 /// The port of remote functions.
-pub const EXPERT_PORT: u16 = 9001;
+pub(crate) const EXPERT_PORT: u16 = 9001;
 /// The port of the metrics of all functions.
-pub const METRICS_PORT: u16 = 9090;
+pub(crate) const METRICS_PORT: u16 = 9090;
 
 /// What the operator was told about its surroundings.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Surroundings {
+pub(crate) struct Surroundings {
     /// Image with main-model-fn, remote-expert-fn and remoe.
     pub main_image: String,
     /// The same for device cuda.
@@ -75,7 +77,7 @@ pub struct Surroundings {
 
 impl Surroundings {
     /// The image of what computes on `device` as main functions do.
-    pub fn main_image(&self, device: Device) -> &str {
+    pub(crate) fn main_image(&self, device: Device) -> &str {
         match device {
             Device::Cpu => &self.main_image,
             Device::Cuda => &self.main_cuda_image,
@@ -85,7 +87,7 @@ impl Surroundings {
 
 /// Objects around the pods; they do not depend on a plan.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Frame {
+pub(crate) struct Frame {
     /// Where clients and scrapers find the pods.
     pub services: Vec<Service>,
     /// Who may talk to whom.
@@ -93,7 +95,7 @@ pub struct Frame {
 }
 
 /// The frame around the pods of `owner`.
-pub fn frame(owner: &MoEDeployment, around: &Surroundings) -> Frame {
+pub(crate) fn frame(owner: &MoEDeployment, around: &Surroundings) -> Frame {
     Frame { services: services::services(owner, around), network_policies: network::policies(owner, around) }
 }
 

@@ -3,7 +3,7 @@ use crate::api::{GroupPlan, MainPlan, MoEDeployment, MoEPlan, MoEPlanSpec, Remot
 use crate::digest::digest;
 
 /// The name of a plan's object.
-pub fn plan_name(deployment: &str, hash: &str) -> String {
+pub(crate) fn plan_name(deployment: &str, hash: &str) -> String {
     format!("{deployment}-{hash}")
 }
 
@@ -13,7 +13,7 @@ pub fn plan_name(deployment: &str, hash: &str) -> String {
 ///
 /// # Errors
 /// The plan cannot be written as JSON.
-pub fn plan_hash(plan: &MoEPlanSpec) -> Result<String, serde_json::Error> {
+pub(crate) fn plan_hash(plan: &MoEPlanSpec) -> Result<String, serde_json::Error> {
     // Without `..`: whether a new field is content is to be decided.
     let MoEPlanSpec {
         deployment,
@@ -49,7 +49,10 @@ pub fn plan_hash(plan: &MoEPlanSpec) -> Result<String, serde_json::Error> {
 ///
 /// # Errors
 /// The plan cannot be written as JSON.
-pub fn plan_object(owner: &MoEDeployment, spec: MoEPlanSpec) -> Result<(String, MoEPlan), serde_json::Error> {
+pub(crate) fn plan_object(
+    owner: &MoEDeployment,
+    spec: MoEPlanSpec,
+) -> Result<(String, MoEPlan), serde_json::Error> {
     let hash = plan_hash(&spec)?;
     let metadata = owned_meta(owner, |deployment| plan_name(deployment, &hash));
     Ok((hash, MoEPlan { metadata, spec }))

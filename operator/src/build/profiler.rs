@@ -20,7 +20,7 @@ const MEASURED_MILLICORES: std::ops::RangeInclusive<u32> = 1_000..=8_000;
 const BESIDE_WEIGHTS_MB: u64 = 2_500;
 
 /// The vCPUs that are measured for main functions that may have `memory`, and `cpu` where that is apart.
-pub fn measured_vcpus(memory: &MemoryRange, cpu: Option<&CpuRange>) -> Quantity {
+pub(crate) fn measured_vcpus(memory: &MemoryRange, cpu: Option<&CpuRange>) -> Quantity {
     let most = cpu.map_or(millicores_of(memory.max), |cpu| cpu.max);
     vcpus(most.clamp(*MEASURED_MILLICORES.start(), *MEASURED_MILLICORES.end()))
 }
@@ -30,7 +30,7 @@ pub fn measured_vcpus(memory: &MemoryRange, cpu: Option<&CpuRange>) -> Quantity 
 ///
 /// # Errors
 /// The plan's source cannot be read.
-pub fn profiler(
+pub(crate) fn profiler(
     owner: &MoEDeployment,
     subject: &str,
     incarnation: u32,

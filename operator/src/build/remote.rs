@@ -12,7 +12,7 @@ const MAX_EXPERTS: usize = 1 << 18;
 
 /// What a remote function hosts.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Hosted {
+pub(crate) enum Hosted {
     /// All remote experts of a layer.
     Layer(LayerExperts),
     /// Some of the remote experts of several layers.
@@ -21,7 +21,7 @@ pub enum Hosted {
 
 impl Hosted {
     /// The experts of each layer.
-    pub fn sets(&self) -> &[LayerExperts] {
+    pub(crate) fn sets(&self) -> &[LayerExperts] {
         match self {
             Self::Layer(set) => std::slice::from_ref(set),
             Self::Group(sets) => sets,

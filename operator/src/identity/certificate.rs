@@ -26,7 +26,7 @@ use std::time::Duration;
     derive = "PartialEq"
 )]
 #[serde(rename_all = "camelCase")]
-pub struct CertificateSpec {
+pub(crate) struct CertificateSpec {
     secret_name: String,
     /// As Go writes durations.
     duration: String,
@@ -39,7 +39,7 @@ pub struct CertificateSpec {
 
 /// What cert-manager says.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct CertificateStatus {
+pub(crate) struct CertificateStatus {
     #[serde(default)]
     conditions: Vec<CertificateCondition>,
 }
@@ -72,7 +72,7 @@ struct PrivateKey {
 
 /// Who signs: an Issuer or a ClusterIssuer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct IssuerRef {
+pub(crate) struct IssuerRef {
     /// Its name.
     pub name: String,
     /// `Issuer` or `ClusterIssuer`.
@@ -81,7 +81,7 @@ pub struct IssuerRef {
 
 /// The Certificate of `part` of `owner`, which goes with it: cert-manager writes the Secret that the pods
 /// mount.
-pub fn certificate(
+pub(crate) fn certificate(
     owner: &MoEDeployment,
     part: Component,
     identity: &Identity,

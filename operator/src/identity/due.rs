@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 /// A certificate as it is kept, each part as PEM.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Held {
+pub(crate) struct Held {
     /// The certificate.
     pub certificate: Vec<u8>,
     /// Its key.
@@ -18,7 +18,7 @@ pub struct Held {
 
 impl Held {
     /// `pair` for somebody who believes `authorities`.
-    pub fn new(pair: Pair, authorities: &str) -> Self {
+    pub(crate) fn new(pair: Pair, authorities: &str) -> Self {
         Self {
             certificate: pair.certificate.into_bytes(),
             key: pair.key.into_bytes(),
@@ -29,7 +29,7 @@ impl Held {
 
 /// Why a certificate is made.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Reason {
+pub(crate) enum Reason {
     /// There is none.
     Missing,
     /// Its bearer believes other authorities.
@@ -56,7 +56,7 @@ impl fmt::Display for Reason {
 
 /// Why the certificate that is `held` must be made anew for `wanted`, who is to believe `authorities`, where
 /// certificates are good for `life`; none: it need not.
-pub fn due(
+pub(crate) fn due(
     held: Option<&Held>,
     wanted: &Identity,
     authorities: &str,

@@ -10,8 +10,8 @@ mod certificate;
 mod due;
 mod secret;
 
-pub use due::{Held, Reason, due};
-pub use secret::{held, secret_name, secret_of};
+pub(crate) use due::{Held, due};
+pub(crate) use secret::{held, secret_name, secret_of};
 
 use super::api::MoEDeployment;
 use super::calls::{CallError, Calls};
@@ -35,7 +35,7 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::OnceCell;
 use tokio::time::sleep;
 
-pub use certificate::{IssuerRef, certificate};
+pub(crate) use certificate::{IssuerRef, certificate};
 
 /// Between two looks at the certificate of the gateways, at most: somebody may have taken it away.
 const LOOK: Duration = Duration::from_secs(60);
@@ -300,17 +300,17 @@ fn not_changed(owner: &MoEDeployment, part: Component, error: &CallError) -> Tro
 }
 
 /// The operator of the release in `namespace`.
-pub fn operator(namespace: &str) -> Identity {
+pub(crate) fn operator(namespace: &str) -> Identity {
     Identity::Operator { namespace: namespace.to_owned() }
 }
 
 /// The gateways of the release in `namespace`.
-pub fn gateway(namespace: &str) -> Identity {
+pub(crate) fn gateway(namespace: &str) -> Identity {
     Identity::Gateway { namespace: namespace.to_owned() }
 }
 
 /// The functions of `owner` that play `part`.
-pub fn identity_of(owner: &MoEDeployment, part: Component) -> Identity {
+pub(crate) fn identity_of(owner: &MoEDeployment, part: Component) -> Identity {
     let (namespace, deployment) = (owner.namespace().unwrap_or_default(), owner.uid().unwrap_or_default());
     match part {
         Component::RemoteExpert => Identity::Remote { namespace, deployment },

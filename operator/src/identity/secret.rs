@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 
 /// The Secret that the pods of `part` of `deployment` mount; none where nobody signs. Each signer has one of its own: what
 /// another one has made, and may make again, is in nobody's way.
-pub fn secret_name(deployment: &str, part: Component, signer: SignerName) -> Option<String> {
+pub(crate) fn secret_name(deployment: &str, part: Component, signer: SignerName) -> Option<String> {
     match signer {
         SignerName::Operator => Some(signed_name(deployment, part)),
         SignerName::CertManager => Some(issued_name(deployment, part)),
@@ -33,7 +33,7 @@ pub(super) fn issued_name(deployment: &str, part: Component) -> String {
 }
 
 /// What a Secret holds; what is missing is empty.
-pub fn held(secret: &Secret) -> Held {
+pub(crate) fn held(secret: &Secret) -> Held {
     let file = |name: &str| {
         let bytes = secret.data.as_ref().and_then(|data| data.get(name));
         bytes.map_or_else(Vec::new, |ByteString(bytes)| bytes.clone())
@@ -58,7 +58,7 @@ pub(super) fn files(held: &Held) -> BTreeMap<String, ByteString> {
 }
 
 /// The Secret that the operator writes for `part` of `owner`, which goes with it.
-pub fn secret_of(owner: &MoEDeployment, part: Component, held: &Held) -> Secret {
+pub(crate) fn secret_of(owner: &MoEDeployment, part: Component, held: &Held) -> Secret {
     secret(owned_meta(owner, |deployment| signed_name(deployment, part)), files(held))
 }
 

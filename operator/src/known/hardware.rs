@@ -15,7 +15,7 @@ use remoe_profile::Profile;
 
 /// What is known of the hardware.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Hardware {
+pub(crate) struct Hardware {
     /// Identity of what a profiler measures.
     pub subject: String,
     /// What has its figures, or would have them: a record, or the ConfigMap that the spec names.
@@ -33,7 +33,7 @@ pub struct Hardware {
 
 /// How measuring stands.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Measuring {
+pub(crate) struct Measuring {
     /// The profiler's errand.
     pub errand: Errand,
     /// What a profiler that is done printed.

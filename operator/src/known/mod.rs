@@ -7,12 +7,12 @@ use super::api::MoEDeployment;
 use super::earlier;
 use super::observed::Observed;
 
-pub use hardware::{Hardware, Measuring};
-pub use model::Model;
+pub(crate) use hardware::{Hardware, Measuring};
+pub(crate) use model::Model;
 
 /// What is known of model and hardware.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Known {
+pub(crate) struct Known {
     /// The checkpoint.
     pub model: Model,
     /// The hardware, once the checkpoint is known.
@@ -21,7 +21,7 @@ pub struct Known {
 
 /// What was not read, though it would say more.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Lacking {
+pub(crate) enum Lacking {
     /// The log of a pod.
     Log(String),
     /// The record of a profile.
@@ -34,7 +34,7 @@ pub enum Lacking {
 ///
 /// # Errors
 /// A value cannot be written as JSON.
-pub fn know(owner: &MoEDeployment, observed: &Observed) -> Result<Known, serde_json::Error> {
+pub(crate) fn know(owner: &MoEDeployment, observed: &Observed) -> Result<Known, serde_json::Error> {
     let model = Model::of(owner, observed)?;
     let hardware = model.facts().map(|facts| Hardware::of(owner, facts, observed)).transpose()?;
     Ok(Known { model, hardware })
@@ -44,7 +44,10 @@ pub fn know(owner: &MoEDeployment, observed: &Observed) -> Result<Known, serde_j
 ///
 /// # Errors
 /// A value cannot be written as JSON.
-pub fn lacking(owner: &MoEDeployment, observed: &Observed) -> Result<Option<Lacking>, serde_json::Error> {
+pub(crate) fn lacking(
+    owner: &MoEDeployment,
+    observed: &Observed,
+) -> Result<Option<Lacking>, serde_json::Error> {
     if let Some(earlier) = earlier::lacking(owner, observed) {
         return Ok(Some(Lacking::Map(earlier)));
     }

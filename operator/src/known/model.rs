@@ -13,7 +13,7 @@ use kube::ResourceExt;
 
 /// What is known of the checkpoint.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Model {
+pub(crate) struct Model {
     /// Identity of what is to be inspected.
     pub subject: String,
     /// How the inspection stands.
@@ -42,7 +42,7 @@ impl Model {
     }
 
     /// The facts, where they are known.
-    pub fn facts(&self) -> Option<&ModelFacts> {
+    pub(crate) fn facts(&self) -> Option<&ModelFacts> {
         match (&self.inspecting, &self.printed) {
             (Inspecting::Known(facts), _) => Some(facts),
             (Inspecting::Sent(_), Some(Ok(facts))) => Some(facts),
@@ -51,7 +51,7 @@ impl Model {
     }
 
     /// What is wrong with what the inspector printed.
-    pub fn refused(&self) -> Option<&Trouble> {
+    pub(crate) fn refused(&self) -> Option<&Trouble> {
         self.printed.as_ref()?.as_ref().err()
     }
 

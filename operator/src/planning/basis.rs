@@ -75,7 +75,7 @@ impl Basis {
 ///
 /// # Errors
 /// What the plan says it was made from cannot be, or the plan is none for it.
-pub fn account(plan: &MoEPlanSpec) -> Result<Option<String>, PlanningError> {
+pub(crate) fn account(plan: &MoEPlanSpec) -> Result<Option<String>, PlanningError> {
     let Some(text) = &plan.basis else { return Ok(None) };
     let basis = Basis::read(text)?;
     let problem = basis.problem()?;

@@ -123,7 +123,7 @@ pub(super) fn draft(
 ///
 /// # Errors
 /// The first one that it does not have, or a listing that cannot be read.
-pub fn check_hosted(plan: &MoEPlanSpec, model: &Inspection) -> Result<(), String> {
+pub(crate) fn check_hosted(plan: &MoEPlanSpec, model: &Inspection) -> Result<(), String> {
     let check = |set: &LayerExperts| {
         if !model.moe_layers.contains(&(set.layer as usize)) {
             return Err(format!("the model has no experts in layer {}", set.layer));

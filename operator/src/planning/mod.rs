@@ -25,10 +25,10 @@ use remoe_planner::{
 };
 use remoe_profile::Profile;
 
-pub use basis::account;
-pub use hosted::check_hosted;
+pub(crate) use basis::account;
+pub(crate) use hosted::check_hosted;
 pub(crate) use numbers::three_digits;
-pub use wishes::workload;
+pub(crate) use wishes::workload;
 
 /// A limit that is meant not to bind, in seconds.
 const NO_LIMIT: f64 = 1e6;
@@ -39,7 +39,7 @@ const MAX_WARNING: usize = 1000;
 
 /// Figures of the hardware, and where they come from.
 #[derive(Debug, Clone, PartialEq)]
-pub struct KnownProfile {
+pub(crate) struct KnownProfile {
     /// The figures.
     pub profile: Profile,
     /// Their origin.
@@ -48,7 +48,7 @@ pub struct KnownProfile {
 
 /// Why there is no plan.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum PlanningError {
+pub(crate) enum PlanningError {
     /// A field of the spec cannot be.
     #[error("spec.{field} {message}")]
     Spec {
@@ -79,7 +79,7 @@ impl From<serde_json::Error> for PlanningError {
 
 /// A plan that is still to be made: everything that it depends on.
 #[derive(Debug, Clone)]
-pub struct Planning {
+pub(crate) struct Planning {
     deployment: String,
     model: PlannedModel,
     device: Device,
@@ -100,7 +100,7 @@ impl Planning {
     ///
     /// # Errors
     /// A field of the spec that does not fit the model, or a profile that does not.
-    pub fn new(
+    pub(crate) fn new(
         deployment: &str,
         spec: &MoEDeploymentSpec,
         facts: &ModelFacts,
@@ -166,7 +166,7 @@ impl Planning {
     ///
     /// # Errors
     /// It is of a model with other layers or experts.
-    pub fn expecting(self, prediction: PlannedPrediction) -> Result<Self, PlanningError> {
+    pub(crate) fn expecting(self, prediction: PlannedPrediction) -> Result<Self, PlanningError> {
         let basis = Basis { expected: Some(prediction.shares.clone()), ..self.basis };
         Ok(Self {
             problem: basis.problem()?,
@@ -181,12 +181,13 @@ impl Planning {
     ///
     /// # Errors
     /// A value cannot be written as JSON.
-    pub fn inputs_expecting(&self, prediction: &PlannedPrediction) -> Result<String, PlanningError> {
+    pub(crate) fn inputs_expecting(&self, prediction: &PlannedPrediction) -> Result<String, PlanningError> {
         expecting(&self.inputs, prediction)
     }
 
-    /// The problem that the plan solves.
-    pub fn problem(&self) -> &Problem {
+    /// Returns the problem that the plan solves.
+    #[cfg(test)]
+    pub(crate) fn problem(&self) -> &Problem {
         &self.problem
     }
 
@@ -197,7 +198,7 @@ impl Planning {
     ///
     /// # Errors
     /// No plan keeps every limit.
-    pub fn solve(&self, previous: Option<&MoEPlanSpec>) -> Result<MoEPlanSpec, PlanningError> {
+    pub(crate) fn solve(&self, previous: Option<&MoEPlanSpec>) -> Result<MoEPlanSpec, PlanningError> {
         let previous = previous.and_then(|plan| self.draft(plan));
         let (answer, warning) = self.answer(&self.problem, previous.as_ref())?;
         Ok(self.plan(&answer, warning))
@@ -208,7 +209,7 @@ impl Planning {
     ///
     /// # Errors
     /// No plan keeps every limit.
-    pub fn follow(
+    pub(crate) fn follow(
         &self,
         current: &MoEPlanSpec,
         mains_serve: bool,
@@ -288,7 +289,7 @@ impl Planning {
     }
 
     /// `answer` as it is published, with a `warning` about it.
-    pub fn plan(&self, answer: &Answer, warning: Option<String>) -> MoEPlanSpec {
+    pub(crate) fn plan(&self, answer: &Answer, warning: Option<String>) -> MoEPlanSpec {
         let device_bytes = match self.device {
             Device::Cpu => answer.evaluation.gpu_bytes,
             Device::Cuda => 0.0,
@@ -356,7 +357,7 @@ struct Attempt {
 }
 
 /// What is computed in: the spec's wish, else the checkpoint's own.
-pub fn compute_dtype(spec: &MoEDeploymentSpec, facts: &ModelFacts) -> ComputeDtype {
+pub(crate) fn compute_dtype(spec: &MoEDeploymentSpec, facts: &ModelFacts) -> ComputeDtype {
     let own = match facts.inspection.dtype.as_str() {
         "bfloat16" => ComputeDtype::Bfloat16,
         _ => ComputeDtype::Float32,
@@ -365,7 +366,7 @@ pub fn compute_dtype(spec: &MoEDeploymentSpec, facts: &ModelFacts) -> ComputeDty
 }
 
 /// The checkpoint as the spec has it served.
-pub fn served(spec: &MoEDeploymentSpec, facts: &ModelFacts) -> Inspection {
+pub(crate) fn served(spec: &MoEDeploymentSpec, facts: &ModelFacts) -> Inspection {
     let model = &spec.model;
     let (experts, dense) = (model.experts_dtype.map(Into::into), model.dense_dtype.map(Into::into));
     let inspection = facts.inspection.clone().kept_as(experts, dense, spec.main.device.name());

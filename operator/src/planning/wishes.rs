@@ -24,7 +24,7 @@ const LARGEST_BURST: f64 = 1e6;
 ///
 /// # Errors
 /// The largest request does not fit into the model's context.
-pub fn workload(spec: &MoEDeploymentSpec, model: &Inspection) -> Result<WorkloadSpec, PlanningError> {
+pub(crate) fn workload(spec: &MoEDeploymentSpec, model: &Inspection) -> Result<WorkloadSpec, PlanningError> {
     let context = u32::try_from(model.served_context()).unwrap_or(u32::MAX);
     let Some(workload) = spec.workload.clone() else {
         let output = MAX_OUTPUT.min(context / 4).max(1);

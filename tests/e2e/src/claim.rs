@@ -5,8 +5,8 @@ use crate::tool;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, ListParams};
-use remoe_tests::binaries::workspace;
-use remoe_tests::deadline::{SOON, until};
+use remoe_test_support::binaries::workspace;
+use remoe_test_support::deadline::{SOON, until};
 use std::fs;
 use std::path::PathBuf;
 

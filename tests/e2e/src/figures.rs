@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{ObjectMeta, PostParams};
 use remoe_model::Checkpoint;
 use remoe_profile::Profile;
-use remoe_tests::binaries::workspace;
+use remoe_test_support::binaries::workspace;
 use serde_json::{Value, json};
 
 const NAME: &str = "figures";

@@ -1,8 +1,8 @@
 //! `kubectl port-forward`, the way a person reaches a pod.
 
 use crate::scene::Scene;
-use remoe_tests::deadline::{SOON, within};
-use remoe_tests::process::Process;
+use remoe_test_support::deadline::{SOON, within};
+use remoe_test_support::process::Process;
 use std::net::SocketAddr;
 use std::process::Command;
 use tokio::sync::mpsc;

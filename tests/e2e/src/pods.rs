@@ -4,7 +4,7 @@ use crate::scene::Scene;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::{ListParams, LogParams, PostParams};
-use remoe_tests::deadline::{LONG, until};
+use remoe_test_support::deadline::{LONG, until};
 use serde_json::{Value, json};
 
 /// Selects the pods of functions.

@@ -1,9 +1,9 @@
 //! A real Prometheus on this host that scrapes the pods of a cluster.
 
-use remoe_tests::binaries::workspace;
-use remoe_tests::deadline::{SOON, until};
-use remoe_tests::http;
-use remoe_tests::process::Process;
+use remoe_test_support::binaries::workspace;
+use remoe_test_support::deadline::{SOON, until};
+use remoe_test_support::http;
+use remoe_test_support::process::Process;
 use serde_json::{Value, json};
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};

@@ -5,7 +5,7 @@ use crate::{claim, figures, report};
 use futures_util::FutureExt;
 use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
 use kube::api::{Api, DeleteParams, ObjectMeta, PostParams};
-use remoe_tests::deadline::{LONG, SOON, until, within};
+use remoe_test_support::deadline::{LONG, SOON, until, within};
 use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,6 +1,6 @@
 //! Command-line tools as their users run them.
 
-use remoe_tests::deadline::within;
+use remoe_test_support::deadline::within;
 use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Stdio;

@@ -3,7 +3,7 @@
 //! a certificate to show, without one there is no TLS.
 #![allow(clippy::expect_used, clippy::panic)]
 
-use remoe_tests::stranger::{control_answers, expert_answers, http_answer};
+use remoe_test_support::stranger::{control_answers, expert_answers, http_answer};
 use remoe_wire::identity::{Counterpart, Identity, Keyring, Trust};
 use std::net::SocketAddr;
 

@@ -1,0 +1,300 @@
+//! What is used on one machine beside `up`: `run`, `ps`, `stop`, `doctor`, `completions`, `man` and
+//! `up --file`. The functions are fakes.
+
+use remoe_test_support::fake;
+
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::tcgetattr;
+use serde_json::{Value, json};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc;
+
+/// A folder for functions, files of what runs, and state.
+struct Machine(tempfile::TempDir);
+
+impl Machine {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn folder(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn remoe(&self, arguments: &[&str]) -> Command {
+        fake::programs(self.folder());
+        let mut command = Command::new(env!("CARGO_BIN_EXE_remoe"));
+        command
+            .args(arguments)
+            .env("REMOE_BIN_DIR", self.folder())
+            .env("XDG_RUNTIME_DIR", self.folder())
+            .env("XDG_STATE_HOME", self.folder())
+            .env_remove("REMOE_LOG")
+            .stdin(Stdio::null());
+        command
+    }
+
+    fn json(&self, arguments: &[&str]) -> (Option<i32>, Value) {
+        let output = self.remoe(arguments).arg("--json").output().unwrap();
+        (output.status.code(), object(&output))
+    }
+
+    /// `remoe up` of the fixture under this name, ready.
+    fn up(&self, name: &str) -> Child {
+        let model = fixture("mixtral-basic");
+        let arguments =
+            ["up", &model, "--port", "0", "--replicas", "1", "--served-model-name", name, "--json"];
+        let mut up = self.remoe(&arguments).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(up.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        assert!(line.contains("\"ready\""), "{line}");
+        up
+    }
+}
+
+fn fixture(name: &str) -> String {
+    let fixtures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
+    fixtures.join(name).to_str().unwrap().to_owned()
+}
+
+fn object(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
+}
+
+#[test]
+fn what_runs_is_shown_and_stopped_by_name_and_number() {
+    let machine = Machine::new();
+    assert_eq!(machine.json(&["ps"]), (Some(0), json!({"processes": []})));
+    let (mut first, mut second, mut third) = (machine.up("one"), machine.up("two"), machine.up("two"));
+    // One that was killed has left its file, under the number of a process that began at another time.
+    let files = machine.folder().join("remoe");
+    let stale = files.join("1.json");
+    let of_first = std::fs::read_to_string(files.join(format!("{}.json", first.id()))).unwrap();
+    let number = format!("\"pid\":{}", first.id());
+    std::fs::write(&stale, of_first.replace(&number, "\"pid\":1")).unwrap();
+    let (_, listed) = machine.json(&["ps"]);
+    let listed = listed["processes"].as_array().unwrap().clone();
+    assert_eq!(listed.len(), 3, "{listed:?}");
+    assert!(!stale.exists());
+    let of_first = listed.iter().find(|line| line["pid"] == first.id()).unwrap();
+    assert_eq!((&of_first["models"], &of_first["functions"]), (&json!(["one"]), &json!(2)));
+    assert!(of_first["endpoint"].as_str().unwrap().starts_with("http://127.0.0.1:"));
+    assert!(of_first["memory_bytes"].as_u64().unwrap() > 100_000);
+
+    let (code, nobody) = machine.json(&["stop", "three"]);
+    assert_eq!(code, Some(1));
+    assert!(nobody["error"]["message"].as_str().unwrap().contains("three"), "{nobody}");
+    let (code, stopped) = machine.json(&["stop", &first.id().to_string()]);
+    assert_eq!((code, &stopped["stopped"][0]["pid"]), (Some(0), &json!(first.id())));
+    assert_eq!(first.wait().unwrap().code(), Some(0));
+    let (code, stopped) = machine.json(&["stop", "two"]);
+    assert_eq!((code, stopped["stopped"].as_array().unwrap().len()), (Some(0), 2));
+    assert_eq!((second.wait().unwrap().code(), third.wait().unwrap().code()), (Some(0), Some(0)));
+    assert_eq!(machine.json(&["ps"]).1, json!({"processes": []}));
+    assert_eq!(machine.json(&["stop", "--all"]), (Some(0), json!({"stopped": []})));
+    assert_eq!(machine.json(&["stop"]).0, Some(2));
+    assert_eq!(std::fs::read_dir(&files).unwrap().count(), 0, "every file is gone");
+}
+
+#[test]
+fn a_runtime_folder_that_others_may_write_into_is_not_used() {
+    use std::os::unix::fs::PermissionsExt;
+    let machine = Machine::new();
+    let folder = machine.folder().join("remoe");
+    std::fs::create_dir(&folder).unwrap();
+    std::fs::set_permissions(&folder, PermissionsExt::from_mode(0o777)).unwrap();
+    let (code, refused) = machine.json(&["ps"]);
+    assert_eq!((code, &refused["error"]["path"]), (Some(1), &json!(folder)));
+}
+
+#[test]
+fn a_pipe_gets_an_answer_for_each_prompt() {
+    let machine = Machine::new();
+    let model = fixture("mixtral-text");
+    let mut command = machine.remoe(&["run", &model, "--max-tokens", "3"]);
+    let mut child =
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"one\n\n\"\"\"two\nlines\"\"\"\n").unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    // The fake answers ids with as many ids.
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "0,1,2\n0,1,2\n");
+    let (code, answers) = machine.json(&["run", &model, "one prompt", "--max-tokens", "2"]);
+    assert_eq!((code, &answers["answers"][0]["tokens"]), (Some(0), &json!([0, 1])));
+    assert_eq!(answers["answers"][0]["prompt"], "one prompt");
+    let (code, refused) = machine.json(&["run", &fixture("mixtral-basic")]);
+    assert_eq!(code, Some(2), "it has no tokenizer");
+    assert!(refused["error"]["message"].as_str().unwrap().contains("tokenizer.json"), "{refused}");
+}
+
+/// A command at a terminal.
+struct AtTerminal {
+    child: Child,
+    terminal: File,
+    written: mpsc::Receiver<String>,
+    seen: String,
+}
+
+impl AtTerminal {
+    fn start(mut command: Command) -> Self {
+        let controller = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        grantpt(&controller).unwrap();
+        unlockpt(&controller).unwrap();
+        let name = ptsname(&controller, Vec::new()).unwrap();
+        let open = || File::options().read(true).write(true).open(name.to_str().unwrap()).unwrap();
+        let child = command.env("TERM", "xterm").stdin(open()).stdout(open()).stderr(open()).spawn().unwrap();
+        let terminal = File::from(controller);
+        let mut reader = terminal.try_clone().unwrap();
+        let (sender, written) = mpsc::channel();
+        std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            // The terminal ends with the last process that has it open.
+            while let Ok(count @ 1..) = reader.read(&mut bytes) {
+                if sender.send(String::from_utf8_lossy(&bytes[..count]).into_owned()).is_err() {
+                    return;
+                }
+            }
+        });
+        Self { child, terminal, written, seen: String::new() }
+    }
+
+    fn types(&mut self, text: &str) {
+        self.terminal.write_all(text.as_bytes()).unwrap();
+    }
+
+    /// Waits until this was written since the last look.
+    fn shows(&mut self, text: &str) {
+        while !self.seen.contains(text) {
+            let more = self.written.recv_timeout(std::time::Duration::from_secs(60));
+            self.seen += &more.unwrap_or_else(|_| panic!("{text:?} is not in {:?}", self.seen));
+        }
+        self.seen = self.seen.split_off(self.seen.find(text).unwrap() + text.len());
+    }
+}
+
+impl Drop for AtTerminal {
+    fn drop(&mut self) {
+        // It has ended where the test went well.
+        let _ended = self.child.kill();
+        let _status = self.child.wait();
+    }
+}
+
+#[test]
+fn a_conversation_at_a_terminal() {
+    let machine = Machine::new();
+    let model = fixture("mixtral-text");
+    let mut talk =
+        AtTerminal::start(machine.remoe(&["run", &model, "--max-tokens", "3", "--remote-ratio", "0.5"]));
+    talk.shows(">>> ");
+    talk.types("hello\r");
+    talk.shows("0,1,2");
+    talk.shows("experts: 10 here, 20 remote (65 %), 1 here because no remote function answered");
+    talk.types("/set temperature 0.5\r");
+    talk.shows("temperature: 0.5");
+    talk.types("/set temperature 9\r");
+    talk.shows("must be from 0 to 2");
+    talk.types("/nonsense\r");
+    talk.shows("there is no command /nonsense");
+    // A line that was begun is thrown away, and the conversation goes on.
+    talk.shows(">>> ");
+    talk.types("half a li\x03");
+    talk.shows(">>> ");
+    // What is typed ahead is not lost.
+    talk.types("\"\"\"two\rlines\"\"\"\r/bye\r");
+    talk.shows("0,1,2");
+    assert!(talk.child.wait().unwrap().success());
+    let history = std::fs::read_to_string(machine.folder().join("remoe/history")).unwrap();
+    assert!(history.contains("hello") && !history.contains("half"), "{history}");
+}
+
+#[test]
+fn a_conversation_that_is_ended_gives_the_terminal_back() {
+    let machine = Machine::new();
+    let mut talk = AtTerminal::start(machine.remoe(&["run", &fixture("mixtral-text")]));
+    let before = tcgetattr(&talk.terminal).unwrap().local_modes;
+    talk.shows(">>> ");
+    assert_ne!(tcgetattr(&talk.terminal).unwrap().local_modes, before, "the editor reads single keys");
+    kill_process(Pid::from_child(&talk.child), Signal::TERM).unwrap();
+    assert_eq!(talk.child.wait().unwrap().code(), Some(130));
+    assert_eq!(tcgetattr(&talk.terminal).unwrap().local_modes, before);
+}
+
+#[test]
+fn the_doctor_looks_at_everything_and_fails_where_nothing_can_be_served() {
+    let machine = Machine::new();
+    let model = fixture("mixtral-basic");
+    let (code, report) = machine.json(&["doctor", &model]);
+    assert_eq!((code, &report["ok"]), (Some(0), &json!(true)), "{report}");
+    let checks = report["checks"].as_array().unwrap();
+    let names: Vec<_> = checks.iter().map(|check| check["name"].as_str().unwrap()).collect();
+    assert_eq!(
+        names,
+        [
+            "processor",
+            "functions",
+            "memory",
+            "huge pages",
+            "control groups",
+            "open files",
+            "disk",
+            "runtime folder",
+            "GPU",
+            "LibTorch",
+            "cluster",
+            "model"
+        ]
+    );
+    for check in checks {
+        assert!(!check["found"].as_str().unwrap().is_empty(), "{check}");
+        assert_eq!(check["status"] != "ok", check["advice"].is_string(), "{check}");
+    }
+    let mut without = machine.remoe(&["doctor", "--json"]);
+    without.env("REMOE_BIN_DIR", machine.folder().join("nowhere"));
+    let output = without.output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let functions = &object(&output)["checks"][1];
+    assert_eq!(functions["status"], "fail");
+    assert!(functions["advice"].as_str().unwrap().contains("make build"));
+}
+
+#[test]
+fn shells_and_man_know_every_command() {
+    let machine = Machine::new();
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let output = machine.remoe(&["completions", shell]).output().unwrap();
+        let script = String::from_utf8(output.stdout).unwrap();
+        assert!(script.contains("remote-ratio") && script.contains("doctor"), "{shell}");
+    }
+    let pages = machine.folder().join("man");
+    assert!(machine.remoe(&["man", pages.to_str().unwrap()]).status().unwrap().success());
+    for page in ["remoe.1", "remoe-run.1", "remoe-predictor-build.1"] {
+        let text = std::fs::read_to_string(pages.join(page)).unwrap();
+        assert!(text.contains(".SH"), "{page}");
+    }
+    assert_eq!(machine.json(&["man", "/proc/nowhere"]).0, Some(2));
+}
+
+#[test]
+fn a_resource_is_served_as_its_flags_would_be() {
+    let machine = Machine::new();
+    let file = machine.folder().join("demo.yaml");
+    let resource = "apiVersion: remoe.dev/v1alpha1\nkind: MoEDeployment\nmetadata: {name: demo}\nspec:\n  \
+                    model: {source: pvc://models/demo}\n  replicas: 2\n";
+    std::fs::write(&file, resource).unwrap();
+    let file = file.to_str().unwrap();
+    let (code, refused) = machine.json(&["up", "-f", file]);
+    assert_eq!((code, &refused["error"]["path"]), (Some(2), &json!(file)));
+    assert!(refused["error"]["message"].as_str().unwrap().contains("models/demo"), "{refused}");
+    // A port that cannot be had ends it before anything is measured.
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let model = fixture("mixtral-basic");
+    let output = machine.remoe(&["up", &model, "--file", file, "--port", &port]).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("left out: spec.replicas") && said.contains("cannot listen"), "{said}");
+}

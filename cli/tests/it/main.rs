@@ -1,0 +1,11 @@
+//! Tests of the `remoe` command, in one program.
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
+
+mod commands;
+mod eval;
+mod machine;
+mod nodes;
+mod plan;
+mod predictor;
+
+remoe_test_support::fake_function!();

@@ -1,0 +1,258 @@
+//! `remoe plan --nodes`: from a configuration and a list to nodes, and to a resource.
+
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+const AWS: &str = "examples/nodes/aws-us-east-1.yaml";
+
+fn workspace(path: &str) -> String {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..").join(path);
+    path.to_str().unwrap().to_owned()
+}
+
+fn published(name: &str) -> String {
+    workspace(&format!("tests/fixtures/published/{name}"))
+}
+
+fn run(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_remoe")).args(arguments).output().unwrap()
+}
+
+/// Exit code and object of `remoe plan MODEL --nodes LIST`.
+fn plan(model: &str, list: &str, arguments: &[&str]) -> (Option<i32>, Value) {
+    let output = run(&[&["plan", model, "--nodes", list, "--json"][..], arguments].concat());
+    let answer = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"));
+    (output.status.code(), answer)
+}
+
+/// A list in a folder that goes with it.
+fn listed(text: &str) -> (tempfile::TempDir, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("nodes.yaml");
+    std::fs::write(&path, text).unwrap();
+    let path = path.to_str().unwrap().to_owned();
+    (folder, path)
+}
+
+#[test]
+fn a_configuration_alone_is_enough() {
+    for (name, billions) in [
+        ("deepseek-v3", 671.0),
+        ("mixtral-8x22b", 140.6),
+        ("gpt-oss-120b", 116.8),
+        ("qwen3-235b-a22b", 235.1),
+    ] {
+        let (code, answer) = plan(&published(name), &workspace(AWS), &[]);
+        assert_eq!(code, Some(0), "{name}: {answer}");
+        let (model, verdict) = (&answer["model"], &answer["verdict"]);
+        let parameters = model["parameters"].as_f64().unwrap() / 1e9;
+        assert!((parameters / billions - 1.0).abs() < 0.001, "{name}: {parameters}");
+        assert_eq!(model["weights_seen"], json!(false));
+        // What is missing is their weights.
+        assert_eq!(model["runs"], json!(true), "{name}: {model}");
+        assert!(model["because"].as_str().unwrap().contains("is missing"), "{model}");
+        let hosts: Vec<&str> = answer["nodes"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .flat_map(|node| node["hosts"].as_array().unwrap())
+            .map(|host| host.as_str().unwrap())
+            .collect();
+        assert_eq!(hosts[0], "main");
+        assert!(answer["nodes"][0]["count"].as_u64() >= Some(1) && answer["nodes"][0]["shape"].is_string());
+        let rivals = verdict["rivals"].as_array().unwrap();
+        let names: Vec<&str> = rivals.iter().map(|rival| rival["name"].as_str().unwrap()).collect();
+        assert_eq!(names, ["gpu", "cpu", "mix", "fetch", "layers", "sliced"]);
+        assert!(rivals.iter().all(|rival| rival["why"].as_str().is_some_and(|why| !why.is_empty())));
+        let best = rivals.iter().find(|rival| rival["name"] == verdict["best"]).unwrap();
+        assert_eq!(best["dollars_per_hour"], answer["dollars_per_hour"]);
+        assert!(verdict["sentence"].as_str().unwrap().contains(" pay"), "{verdict}");
+        // People see the same, with the warning.
+        let shown = run(&["plan", &published(name), "--nodes", &workspace(AWS)]);
+        let shown = String::from_utf8(shown.stdout).unwrap();
+        assert!(
+            shown.contains("NOT SEEN") && shown.contains(verdict["sentence"].as_str().unwrap()),
+            "{shown}"
+        );
+    }
+}
+
+#[test]
+fn weights_that_are_there_are_seen() {
+    let demo = workspace("demo/model");
+    let (code, answer) = plan(&demo, &workspace(AWS), &[]);
+    assert_eq!(code, Some(0), "{answer}");
+    let model = &answer["model"];
+    assert_eq!((&model["weights_seen"], &model["runs"]), (&json!(true), &json!(true)));
+    assert_eq!(model.get("because"), None);
+    // Counted in the dtype that is named.
+    let total = |dtype: &str| {
+        let (_, answer) = plan(&demo, &workspace(AWS), &["--dtype", dtype]);
+        answer["model"]["total_bytes"].as_u64().unwrap()
+    };
+    assert_eq!(total("float32"), 2 * total("bfloat16"));
+    // Quantised experts, 9 bytes for 32 of bfloat16, of a checkpoint as of a configuration.
+    for model in [&demo, &published("deepseek-v3")] {
+        let figures = |arguments: &[&str]| {
+            let (_, answer) = plan(model, &workspace(AWS), &[&["--dtype", "bfloat16"], arguments].concat());
+            let number = |name: &str| answer["model"][name].as_u64().unwrap();
+            (number("expert_bytes"), number("total_bytes"), answer["model"]["counted"].to_string())
+        };
+        let (expert, total, _) = figures(&[]);
+        let (quantised, smaller, counted) = figures(&["--experts-dtype", "int4"]);
+        assert_eq!(quantised * 32, expert * 9);
+        assert_eq!((total - smaller) % (expert - quantised), 0);
+        assert!(smaller < total && counted.contains("int4"), "{counted}");
+    }
+    // Weights that are stored as fp8 are held in bfloat16.
+    let (_, fp8) = plan(&published("deepseek-v3"), &workspace(AWS), &[]);
+    let (_, wide) = plan(&published("deepseek-v3"), &workspace(AWS), &["--dtype", "bfloat16"]);
+    assert_eq!(fp8["model"]["total_bytes"], wide["model"]["total_bytes"]);
+    // In a form that is not read, they are counted as they are stored.
+    let folder = tempfile::tempdir().unwrap();
+    let config = std::fs::read_to_string(Path::new(&published("deepseek-v3")).join("config.json")).unwrap();
+    let e5m2 = config.replacen("\"e4m3\"", "\"e5m2\"", 1);
+    assert_ne!(e5m2, config);
+    std::fs::write(folder.path().join("config.json"), e5m2).unwrap();
+    let (_, unread) = plan(folder.path().to_str().unwrap(), &workspace(AWS), &[]);
+    assert_eq!(unread["model"]["runs"], json!(false), "{unread}");
+    assert!(unread["model"]["because"].as_str().unwrap().contains("quantization_config.fmt"), "{unread}");
+    let ratio =
+        wide["model"]["total_bytes"].as_f64().unwrap() / unread["model"]["total_bytes"].as_f64().unwrap();
+    assert!((1.9..2.0).contains(&ratio), "{ratio}");
+}
+
+#[test]
+fn a_wrong_list_is_refused_with_file_and_field() {
+    for (text, field) in [
+        ("nodes: []", "nodes"),
+        ("nodes: [{name: a, vcpus: 4, memoryGB: 16, perHour: -1}]", "nodes[0].perHour"),
+        ("nodes: [{name: a, vcpus: 4, memoryGB: 16, perHour: 1, cores: 4}]", "nodes[0].cores"),
+        ("- 1", "--nodes"),
+    ] {
+        let (_folder, list) = listed(text);
+        let (code, answer) = plan(&published("mixtral-8x22b"), &list, &[]);
+        assert_eq!((code, &answer["error"]["field"]), (Some(2), &json!(field)), "{answer}");
+        assert_eq!(answer["error"]["path"], json!(list));
+    }
+    // What would mean nothing beside nodes.
+    for wrong in [
+        &["--pricing", "x"][..],
+        &["--remote", "always"],
+        &["--max-replicas", "2"],
+        &["--preallocate"],
+        &["--manifest"],
+    ] {
+        let (code, _) = plan(&published("mixtral-8x22b"), &workspace(AWS), wrong);
+        assert_eq!(code, Some(2), "{wrong:?}");
+    }
+    let (code, answer) = plan(&published("mixtral-8x22b"), &workspace(AWS), &["--predictor", "/nowhere"]);
+    assert_eq!((code, &answer["error"]["field"]), (Some(2), &json!("--predictor")));
+    let output = run(&["plan", "--nodes", &workspace(AWS)]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+}
+
+#[test]
+fn what_nothing_on_the_list_holds_is_said_with_the_limit() {
+    let (_folder, list) = listed("nodes: [{name: small, vcpus: 4, memoryGB: 16, perHour: 0.2, max: 3}]");
+    let (code, answer) = plan(&published("deepseek-v3"), &list, &[]);
+    assert_eq!(code, Some(3), "{answer}");
+    assert_eq!((&answer["verdict"]["pays"], &answer["verdict"]["best"]), (&json!(false), &Value::Null));
+    let infeasible = &answer["infeasible"];
+    assert!(infeasible["value"].as_f64() > infeasible["allowed"].as_f64(), "{answer}");
+    assert_eq!((&infeasible["limit"], &infeasible["shape"]), (&json!("memory"), &json!("small")));
+    let output = run(&["plan", &published("deepseek-v3"), "--nodes", &list, "--manifest"]);
+    assert_eq!((output.status.code(), output.stdout.is_empty()), (Some(3), false));
+    let (code, answer) = plan(&published("gpt-oss-120b"), &workspace(AWS), &["--tpot", "1ms"]);
+    assert_eq!((code, &answer["infeasible"]["limit"]), (Some(3), &json!("tpot")), "{answer}");
+}
+
+/// Fields of `value` that `schema` does not take.
+fn misfits(path: &str, value: &Value, schema: &Value) -> Vec<String> {
+    let number = |name: &str| schema[name].as_f64();
+    let mut found = Vec::new();
+    match (value, schema["type"].as_str().unwrap_or_default()) {
+        (Value::Object(fields), "object") => {
+            for (name, field) in fields {
+                let path = format!("{path}.{name}");
+                match schema["properties"].get(name) {
+                    Some(schema) => found.extend(misfits(&path, field, schema)),
+                    None => found.push(path),
+                }
+            }
+            let required = schema["required"].as_array().into_iter().flatten();
+            found.extend(
+                required
+                    .filter(|name| fields.get(name.as_str().unwrap()).is_none())
+                    .map(|name| format!("{path} needs {name}")),
+            );
+        }
+        (Value::Number(given), "integer") => {
+            let given = given.as_f64().unwrap();
+            let fits = given.fract() == 0.0
+                && number("minimum").is_none_or(|least| given >= least)
+                && number("maximum").is_none_or(|most| given <= most)
+                && number("multipleOf").is_none_or(|unit| given % unit == 0.0);
+            found.extend((!fits).then(|| format!("{path} is {given}")));
+        }
+        (Value::String(given), "string") => {
+            let known = schema["enum"].as_array().is_none_or(|known| known.iter().any(|one| one == given));
+            let short = number("maxLength").is_none_or(|most| given.len() as f64 <= most);
+            found.extend((!known || !short).then(|| format!("{path} is {given}")));
+        }
+        (value, kind) => found.push(format!("{path} is {value}, expected {kind}")),
+    }
+    found
+}
+
+#[test]
+fn the_manifest_is_one_that_the_custom_resource_takes() {
+    let crd = std::fs::read_to_string(workspace("crds/moedeployments.remoe.dev.yaml")).unwrap();
+    let crd: Value = serde_yaml::from_str(&crd).unwrap();
+    let schema = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"];
+    // Of both clouds, on CPUs and GPUs, with remote experts and without.
+    let (mut gpus, mut groups) = (0, 0);
+    for (name, list, tpot) in [
+        ("deepseek-v3", AWS, "200ms"),
+        ("mixtral-8x22b", AWS, "200ms"),
+        ("mixtral-8x22b", AWS, "500ms"),
+        ("gpt-oss-120b", "examples/nodes/gcp-us-central1.yaml", "200ms"),
+    ] {
+        let (_, answer) = plan(&published(name), &workspace(list), &["--tpot", tpot]);
+        let output =
+            run(&["plan", &published(name), "--nodes", &workspace(list), "--tpot", tpot, "--manifest"]);
+        assert!(output.status.success(), "{output:?}");
+        let text = String::from_utf8(output.stdout).unwrap();
+        let resource: Value = serde_yaml::from_str(&text).unwrap();
+        let spec = &resource["spec"];
+        assert_eq!(misfits("", spec, schema), Vec::<String>::new(), "{text}");
+        assert_eq!(
+            (&resource["kind"], &resource["metadata"]["name"]),
+            (&json!("MoEDeployment"), &json!(name))
+        );
+        assert_eq!(spec["main"].get("gpu").is_some(), spec["main"]["device"] == "cuda");
+        assert_eq!(spec["pricing"].get("gpuHour").is_some(), spec["main"]["device"] == "cuda");
+        gpus += i32::from(spec["main"]["device"] == "cuda");
+        // The functions that the answer has, with a comment for each kind of node.
+        let served = answer.get("best_of_remoe").cloned().unwrap_or_else(|| {
+            let rivals = answer["verdict"]["rivals"].as_array().unwrap();
+            rivals.iter().find(|rival| rival["name"] == answer["verdict"]["best"]).unwrap().clone()
+        });
+        for node in served["nodes"].as_array().unwrap() {
+            let pool = format!("{} x {}", node["count"], node["shape"].as_str().unwrap());
+            assert!(text.lines().any(|line| line.starts_with('#') && line.contains(&pool)), "{pool}: {text}");
+        }
+        let layout = &served["layout"];
+        let remote = layout["remote_functions"].as_u64().unwrap();
+        let mode = if remote > 0 { "Always" } else { "Never" };
+        assert_eq!(spec["remoteExperts"]["mode"], json!(mode), "{text}");
+        if served["name"] == "sliced" {
+            groups += 1;
+            assert_eq!(spec["remoteExperts"]["maxGroups"], json!(remote));
+            let size = spec["remoteExperts"]["memoryMB"]["min"].as_f64().unwrap() * 1e6;
+            assert!((0.0..1e8).contains(&(size - layout["remote_bytes"].as_f64().unwrap())), "{text}");
+        }
+    }
+    assert!(gpus >= 1 && groups >= 1, "{gpus} {groups}");
+}

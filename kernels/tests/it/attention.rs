@@ -1,0 +1,213 @@
+//! Attention over pages: what it computes, and that nothing but a row's own query and positions decides it.
+
+use crate::common;
+
+use common::Random;
+use remoe_kernels::numerics::{from_bf16, to_bf16};
+use remoe_kernels::{
+    AttentionShape, AttentionSpan, Dtype, InstructionPath, PAGE_POSITIONS, Pool, PoolConfig,
+};
+
+fn pool(threads: usize, path: Option<InstructionPath>) -> Pool {
+    Pool::new(PoolConfig { threads, path, ..PoolConfig::default() }).unwrap()
+}
+
+fn bytes(values: &[f32], dtype: Dtype) -> Vec<u8> {
+    match dtype {
+        Dtype::F32 => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
+        Dtype::Bf16 => values.iter().flat_map(|&value| to_bf16(value).to_le_bytes()).collect(),
+    }
+}
+
+fn floats(bytes: &[u8], dtype: Dtype) -> Vec<f32> {
+    match dtype {
+        Dtype::F32 => bytes.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)).collect(),
+        Dtype::Bf16 => bytes.as_chunks().0.iter().map(|&b| from_bf16(u16::from_le_bytes(b))).collect(),
+    }
+}
+
+/// A sequence with keys and values of all its positions and queries for each of them.
+struct Sequence {
+    pages: Vec<Vec<u8>>,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+    query: Vec<f32>,
+    positions: usize,
+}
+
+impl Sequence {
+    /// What is not written in its pages is NaN.
+    fn new(shape: &AttentionShape, positions: usize, seed: u64) -> Self {
+        let mut random = Random(seed);
+        let mut draw = |n: usize| {
+            let drawn: Vec<f32> = (0..n).map(|_| 2.0 * random.unit()).collect();
+            floats(&bytes(&drawn, shape.dtype), shape.dtype)
+        };
+        let (key, value) = (shape.kv_heads * shape.key_dim, shape.kv_heads * shape.value_dim);
+        let keys = draw(positions * key);
+        let values = match shape.latent {
+            true => keys.chunks(shape.key_dim).flat_map(|key| key[..shape.value_dim].to_vec()).collect(),
+            false => draw(positions * value),
+        };
+        let query = draw(positions * shape.heads() * shape.key_dim);
+        let mut pages = vec![vec![0xff; shape.page_bytes()]; positions.div_ceil(PAGE_POSITIONS)];
+        for position in 0..positions {
+            let stored = if shape.latent { &[] } else { &values[position * value..][..value] };
+            let page = &mut pages[position / PAGE_POSITIONS];
+            let key = bytes(&keys[position * key..][..key], shape.dtype);
+            shape.write(page, position % PAGE_POSITIONS, &key, &bytes(stored, shape.dtype)).unwrap();
+        }
+        Self { pages, keys, values, query, positions }
+    }
+
+    /// In float64, straight from the definition.
+    fn expected(&self, shape: &AttentionShape, token: usize) -> Vec<f64> {
+        let mut out = Vec::new();
+        for head in 0..shape.heads() {
+            let kv = head / shape.group;
+            let query = &self.query[(token * shape.heads() + head) * shape.key_dim..][..shape.key_dim];
+            let from = shape.window.map_or(0, |window| (token + 1).saturating_sub(window));
+            let scores: Vec<f64> = (from..=token)
+                .map(|position| {
+                    let key = &self.keys[(position * shape.kv_heads + kv) * shape.key_dim..][..shape.key_dim];
+                    let dot: f64 = query.iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
+                    dot * shape.scale
+                })
+                .collect();
+            let sink = sinks(shape).map(|sinks| f64::from(sinks[head]));
+            let largest = scores.iter().copied().chain(sink).fold(f64::MIN, f64::max);
+            let weights: Vec<f64> = scores.iter().map(|score| (score - largest).exp()).collect();
+            let sum: f64 = weights.iter().sum::<f64>() + sink.map_or(0.0, |sink| (sink - largest).exp());
+            out.extend((0..shape.value_dim).map(|dim| {
+                let value = |position: usize| {
+                    f64::from(self.values[(position * shape.kv_heads + kv) * shape.value_dim + dim])
+                };
+                (from..=token).zip(&weights).map(|(position, weight)| weight * value(position)).sum::<f64>()
+                    / sum
+            }));
+        }
+        out
+    }
+}
+
+/// The rows `from..to` of every sequence.
+fn attend(pool: &Pool, shape: &AttentionShape, parts: &[(&Sequence, usize, usize)]) -> Vec<Vec<u8>> {
+    let row = shape.heads() * shape.key_dim;
+    let query: Vec<f32> =
+        parts.iter().flat_map(|(it, from, to)| it.query[from * row..to * row].to_vec()).collect();
+    let pages: Vec<Vec<&[u8]>> =
+        parts.iter().map(|(it, _, _)| it.pages.iter().map(Vec::as_slice).collect()).collect();
+    let spans: Vec<AttentionSpan<'_>> = parts
+        .iter()
+        .zip(&pages)
+        .map(|(&(_, from, to), pages)| AttentionSpan { pages, past: from, rows: to - from })
+        .collect();
+    let rows: usize = spans.iter().map(|span| span.rows).sum();
+    let row = shape.heads() * shape.value_dim * shape.dtype.bytes();
+    let mut output = vec![0; rows * row];
+    pool.attend(shape, &bytes(&query, shape.dtype), sinks(shape), &spans, &mut output).unwrap();
+    output.chunks(row).map(<[u8]>::to_vec).collect()
+}
+
+/// Shapes with four heads of keys have sinks, from those that count for nothing to those that leave nothing else.
+fn sinks(shape: &AttentionShape) -> Option<&'static [f32]> {
+    (shape.kv_heads == 4).then_some(&[-1000.0, -3.0, -0.5, 0.0, 1.5, 4.0, 40.0, 1000.0])
+}
+
+fn shapes() -> Vec<AttentionShape> {
+    let plain = AttentionShape {
+        dtype: Dtype::F32,
+        kv_heads: 2,
+        group: 3,
+        key_dim: 20,
+        value_dim: 20,
+        latent: false,
+        scale: 0.3,
+        window: None,
+    };
+    let latent = AttentionShape { kv_heads: 1, group: 5, key_dim: 41, value_dim: 34, latent: true, ..plain };
+    let wide = AttentionShape { kv_heads: 1, group: 1, key_dim: 128, value_dim: 128, scale: 0.09, ..plain };
+    let float32 = [
+        plain,
+        AttentionShape { window: Some(7), ..plain },
+        AttentionShape { window: Some(40), ..plain },
+        latent,
+        wide,
+        AttentionShape { kv_heads: 4, group: 2, ..plain },
+        AttentionShape { kv_heads: 4, group: 2, window: Some(9), ..plain },
+    ];
+    float32.into_iter().flat_map(|shape| [shape, AttentionShape { dtype: Dtype::Bf16, ..shape }]).collect()
+}
+
+#[test]
+fn rows_are_softmax_over_what_they_see() {
+    let pool = pool(2, None);
+    for shape in shapes() {
+        let sequence = Sequence::new(&shape, 83, 5);
+        let rows = attend(&pool, &shape, &[(&sequence, 0, 83)]);
+        let tolerance = if shape.dtype == Dtype::F32 { 1e-5 } else { 2e-2 };
+        for (token, row) in rows.iter().enumerate() {
+            for (found, expected) in floats(row, shape.dtype).iter().zip(sequence.expected(&shape, token)) {
+                let difference = (f64::from(*found) - expected).abs();
+                assert!(difference <= tolerance, "{shape:?}, row {token}: {found} for {expected}");
+            }
+        }
+    }
+}
+
+/// The same bits by every path, with every number of threads, beside other sequences, alone and in any chunks.
+#[test]
+fn neighbours_threads_and_paths_change_nothing() {
+    for shape in shapes() {
+        let sequences: Vec<Sequence> =
+            [70, 33, 1].into_iter().zip(0..).map(|(n, seed)| Sequence::new(&shape, n, seed)).collect();
+        let whole: Vec<_> = sequences.iter().map(|it| (it, 0, it.positions)).collect();
+        let together = attend(&pool(1, None), &shape, &whole);
+        for path in InstructionPath::available() {
+            for threads in [1, 3] {
+                assert_eq!(attend(&pool(threads, Some(path)), &shape, &whole), together, "{path} {shape:?}");
+            }
+        }
+        let pool = pool(2, None);
+        let mut first = 0;
+        for sequence in &sequences {
+            for cut in [1, 3, 32] {
+                let mut chunks = Vec::new();
+                for from in (0..sequence.positions).step_by(cut) {
+                    let to = (from + cut).min(sequence.positions);
+                    chunks.extend(attend(&pool, &shape, &[(sequence, from, to)]));
+                }
+                assert_eq!(chunks, together[first..first + sequence.positions], "{cut} rows, {shape:?}");
+            }
+            first += sequence.positions;
+        }
+    }
+}
+
+#[test]
+fn wrong_lengths_are_errors() {
+    let shape = shapes()[0];
+    let sequence = Sequence::new(&shape, 40, 1);
+    let pages: Vec<&[u8]> = sequence.pages.iter().map(Vec::as_slice).collect();
+    let pool = pool(1, None);
+    let query = bytes(&sequence.query, shape.dtype);
+    let mut output = vec![0; query.len()];
+    let span = AttentionSpan { pages: &pages, past: 0, rows: 40 };
+    pool.attend(&shape, &query, None, &[span], &mut output).unwrap();
+    assert!(pool.attend(&shape, &query, Some(&[0.0; 5]), &[span], &mut output).is_err());
+    assert!(pool.attend(&shape, &query[1..], None, &[span], &mut output).is_err());
+    assert!(pool.attend(&shape, &query, None, &[span], &mut output[1..]).is_err());
+    assert!(
+        pool.attend(&shape, &query, None, &[AttentionSpan { pages: &pages[..1], ..span }], &mut output)
+            .is_err()
+    );
+    let short = [pages[0], &pages[1][1..]];
+    assert!(
+        pool.attend(&shape, &query, None, &[AttentionSpan { pages: &short, ..span }], &mut output).is_err()
+    );
+    let mut page = vec![0; shape.page_bytes()];
+    let entry = vec![0; 2 * 20 * 4];
+    assert!(shape.write(&mut page, PAGE_POSITIONS, &entry, &entry).is_err());
+    assert!(shape.write(&mut page, 0, &entry[1..], &entry).is_err());
+    assert!(shape.write(&mut page[1..], 0, &entry, &entry).is_err());
+}

@@ -1,0 +1,206 @@
+//! Weights that stay fp8: on every path, with every number of threads and rows, the bits of the same ones decoded.
+
+use crate::common;
+
+use common::{Data, Random, forward, pool, pools, to_bytes};
+use proptest::prelude::*;
+use remoe_kernels::numerics::round_bf16;
+use remoe_kernels::{
+    Activation, Dtype, ExpertShape, Fp8Scales, KernelError, Matrix, NumericsClass, PackedExpert,
+    PackedExpertBuilder, PackedMatrixBuilder, Pool, StoredDtype, WeightFormat,
+};
+
+/// A matrix as a checkpoint stores it.
+struct Stored {
+    codes: Vec<u8>,
+    scales: Vec<f32>,
+    rows: usize,
+    columns: usize,
+    block: [usize; 2],
+}
+
+impl Stored {
+    fn new(random: &mut Random, (rows, columns): (usize, usize), block: [usize; 2]) -> Self {
+        let code = |random: &mut Random| match random.below(256) as u8 {
+            code if code & 0x7f == 0x7f => 0,
+            code => code,
+        };
+        let codes = (0..rows * columns).map(|_| code(random)).collect();
+        let scale = |random: &mut Random| {
+            // Powers of two, whose products often lie just between two bfloat16, and others; of either sign.
+            let power = 2f32.powi(random.below(12) as i32 - 14);
+            if random.below(16) == 0 {
+                // The ends of what there is.
+                return [2f32.powi(-100), 2f32.powi(118) * 1.75][random.below(2)];
+            }
+            let scale =
+                if random.below(2) == 0 { power } else { power * (1.0 + random.below(1000) as f32 / 1000.0) };
+            if random.below(8) == 0 { -scale } else { scale }
+        };
+        let blocks = rows.div_ceil(block[0]) * columns.div_ceil(block[1]);
+        Self { codes, scales: (0..blocks).map(|_| scale(random)).collect(), rows, columns, block }
+    }
+
+    /// By the definition of the format, in float64.
+    fn decoded(&self, dtype: Dtype) -> Vec<f32> {
+        let per_row = self.columns.div_ceil(self.block[1]);
+        let weight = |(at, &code): (usize, &u8)| {
+            let (exponent, fraction) = (i32::from(code >> 3 & 15), f64::from(code & 7));
+            let magnitude = match exponent {
+                0 => fraction / 8.0 * 2f64.powi(-6),
+                _ => (1.0 + fraction / 8.0) * 2f64.powi(exponent - 7),
+            };
+            let number = if code < 128 { magnitude } else { -magnitude };
+            let (row, column) = (at / self.columns, at % self.columns);
+            let scale = self.scales[row / self.block[0] * per_row + column / self.block[1]];
+            let product = (number * f64::from(scale)) as f32;
+            if dtype == Dtype::Bf16 { round_bf16(product) } else { product }
+        };
+        self.codes.iter().enumerate().map(weight).collect()
+    }
+
+    fn scales(&self) -> Fp8Scales {
+        Fp8Scales::new(self.scales.clone(), self.rows, self.columns, self.block).unwrap()
+    }
+}
+
+/// An expert that stays fp8, given in slabs of so many rows, and the same one decoded.
+struct Both {
+    fp8: PackedExpert,
+    decoded: PackedExpert,
+}
+
+impl Both {
+    fn new(random: &mut Random, shape: ExpertShape, block: [usize; 2], slab: usize) -> Self {
+        let plain =
+            ExpertShape::new(shape.hidden(), shape.width(), shape.dtype(), shape.activation()).unwrap();
+        let mut fp8 = PackedExpertBuilder::new(shape, StoredDtype::F32).unwrap();
+        let mut decoded = PackedExpertBuilder::new(plain, shape.dtype().into()).unwrap();
+        for matrix in Matrix::ALL {
+            let stored = Stored::new(random, shape.matrix(matrix), block);
+            for (index, codes) in stored.codes.chunks(slab * stored.columns).enumerate() {
+                fp8.fp8_rows(matrix, index * slab, codes, &stored.scales()).unwrap();
+            }
+            let weights = to_bytes(&stored.decoded(shape.dtype()), shape.dtype());
+            decoded.rows(matrix, 0, &weights).unwrap();
+        }
+        Self { fp8: fp8.finish().unwrap(), decoded: decoded.finish().unwrap() }
+    }
+
+    fn agree(&self, pools: &[Pool], random: &mut Random, data: Data, rows: usize) {
+        let shape = *self.fp8.shape();
+        let inputs = to_bytes(&data.vector(random, rows * shape.hidden(), shape.dtype()), shape.dtype());
+        let index: Vec<u32> = (0..rows as u32).rev().collect();
+        let expected = forward(&pool(1, None), &self.decoded, &inputs, &index);
+        for pool in pools {
+            let actual = forward(pool, &self.fp8, &inputs, &index);
+            let (paths, threads) = (pool.paths(shape.class()), pool.threads());
+            assert!(actual == expected, "{paths} with {threads} threads, {shape:?}, {data:?}, {rows} rows");
+        }
+    }
+}
+
+fn classes() -> [NumericsClass; 2] {
+    [Dtype::Bf16, Dtype::F32].map(|dtype| NumericsClass { dtype, weights: WeightFormat::Fp8 })
+}
+
+#[test]
+fn all_paths_and_shapes_give_the_bits_of_decoded_weights() {
+    let pools = pools();
+    let mut random = Random(41);
+    for class in classes() {
+        for (hidden, width) in [(1, 1), (2, 31), (5, 33), (31, 7), (32, 32), (33, 64), (136, 20), (130, 140)]
+        {
+            for block in [[128, 128], [4, 32], [64, 96]] {
+                for data in Data::ALL {
+                    let shape = ExpertShape::new(hidden, width, class, Activation::Silu).unwrap();
+                    let (slab, rows) = (1 + random.below(70), 1 + random.below(14));
+                    let both = Both::new(&mut random, shape, block, slab);
+                    both.agree(&pools, &mut random, data, rows);
+                }
+            }
+        }
+        let shape = ExpertShape::new(512, 160, class, Activation::GeluTanh).unwrap();
+        let both = Both::new(&mut random, shape, [128, 128], 1000);
+        for rows in [1, 2, 3, 4, 5, 6, 7, 12, 13, 40, 191, 193] {
+            both.agree(&pools, &mut random, Data::Ordinary, rows);
+        }
+        // Narrow vectors go over a panel so often that it is one chunk unless it is this deep.
+        let deep = ExpertShape::new(6400, 32, class, Activation::Silu).unwrap();
+        let both = Both::new(&mut random, deep, [128, 128], 1000);
+        for rows in [3, 4, 5, 6] {
+            both.agree(&pools, &mut random, Data::Ordinary, rows);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_expert(
+        seed in any::<u64>(),
+        hidden in 1usize..300,
+        width in 1usize..200,
+        rows in 1usize..30,
+        height in 1usize..40,
+        across in 1usize..6,
+        kind in 0usize..4,
+        class in 0usize..2,
+    ) {
+        let mut random = Random(seed);
+        let shape = ExpertShape::new(hidden, width, classes()[class], Activation::Silu).unwrap();
+        let both = Both::new(&mut random, shape, [4 * height, 32 * across], 64);
+        both.agree(&pools(), &mut random, Data::ALL[kind], rows);
+    }
+}
+
+#[test]
+fn a_weight_takes_a_byte_and_a_quarter_of_a_bit() {
+    for class in classes() {
+        let shape = ExpertShape::new(2048, 1024, class, Activation::Silu).unwrap();
+        assert_eq!(shape.packed_bytes() as f64 * 8.0 / (3 * 2048 * 1024) as f64, 8.25);
+        let plain = NumericsClass::from(class.dtype);
+        assert_eq!(class.name(), plain.name(), "the same bits");
+        assert_ne!(class, plain);
+    }
+}
+
+#[test]
+fn other_blocks_scales_and_forms_are_refused() {
+    let blocks = |block, values: Vec<f32>| {
+        Fp8Scales::new(values, 130, 70, block).map(|_| ()).map_err(|error| error.to_string())
+    };
+    let refused = |block: [usize; 2], why: &str| {
+        Err(format!("fp8 weights in blocks of {} x {}: {why}", block[0], block[1]))
+    };
+    assert_eq!(blocks([128, 128], vec![1.0; 2]), Ok(()));
+    assert_eq!(blocks([4, 32], vec![-0.0; 33 * 3]), Ok(()));
+    for block in [[6, 32], [128, 48], [0, 128], [128, 0]] {
+        assert_eq!(blocks(block, vec![1.0; 2]), refused(block, "kernels compute from multiples of 4 x 32"));
+    }
+    let few = "a matrix of 130 x 70 has 2 of them, not 1";
+    assert_eq!(blocks([128, 128], vec![1.0]), refused([128, 128], few));
+    for value in [f32::NAN, f32::INFINITY, 2f32.powi(119), 2f32.powi(-101)] {
+        let why = format!("kernels do not compute from a scale of {value:e}");
+        assert_eq!(blocks([128, 128], vec![1.0, value]), refused([128, 128], &why));
+    }
+
+    let [class, _] = classes();
+    let shape = ExpertShape::new(70, 130, class, Activation::Silu).unwrap();
+    let mut builder = PackedExpertBuilder::new(shape, StoredDtype::Bf16).unwrap();
+    let form = |form, given| KernelError::Form { class, form, given };
+    assert_eq!(builder.rows(Matrix::Up, 0, &[0; 140]), Err(form(WeightFormat::Fp8, "elements")));
+    let scales = Fp8Scales::new(vec![1.0; 2], 130, 70, [128, 128]).unwrap();
+    assert!(matches!(builder.fp8_rows(Matrix::Down, 0, &[0; 130], &scales), Err(KernelError::Blocks { .. })));
+    let rows =
+        KernelError::Rows { matrix: Matrix::Up, first_row: 129, actual: 140, row_bytes: 70, rows: 130 };
+    assert_eq!(builder.fp8_rows(Matrix::Up, 129, &[0; 140], &scales), Err(rows));
+    assert_eq!(builder.fp8_rows(Matrix::Up, 0, &[0; 130 * 70], &scales), Ok(()));
+    let mut matrix = PackedMatrixBuilder::new(2, 70, class).unwrap();
+    assert_eq!(matrix.rows(StoredDtype::Bf16, &[0; 140]), Err(form(WeightFormat::Fp8, "elements")));
+    let plain = ExpertShape::new(70, 130, Dtype::Bf16, Activation::Silu).unwrap();
+    let mut builder = PackedExpertBuilder::new(plain, StoredDtype::Bf16).unwrap();
+    let error = builder.fp8_rows(Matrix::Up, 0, &[0; 70], &scales).unwrap_err();
+    assert!(error.to_string().ends_with("as plain cannot be given as fp8"), "{error}");
+}

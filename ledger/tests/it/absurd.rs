@@ -1,0 +1,56 @@
+//! Whatever somebody says of a function, whoever adds it up goes on.
+
+use remoe_ledger::{
+    Account, Basis, FunctionEvent, FunctionRecord, Phases, Rate, Record, RequestRecord, Share,
+};
+
+const MOST: u64 = u64::MAX;
+
+#[test]
+fn sums_stay_at_the_largest_number() {
+    let phases = Phases { prefill: MOST, decode: MOST };
+    let share = |tier: &str| Share { tier: tier.to_owned(), work: phases, cost: phases, busy: MOST };
+    let function = |name: &str, tier: &str, basis| {
+        let tier = tier.to_owned();
+        let event = FunctionEvent::Started { tier, rate: Rate(MOST), basis };
+        Record::Function(FunctionRecord { at: 1, model: "m".to_owned(), function: name.to_owned(), event })
+    };
+    let request = Record::Request(RequestRecord {
+        at: 2,
+        id: "id".to_owned(),
+        model: "m".to_owned(),
+        tenant: "t".to_owned(),
+        function: "a".to_owned(),
+        prompt_tokens: MOST,
+        completion_tokens: MOST,
+        shares: [("a", "main"), ("b", "remote"), ("stranger", "remote")]
+            .map(|(name, tier)| (name.to_owned(), share(tier)))
+            .into(),
+        rivals: [("mix".to_owned(), MOST)].into(),
+        served: MOST,
+    });
+    let lost = |at| Record::Lost {
+        at,
+        since: 0,
+        estimate: MOST,
+        model: "m".to_owned(),
+        tenant: "t".to_owned(),
+        function: "a".to_owned(),
+    };
+    let records = [
+        Record::Opened { at: 0, prices: String::new() },
+        function("a", "main", Basis::Alive),
+        function("b", "remote", Basis::Work),
+        request.clone(),
+        request,
+        lost(MOST),
+        lost(MOST),
+        Record::Alive { at: MOST, overhead: MOST },
+        Record::Alive { at: MOST, overhead: MOST },
+    ];
+    let account = Account::of(records.iter().cloned().map(Ok)).unwrap();
+    assert_eq!((account.answered.cost, account.answered.requests, account.lost), (MOST, 2, 2));
+    assert!(account.residual_share().is_finite());
+    let several = [records.iter().cloned().map(Ok), records.iter().cloned().map(Ok)];
+    assert_eq!(Account::of_several(several.into_iter()).unwrap().paid, MOST);
+}

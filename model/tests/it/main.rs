@@ -1,0 +1,15 @@
+//! Tests of checkpoints, configs, tokenizers and templates, in one program.
+#![allow(clippy::indexing_slicing, clippy::panic, clippy::unwrap_used)]
+
+mod checkpoint;
+mod config;
+mod hostile;
+mod mutated_configs;
+mod outlines;
+mod rope;
+mod short_forms;
+mod support;
+mod template;
+mod templates;
+mod tokenizer;
+mod tokenizer_fixtures;

@@ -1,0 +1,144 @@
+//! A small model, deployments of it and their plans.
+
+use crate::SignerName;
+use crate::api::{MixOf, MoEDeployment, MoEPlanSpec, ProfileSource, RemotePlan, RequestMix};
+use crate::build::{PodExtras, Revision, Surroundings, plan_hash, revision};
+use crate::facts::ModelFacts;
+use crate::planning::{KnownProfile, Planning};
+use remoe_planner::{Group, Options, Remote, solve};
+use remoe_predictor::Shares;
+use remoe_profile::Profile;
+use remoe_wire::format_listing;
+use remoe_wire::v1::LayerExperts;
+use serde_json::{Value, json};
+
+pub fn around() -> Surroundings {
+    Surroundings {
+        main_image: "main:1".to_owned(),
+        main_cuda_image: "cuda:1".to_owned(),
+        remote_image: "remote:1".to_owned(),
+        pull_policy: "Never".to_owned(),
+        pods: PodExtras::default(),
+        operator_namespace: "remoe-system".to_owned(),
+        metrics_namespace: "monitoring".to_owned(),
+        release: "remoe".to_owned(),
+        signer: SignerName::Operator,
+        gateway: None,
+        strange_gateways: false,
+        collector: None,
+    }
+}
+
+/// A deployment with `spec` merged over one that has all experts remote, as the API would return it.
+pub fn deployment(spec: Value) -> MoEDeployment {
+    let mut object = json!({
+        "apiVersion": "remoe.dev/v1alpha1",
+        "kind": "MoEDeployment",
+        "metadata": {"name": "demo", "namespace": "test", "uid": "uid-1", "generation": 1},
+        "spec": {
+            "model": {"source": "pvc://models/demo"},
+            "main": {"memoryMB": {"min": 200, "max": 4000, "step": 100}},
+            "remoteExperts": {"mode": "Always", "memoryMB": {"min": 200, "max": 1000, "step": 100}},
+        },
+    });
+    merge(&mut object["spec"], spec);
+    serde_json::from_value(object).unwrap()
+}
+
+fn merge(into: &mut Value, from: Value) {
+    match (into, from) {
+        (Value::Object(into), Value::Object(from)) => {
+            for (key, value) in from {
+                merge(into.entry(key).or_insert(Value::Null), value);
+            }
+        }
+        (into, from) => *into = from,
+    }
+}
+
+/// Four layers, of which the last three have eight experts.
+pub fn facts() -> ModelFacts {
+    serde_json::from_value(json!({
+        "fingerprint": "f00d", "family": "mixtral", "dtype": "bfloat16", "layers": 4,
+        "moe_layers": [1, 2, 3], "experts": 8, "top_k": 2, "shared_experts": 0, "hidden_size": 128,
+        "vocab_size": 4096, "context_length": 1024, "expert_bytes": 98304,
+        "non_expert_layer_bytes": [102912, 102912, 102912, 102912], "outside_bytes": 1048832,
+        "kv_bytes_per_token": 1536, "token_bytes": 256, "total_bytes": 4000000,
+    }))
+    .unwrap()
+}
+
+/// MoE layers of the example, and experts of each where they are large.
+pub const LAYERS: usize = 3;
+pub const EXPERTS: usize = 16;
+
+/// The example's model with experts of which not all have room in a main function.
+pub fn large() -> ModelFacts {
+    let mut facts = facts();
+    let model = &mut facts.inspection;
+    (model.experts, model.expert_bytes) = (EXPERTS, 100_000_000);
+    (model.hidden_size, model.token_bytes) = (4096, 8192);
+    (model.outside_bytes, model.total_bytes) = (500_000_000, 6_000_000_000);
+    facts
+}
+
+/// Nearly all work is that of these experts, in every layer.
+fn shares(hot: &[usize]) -> Shares {
+    let weight = |at: usize| if hot.contains(&(at % EXPERTS)) { 1.0 } else { 0.001 };
+    Shares::from_weights(EXPERTS, (0..LAYERS * EXPERTS).map(weight).collect()).unwrap()
+}
+
+pub fn mix(of: MixOf, hot: &[usize]) -> RequestMix {
+    let text = shares(hot).to_text(1000).unwrap();
+    RequestMix { of, model: "f00d".to_owned(), requests: 20, tokens: 2000, shares: text }
+}
+
+pub fn prior() -> KnownProfile {
+    KnownProfile { profile: Profile::prior(&facts().inspection, "bfloat16"), source: ProfileSource::Prior }
+}
+
+pub fn planning(owner: &MoEDeployment) -> Planning {
+    Planning::new("demo", &owner.spec, &facts(), &prior()).unwrap()
+}
+
+/// The planner's plan, with a function for each layer that has remote experts.
+pub fn plan(owner: &MoEDeployment) -> MoEPlanSpec {
+    let mut plan = planning(owner).solve(None).unwrap();
+    if let Some(largest) = plan.groups.iter().map(|group| group.memory_mb).max() {
+        let of_layer = |set: LayerExperts| {
+            let experts = format_listing(std::slice::from_ref(&set));
+            let experts = experts.split_once(':').unwrap().1.to_owned();
+            RemotePlan { layer: set.layer, experts, memory_mb: largest, replicas: 1 }
+        };
+        plan.remote = built(owner, &plan).remote_sets().into_iter().map(of_layer).collect();
+        plan.groups.clear();
+    }
+    plan
+}
+
+/// A plan with experts 0 to 5 of every layer in `groups` groups, each with every so-manieth of them, of 300 MB
+/// and, where they are apart, 750 millicores; 1500 in main functions.
+pub fn plan_of_groups(owner: &MoEDeployment, groups: u32) -> MoEPlanSpec {
+    let planning = planning(owner);
+    let problem = planning.problem();
+    let options = Options { remote: Remote::Never, ..Options::default() };
+    let mut answer = solve(problem, None, &options).unwrap();
+    let apart = problem.specs.main_vcpus.is_some();
+    answer.plan.main_vcpus = apart.then_some(1.5);
+    answer.plan.layers.iter_mut().for_each(|layer| layer.remote = (0..6).collect());
+    let group = |number: u32| Group {
+        experts: vec![(0..6).filter(|expert| expert % groups == number).collect(); problem.layers.len()],
+        memory_bytes: 300e6,
+        vcpus: apart.then_some(0.75),
+        replicas: 1 + number % 2,
+        idle_seconds: None,
+    };
+    // Their order says nothing.
+    answer.plan.groups = (0..groups).rev().map(group).collect();
+    planning.plan(&answer, None)
+}
+
+/// The functions of a plan.
+pub fn built(owner: &MoEDeployment, plan: &MoEPlanSpec) -> Revision {
+    revision(owner, &plan_hash(plan).unwrap(), plan, &around()).unwrap()
+}

@@ -1,0 +1,492 @@
+//! Everything that a tenant can write, written by one who means harm, and what must hold whatever it is. Tests throw dice; a
+//! fuzz target (`fuzz/src/tenant.rs`) has a fuzzer choose.
+
+use crate::api::{
+    GatewayDemand, MixOf, MoEDeployment, MoEDeploymentStatus, MoERecord, RESTARTED_AT, RequestLoad,
+    WakeTimeline,
+};
+use crate::conversations::Heard;
+use crate::fleet::Others;
+use crate::mains::Outcome;
+use crate::names::{DEPLOYMENT, PodName, label};
+use crate::observed::Observed;
+use crate::pods::is_controlled_by;
+use crate::routing::{MOST_GENERATIONS, RoutingTable};
+use crate::steps::{Keep, Steps, Write};
+use crate::testing::example::{large, mix};
+use crate::testing::world::World;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use k8s_openapi::serde::de::DeserializeOwned;
+use kube::api::ObjectMeta;
+use kube::{Resource, ResourceExt};
+use remoe_profile::Profile;
+use remoe_scaling::Worked;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+/// Objects that are spoiled for one look, at most.
+pub const AT_ONCE: usize = 12;
+/// Figures that a tenant supplies.
+const FIGURES: &str = "figures";
+/// Characters that a condition of the status has at most.
+const MESSAGE: usize = 1024;
+
+/// What is chosen from: the same choices make the same tenant.
+pub enum Dice<'a> {
+    /// Numbers in a fixed order that looks like none (splitmix64).
+    Thrown(u64),
+    /// Bytes that somebody else chooses, two for each choice; the first one where there are no more.
+    #[allow(dead_code, reason = "a fuzzer chooses, tests throw")]
+    Told(&'a [u8]),
+}
+
+impl Dice<'_> {
+    pub fn below(&mut self, bound: usize) -> usize {
+        let number = match self {
+            Self::Thrown(state) => {
+                *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+                let mixed = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+                let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+                (mixed ^ (mixed >> 31)) as usize
+            }
+            Self::Told(bytes) => {
+                let Some((chosen, rest)) = bytes.split_first_chunk() else { return 0 };
+                *bytes = rest;
+                usize::from(u16::from_le_bytes(*chosen))
+            }
+        };
+        number % bound.max(1)
+    }
+
+    /// A text that is written by hand.
+    fn text(&mut self) -> String {
+        let length = self.below(64);
+        match self {
+            Self::Thrown(_) => "é".repeat(length),
+            Self::Told(bytes) => {
+                let (text, rest) = bytes.split_at(length.min(bytes.len()));
+                *bytes = rest;
+                String::from_utf8_lossy(text).into_owned()
+            }
+        }
+    }
+
+    fn value(&mut self) -> Value {
+        match self.below(20) {
+            0 => json!(u64::MAX),
+            1 => json!(i64::MIN),
+            2 => json!(-1),
+            3 => json!(0),
+            4 => json!(1e308),
+            5 => json!(u32::MAX.to_string()),
+            6 => json!("9".repeat(60)),
+            7 => json!("\u{0}\u{202e}é".repeat(200)),
+            8 => json!(""),
+            9 => json!("9999-12-30T22:00:00Z"),
+            10 => json!("-009999-01-02T01:59:59Z"),
+            11 => json!({}),
+            12 => json!([]),
+            13 => json!("[".repeat(5000)),
+            14 => json!(format!(
+                "{{\"number\":{},\"plan\":\"\",\"revision\":\"\",\"remote\":\"0:0-4294967295\",\"endpoints\":[]}}",
+                u64::MAX
+            )),
+            15..=17 => self.number(),
+            18 => json!(self.text()),
+            _ => Value::Null,
+        }
+    }
+
+    /// The limits of what numbers can be.
+    fn number(&mut self) -> Value {
+        match self.below(12) {
+            0..=2 => json!(u32::MAX),
+            3 => json!(u64::MAX),
+            4 => json!(i32::MAX),
+            5 => json!(i64::MAX),
+            6 => json!(i64::MIN),
+            7 => json!(i32::MIN),
+            8 => json!(1_u64 << 38),
+            9 => json!(1),
+            10 => json!(1e308),
+            _ => json!(0),
+        }
+    }
+
+    /// Spoils one leaf or branch of `value`.
+    fn spoil(&mut self, value: &mut Value) {
+        match value {
+            Value::Object(map) if !map.is_empty() && self.below(8) > 0 => {
+                let key = map.keys().nth(self.below(map.len())).unwrap().clone();
+                match self.below(12) {
+                    0 => drop(map.remove(&key)),
+                    1 => drop(map.insert(format!("{key}-"), json!("1"))),
+                    _ => self.spoil(map.get_mut(&key).unwrap()),
+                }
+            }
+            Value::Array(list) if !list.is_empty() && self.below(8) > 0 => {
+                let index = self.below(list.len());
+                match self.below(8) {
+                    0 => drop(list.remove(index)),
+                    1 => list.push(list[index].clone()),
+                    _ => self.spoil(&mut list[index]),
+                }
+            }
+            // A value within a value: what records and ConfigMaps hold.
+            Value::String(text) if text.starts_with('{') && self.below(4) > 0 => {
+                let Ok(mut inner) = serde_json::from_str(text) else { return *value = self.value() };
+                self.spoil(&mut inner);
+                *text = inner.to_string();
+            }
+            // Another number is taken where anything else is refused.
+            Value::Number(_) if self.below(4) > 0 => *value = self.number(),
+            other => *other = self.value(),
+        }
+    }
+
+    /// `object` as somebody spoiled it, where the API takes it: what fits its types. Name, namespace and uid are the API
+    /// server's.
+    pub fn spoiled<K>(&mut self, object: &K) -> Option<K>
+    where
+        K: Resource<DynamicType = ()> + serde::Serialize + DeserializeOwned,
+    {
+        let mut value = serde_json::to_value(object).unwrap();
+        let branches =
+            value.as_object()?.keys().filter(|key| !["apiVersion", "kind"].contains(&key.as_str()));
+        let all: Vec<String> = branches.cloned().collect();
+        let branch = all.get(self.below(all.len()))?;
+        self.spoil(value.get_mut(branch)?);
+        let mut spoiled: K = serde_json::from_value(value).ok()?;
+        let (meta, known) = (spoiled.meta_mut(), object.meta());
+        meta.namespace.clone_from(&known.namespace);
+        meta.name.clone_from(&known.name);
+        meta.uid.clone_from(&known.uid);
+        Some(spoiled)
+    }
+
+    /// Spoils one of `list`, or a copy of one beside it. Returns whether it did.
+    pub fn spoil_one<K>(&mut self, list: &mut Vec<K>) -> bool
+    where
+        K: Resource<DynamicType = ()> + serde::Serialize + DeserializeOwned,
+    {
+        if list.is_empty() {
+            return false;
+        }
+        let index = self.below(list.len());
+        let Some(mut object) = self.spoiled(&list[index]) else { return false };
+        if self.below(2) == 0 {
+            list[index] = object;
+            return true;
+        }
+        let number = self.below(1 << 20);
+        let name = match self.below(4) {
+            0 => format!("{}-{}", object.name_any(), u32::MAX),
+            // The next one at its place.
+            1 => PodName::parse(&object.name_any()).map_or_else(
+                || format!("demo-{number}"),
+                |name| format!("{}-{}", name.place, name.incarnation.saturating_add(1)),
+            ),
+            _ => format!("another-{number}"),
+        };
+        if list.iter().any(|known| known.name_any() == name) {
+            return false;
+        }
+        object.meta_mut().uid = Some(format!("another-{number}"));
+        object.meta_mut().name = Some(name);
+        if self.below(2) == 0 {
+            object.meta_mut().owner_references = None;
+        }
+        list.push(object);
+        true
+    }
+
+    pub fn spoil_option<K>(&mut self, object: &mut Option<K>) -> bool
+    where
+        K: Resource<DynamicType = ()> + serde::Serialize + DeserializeOwned,
+    {
+        let spoiled = object.as_ref().and_then(|known| self.spoiled(known));
+        let is_spoiled = spoiled.is_some();
+        *object = spoiled.or(object.take());
+        is_spoiled
+    }
+
+    /// The deployment itself: what it is to be, what people note on it, and what the operator said of it.
+    fn spoil_owner(&mut self, owner: &mut MoEDeployment) -> bool {
+        let mut noted = owner.clone();
+        let annotations = noted.annotations_mut();
+        annotations.entry(RESTARTED_AT.to_owned()).or_insert_with(|| "2026-01-01T00:00:00Z".to_owned());
+        let Some(mut spoiled) = self.spoiled(&noted) else { return false };
+        // As it was checked when it was made.
+        spoiled.metadata.generation = owner.metadata.generation;
+        *owner = spoiled;
+        true
+    }
+
+    /// What a main function says in the name of the pod with `uid`: anything.
+    fn saying(&mut self, heard: &mut Heard) {
+        let number = [0, 1, 7, MOST_GENERATIONS - 1, MOST_GENERATIONS, u64::MAX][self.below(6)];
+        let address = ["10.0.0.1:9001", "10.0.0.2:9001", ":", "\u{0}"][self.below(4)];
+        let time = [Timestamp::MAX, Timestamp::MIN, Timestamp::UNIX_EPOCH][self.below(3)];
+        *heard = Heard {
+            in_force: (self.below(3) > 0).then_some(number),
+            placement: ["", "f00d", &"x".repeat(9000)][self.below(3)].to_owned(),
+            told: match self.below(4) {
+                0 => Some((number, Outcome::Failed("\u{7}".repeat(5000)))),
+                1 => Some((number, Outcome::InForce { problems: vec!["é".repeat(900); 40] })),
+                _ => None,
+            },
+            worked: (self.below(3) > 0).then(|| Worked {
+                age: Duration::from_micros(number),
+                computed: [(address.to_owned(), Duration::from_micros(u64::MAX))].into(),
+            }),
+            used: [("g0".to_owned(), time), ("l1".to_owned(), time)].into(),
+        };
+    }
+
+    /// What helpers print: what they should, spoiled, or anything.
+    fn printed(&mut self, world: &World) -> String {
+        let facts = serde_json::to_value(&world.facts).unwrap();
+        let profile = serde_json::to_value(Profile::prior(&world.facts.inspection, "bfloat16")).unwrap();
+        let mut said = [facts, profile][self.below(2)].clone();
+        self.spoil(&mut said);
+        match self.below(8) {
+            0 => "{".repeat(9000),
+            1 => String::new(),
+            2 => format!("{{}}\n{said}\n{{\u{0}"),
+            _ => said.to_string(),
+        }
+    }
+
+    /// Somebody writes one object, or says something. Returns whether anybody would take it.
+    pub fn spoil_world(&mut self, world: &mut World) -> bool {
+        let printed = self.printed(world);
+        let there = &mut world.there;
+        match self.below(22) {
+            0..=4 => self.spoil_one(&mut there.pods),
+            5 => self.spoil_one(&mut there.services),
+            6 => self.spoil_one(&mut there.network_policies),
+            7 => self.spoil_one(&mut there.budgets),
+            8 | 9 => self.spoil_one(&mut there.plans),
+            10 => self.spoil_option(&mut there.model),
+            11 | 12 => self.spoil_option(&mut there.routing),
+            13 => there.profiles.values_mut().any(|profile| self.spoil_option(profile)),
+            14 => there.maps.values_mut().any(|map| self.spoil_option(map)),
+            15..=17 => self.spoil_option(&mut there.demand),
+            18 | 19 => self.spoil_owner(&mut world.owner),
+            20 => {
+                world.printed = Some(printed);
+                // They are asked.
+                there.model = None;
+                there.profiles.values_mut().for_each(|profile| *profile = None);
+                true
+            }
+            _ => {
+                let uids: Vec<String> = there.pods.iter().filter_map(ResourceExt::uid).collect();
+                let Some(uid) = uids.get(self.below(uids.len())) else { return false };
+                self.saying(there.heard.entry(uid.clone()).or_default());
+                true
+            }
+        }
+    }
+}
+
+/// Deployments as tenants have them, settled, in which everything is that they can consist of.
+pub fn tenants() -> Vec<World> {
+    let sleeps = json!({
+        "scaling": {"min": 0, "max": 4, "idleWindow": "20s", "remoteIdleWindow": "30s", "remote": {"max": 3, "memoryMB": 100_000}},
+        "workload": {
+            "maxInputTokens": 768, "maxOutputTokens": 256, "typicalInputTokens": 96, "typicalOutputTokens": 52,
+            "arrivals": {"perHour": "30", "burst": "2"},
+        },
+        "main": {"template": {
+            "nodeSelector": {"pool": "a"}, "tolerations": [{"key": "a", "operator": "Exists"}],
+            "affinity": {"nodeAffinity": {}},
+        }},
+        "pricing": {"billing": "Invocation", "cpuCoreHour": "0.03", "memoryGBHour": "0.004"},
+    });
+    let advisory = json!({"mode": "Advisory", "profile": {"configMapName": FIGURES}, "slo": {"ttft": "10s", "tpot": "150ms"}});
+    let gpu = json!({
+        "main": {"device": "cuda", "gpu": {"resource": "nvidia.com/gpu", "count": 1}},
+        "pricing": {"gpuHour": "2.5", "gpuMemoryMB": 80_000},
+    });
+    let apart = json!({
+        "replicas": 2, "main": {"cpu": {"min": 500, "max": 4000, "step": 500}},
+        "remoteExperts": {"cpu": {"min": 100, "max": 1000, "step": 100}, "maxGroups": 4},
+    });
+    let mut all = vec![World::new(json!({"replicas": 2})), World::new(gpu), World::new(apart)];
+    let mut sleeping = World::with_gateways(sleeps, &["a", "b"]);
+    sleeping.facts = large();
+    sleeping.settle();
+    for (uid, of) in [("a", MixOf::Waiting), ("b", MixOf::Answered)] {
+        let now = MicroTime(sleeping.there.now);
+        sleeping.say(GatewayDemand {
+            uid: uid.to_owned(),
+            pod: uid.to_owned(),
+            waiting: 2,
+            in_flight: 1,
+            acknowledged: sleeping.demand().spec.turn,
+            saved: 5,
+            last_active: now.clone(),
+            sequence: 1,
+            mix: Some(mix(of, &[1, 2])),
+            load: Some(RequestLoad { at: now, occupied_ms: 1000 }),
+            wake: Some(WakeTimeline { wake: 1, first_us: 5, ..WakeTimeline::default() }),
+        });
+    }
+    let mut busy = sleeping.clone();
+    busy.owner.spec.scaling.min = 1;
+    all.extend([sleeping, busy]);
+    let mut proposed = World::new(advisory);
+    let figures = serde_json::to_string(&Profile::prior(&proposed.facts.inspection, "bfloat16")).unwrap();
+    let map = ConfigMap {
+        metadata: ObjectMeta { name: Some(FIGURES.to_owned()), ..ObjectMeta::default() },
+        data: Some([("profile.json".to_owned(), figures)].into()),
+        ..ConfigMap::default()
+    };
+    proposed.there.maps.insert(FIGURES.to_owned(), Some(map));
+    // Nothing runs before somebody accepts what is proposed.
+    for _ in 0..6 {
+        let (_, steps) = proposed.look();
+        proposed.write(&steps, usize::MAX);
+        proposed.run();
+    }
+    proposed.owner.spec.accepted_plan =
+        proposed.there.plans[0].name_any().strip_prefix("demo-").map(str::to_owned);
+    all.push(proposed);
+    let mut upgraded = World::new(json!({}));
+    upgraded.settle();
+    upgraded.keep_in_config_maps();
+    // Its records are not written yet.
+    for world in &mut all {
+        world.settle();
+    }
+    all.push(upgraded);
+    all
+}
+
+/// What is read: what has other labels is not, nor are records and plans of somebody else.
+pub fn as_read(world: &mut World) {
+    fn listed<K: Resource>(object: &K) -> bool {
+        label(object.meta(), DEPLOYMENT) == "demo"
+    }
+    fn ours<K: Resource>(object: &K) -> bool {
+        object.owner_references().iter().any(|owner| owner.controller == Some(true) && owner.uid == "uid-1")
+    }
+    let there = &mut world.there;
+    there.pods.retain(listed);
+    there.services.retain(listed);
+    there.network_policies.retain(listed);
+    there.budgets.retain(listed);
+    there.plans.retain(|plan| listed(plan) && ours(plan));
+    let read = |record: &MoERecord| listed(record) && ours(record);
+    there.model = there.model.take().filter(read);
+    there.routing = there.routing.take().filter(read);
+}
+
+fn newest(observed: &Observed) -> u64 {
+    observed.routing.as_ref().map(RoutingTable::from_record).unwrap_or_default().newest()
+}
+
+/// What is kept is the deployment's own, by its name and as it was read.
+fn check_kept<K: Resource<DynamicType = ()>>(keep: &Keep<K>) {
+    let name = keep.wanted.name_any();
+    let is_ours = |owner: &OwnerReference| owner.controller == Some(true) && owner.uid == "uid-1";
+    assert!(name == "demo" || name.starts_with("demo-"), "{name}");
+    assert_eq!(keep.wanted.namespace().as_deref(), Some("test"), "{name}");
+    assert!(keep.wanted.owner_references().iter().all(is_ours), "{name}");
+    assert!(keep.live.iter().all(|live| live.owner_references().iter().any(is_ours)), "{name}");
+}
+
+/// What is written is within what the deployment consists of, and who is spoken with is its own.
+pub fn check(world: &World, steps: &Steps, stated: &MoEDeploymentStatus) {
+    let observed = &world.there;
+    let mut created = BTreeSet::new();
+    for write in &steps.writes {
+        match write {
+            Write::Service(keep) => check_kept(keep),
+            Write::Policy(keep) => check_kept(keep),
+            Write::Budget(keep) => check_kept(keep),
+            Write::Facts(keep) => check_kept(keep),
+            Write::Demand(keep) => check_kept(keep),
+            Write::Delete(deletion) => {
+                let meant =
+                    observed.pods.iter().find(|pod| pod.uid().as_ref() == Some(&deletion.uid)).unwrap();
+                assert!(is_controlled_by(meant, "uid-1"), "{deletion:?}");
+            }
+            Write::Relabel { live, .. } => assert!(is_controlled_by(live, "uid-1"), "{}", live.name_any()),
+            Write::DeleteBudget(name, uid) => {
+                let mut ours = observed
+                    .budgets
+                    .iter()
+                    .filter(|budget| budget.owner_references().iter().any(|owner| owner.uid == "uid-1"));
+                assert!(ours.any(|budget| budget.uid().as_ref() == Some(uid)), "{name}");
+            }
+            Write::Create(creation) => {
+                let name = creation.pod.name_any();
+                assert!(name.starts_with("demo-") || name.starts_with("remoe-profile-"), "{name}");
+                assert!(created.insert(PodName::parse(&name).unwrap().place), "{name} is one of two");
+            }
+            Write::Routing(keep) => {
+                check_kept(keep);
+                let table = RoutingTable::from_record(&keep.wanted);
+                // Beyond that it begins anew.
+                assert!(!table.spoiled || newest(observed) == MOST_GENERATIONS - 2, "{table:?}");
+            }
+            Write::Plan(plan) => assert!(plan.name_any().starts_with("demo-"), "{}", plan.name_any()),
+            Write::DeletePlan(name, _) => {
+                assert!(observed.plans.iter().any(|plan| plan.name_any() == *name), "{name}");
+            }
+            // What belongs to several deployments, or was there.
+            Write::Profile(record) | Write::Share(record) => {
+                assert!(record.name_any().starts_with("remoe-profile-"), "{}", record.name_any());
+            }
+            Write::ForgetGateways(demand) => assert_eq!(demand.uid(), world.demand().uid()),
+        }
+    }
+    for partner in &steps.partners {
+        let pod = observed.pods.iter().find(|pod| pod.uid().as_ref() == Some(&partner.uid)).unwrap();
+        assert!(is_controlled_by(pod, "uid-1"), "{partner:?}");
+    }
+    for condition in &stated.conditions {
+        assert!(condition.message.chars().count() <= MESSAGE, "{}", condition.message);
+    }
+}
+
+/// The deployment of somebody else, which loses `lost` while pods that `strange` has are there under its labels.
+pub fn is_healed(neighbour: &World, lost: usize, strange: &[Pod], others: Others) {
+    let mut world = neighbour.clone();
+    world.there.others = others;
+    let lost = world.there.pods.remove(lost);
+    let place = |pod: &Pod| PodName::parse(&pod.name_any()).unwrap().place;
+    let mut next = PodName::parse(&lost.name_any()).unwrap().incarnation;
+    let ours: Vec<Pod> = world.there.pods.clone();
+    for (index, stolen) in strange.iter().enumerate().filter(|(_, pod)| !is_controlled_by(pod, "uid-2")) {
+        let mut stolen = stolen.clone();
+        // Names of what is to come, labels of what is there.
+        next += 1;
+        stolen.metadata.name = Some(format!("{}-{next}", place(&lost)));
+        stolen.metadata.uid = Some(format!("stolen-{index}"));
+        stolen.metadata.labels.clone_from(&ours[index % ours.len()].metadata.labels);
+        world.there.pods.push(stolen);
+    }
+    let before = world.there.pods.clone();
+    let (_, steps, stated) = world.look_and_state();
+    let made = steps.writes.iter().filter_map(|write| match write {
+        Write::Create(creation) => Some(place(&creation.pod)),
+        _ => None,
+    });
+    assert_eq!(made.collect::<Vec<_>>(), [place(&lost)], "{:?}", stated.conditions);
+    for write in &steps.writes {
+        let uid = match write {
+            Write::Delete(deletion) => &deletion.uid,
+            Write::Relabel { live, .. } => live.metadata.uid.as_ref().unwrap(),
+            _ => continue,
+        };
+        let meant = before.iter().find(|pod| pod.uid().as_ref() == Some(uid)).unwrap();
+        assert!(is_controlled_by(meant, "uid-2"), "{}", meant.name_any());
+    }
+}

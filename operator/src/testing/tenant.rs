@@ -1,0 +1,52 @@
+//! The fuzz target `tenant`: everything that a tenant can write, written so that the operator does harm.
+//!
+//! Input: two bytes for each choice of [`super::spoiled`], with texts between them; the first choice is the deployment, the last one
+//! the pod that its neighbour has lost.
+
+use super::spoiled::{AT_ONCE, Dice, as_read, check, is_healed, tenants};
+use super::world::World;
+use crate::fleet::{Others, Silence};
+use serde_json::json;
+use std::sync::LazyLock;
+
+/// Deployments that serve, and one of another tenant, from which every input begins.
+static BEGINNING: LazyLock<(Vec<World>, World)> = LazyLock::new(|| {
+    let mut neighbour = World::new(json!({"replicas": 2}));
+    neighbour.owner.metadata.name = Some("other".to_owned());
+    neighbour.owner.metadata.uid = Some("uid-2".to_owned());
+    neighbour.settle();
+    (tenants(), neighbour)
+});
+
+/// Lets a tenant write what `data` chooses, reconciles, and checks what the operator writes.
+pub fn run(data: &[u8]) {
+    let (tenants, neighbour) = &*BEGINNING;
+    let mut dice = Dice::Told(data);
+    let mut world = tenants[dice.below(tenants.len())].clone();
+    for _ in 0..=dice.below(AT_ONCE) {
+        dice.spoil_world(&mut world);
+    }
+    as_read(&mut world);
+    let (_, steps, stated) = world.look_and_state();
+    check(&world, &steps, &stated);
+    let others = Others::of("theirs", [("spoiled", Silence::among(&steps.pods))]);
+    let lost = dice.below(neighbour.there.pods.len());
+    is_healed(neighbour, lost, &world.there.pods, others);
+}
+
+/// Makes what every input begins from, so that no input pays for it.
+pub fn prepare() {
+    LazyLock::force(&BEGINNING);
+}
+
+/// Choices of every kind for every deployment, by numbers that look like no order.
+pub fn seeds() -> Vec<Vec<u8>> {
+    let mut dice = Dice::Thrown(1);
+    let mut choice = |bound: usize| u16::try_from(dice.below(bound)).unwrap_or(u16::MAX).to_le_bytes();
+    let kinds = 22;
+    let seed = |index: usize| {
+        let head = [(index % 8) as u16, 0, (index % kinds) as u16].map(u16::to_le_bytes);
+        head.into_iter().chain((0..24).map(|_| choice(usize::from(u16::MAX)))).flatten().collect()
+    };
+    (0..8 * kinds).map(seed).collect()
+}

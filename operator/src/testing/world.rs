@@ -1,0 +1,465 @@
+//! A cluster in memory for the whole line, from what is observed to what is written: nodes that do what they
+//! should, an inspector, a profiler and main functions that answer.
+
+use crate::api::{
+    GatewayDemand, MixOf, MoEDemand, MoEDeployment, MoEDeploymentStatus, MoEPlanSpec, MoERecord, ModelStatus,
+};
+use crate::build::Surroundings;
+use crate::conversations::Heard;
+use crate::digest::digest;
+use crate::facts::ModelFacts;
+use crate::following::{rest_after_giving_up, rest_after_nothing};
+use crate::known::{Lacking, know, lacking};
+use crate::load;
+use crate::names::{COMPONENT, Component, label};
+use crate::observed::Observed;
+use crate::planned::{Planned, Task, followed, solved, task};
+use crate::planning::{Planning, PlanningError};
+use crate::resting;
+use crate::routing::RoutingTable;
+use crate::status::{Findings, status};
+use crate::steps::{Keep, Steps, Write, steps};
+use crate::testing::example::{around, deployment, facts};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use kube::api::ObjectMeta;
+use kube::{Resource, ResourceExt};
+use remoe_profile::Profile;
+use remoe_scaling::History;
+use remoe_wire::placement_digest;
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Mutex;
+
+/// More looks than anything here takes.
+const ENOUGH: usize = 60;
+/// Solutions that are remembered: who asks for another one every time does not fill the memory.
+const MOST_SOLUTIONS: usize = 256;
+
+#[derive(Clone)]
+pub struct World {
+    pub owner: MoEDeployment,
+    pub there: Observed,
+    pub around: Surroundings,
+    /// What an inspector finds.
+    pub facts: ModelFacts,
+    /// What inspectors and profilers print instead, where somebody else speaks for them.
+    pub printed: Option<String>,
+    /// What the addresses of pods begin with.
+    pub network: &'static str,
+    /// What the operator remembers of load.
+    pub history: History,
+    /// What the next look sees in place of what is there, where it is given old lists.
+    pub stale: Option<Observed>,
+    /// Whether that ever was so.
+    stale_seen: bool,
+    uids: u32,
+}
+
+/// What becomes of a write on a bad day of the API server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Answer {
+    /// 409, 429 or 500: it is not made.
+    Refused,
+    /// 504: it is made, and nobody says so.
+    Lost,
+}
+
+impl World {
+    pub fn new(spec: Value) -> Self {
+        let there = Observed { now: "2026-01-01T00:00:00Z".parse().unwrap(), ..Observed::default() };
+        Self {
+            owner: deployment(spec),
+            there,
+            around: around(),
+            facts: facts(),
+            printed: None,
+            network: "10.0.0.",
+            history: History::default(),
+            stale: None,
+            stale_seen: false,
+            uids: 0,
+        }
+    }
+
+    /// One whose operator has gateways.
+    pub fn with_gateways(spec: Value, gateways: &[&str]) -> Self {
+        let mut world = Self::new(spec);
+        world.around.gateway = Some("gateway".to_owned());
+        world.there.gateways = gateways.iter().map(|uid| (*uid).to_owned()).collect();
+        world.there.since = world.there.now;
+        world
+    }
+
+    /// What gateways and the operator tell each other.
+    pub fn demand(&self) -> &MoEDemand {
+        self.there.demand.as_ref().unwrap()
+    }
+
+    /// The gateway of this entry writes it.
+    pub fn say(&mut self, entry: GatewayDemand) {
+        self.uids += 1;
+        let demand = self.there.demand.as_mut().unwrap();
+        demand.metadata.resource_version = Some(self.uids.to_string());
+        let gateways = &mut demand.status.get_or_insert_default().gateways;
+        gateways.retain(|known| known.uid != entry.uid);
+        gateways.push(entry);
+    }
+
+    /// What one look decides.
+    pub fn look(&mut self) -> (Planned, Steps) {
+        let (planned, steps, _) = self.look_and_state();
+        (planned, steps)
+    }
+
+    /// What one look decides, and the status that it states.
+    pub fn look_and_state(&mut self) -> (Planned, Steps, MoEDeploymentStatus) {
+        self.stale_seen |= self.stale.is_some();
+        let mut observed = self.stale.take().unwrap_or_else(|| self.there.clone());
+        observed.profiles.clear();
+        observed.maps.clear();
+        observed.logs.clear();
+        while let Some(read) = lacking(&self.owner, &observed).unwrap() {
+            match read {
+                Lacking::Log(pod) => observed.logs.insert(pod.clone(), self.log(&pod)).map(drop),
+                Lacking::Profile(name) => {
+                    let record = self.there.profiles.get(&name).cloned().flatten();
+                    observed.profiles.insert(name, record).map(drop)
+                }
+                Lacking::Map(name) => {
+                    let map = self.there.maps.get(&name).cloned().flatten();
+                    observed.maps.insert(name, map).map(drop)
+                }
+            };
+        }
+        let known = know(&self.owner, &observed).unwrap();
+        let (answer, happening) = match task(&self.owner, &observed, &known, &self.around) {
+            Task::Done(state) => ((state, None), None),
+            Task::Solve { planning, previous } => {
+                (solved(&self.owner, solve(&planning, previous)).unwrap(), None)
+            }
+            Task::Follow(task) => {
+                let better =
+                    task.planning.follow(&task.plan, task.cause == MixOf::Answered).unwrap_or_default();
+                if better.is_none() {
+                    self.there.rest = rest_after_nothing(&self.owner, &observed);
+                }
+                let current = (task.hash, task.plan, task.cause);
+                let (state, new, happening) = followed(&self.owner, current, better).unwrap();
+                ((state, new), happening)
+            }
+        };
+        let planned = Planned::new(&self.owner, &observed, &known, answer, &self.around);
+        let mut planned = Planned { happening, ..planned };
+        let pods = observed.functions(&self.owner);
+        load::follow(&self.owner, (&observed, &pods), &mut self.history, planned.target.as_mut());
+        planned.resting = resting::follow(&self.owner, (&observed, &pods), &known, planned.target.as_mut());
+        if !planned.given_up.is_empty() {
+            self.there.rest = rest_after_giving_up(&self.owner, &observed);
+        }
+        let steps = steps(&self.owner, (&observed, pods), &known, &planned, &self.around).unwrap();
+        // When that is says nothing here: time passes as the test has it.
+        let _again = load::look_again(&self.owner, &observed, planned.target.as_ref());
+        let stated = status(&Findings::of(&self.owner, &observed, &known, &planned, &steps, Vec::new()));
+        (planned, steps, stated)
+    }
+
+    /// What a pod that ended wrote.
+    fn log(&self, pod: &str) -> Result<String, String> {
+        if let Some(printed) = &self.printed {
+            return Ok(printed.clone());
+        }
+        let found = self.there.pods.iter().find(|known| known.name_any() == pod);
+        let pod = found.ok_or_else(|| format!("pod {pod} is gone"))?;
+        Ok(if label(&pod.metadata, COMPONENT) == Component::Inspector.name() {
+            serde_json::to_string(&self.facts).unwrap()
+        } else {
+            serde_json::to_string(&Profile::prior(&self.facts.inspection, "bfloat16")).unwrap()
+        })
+    }
+
+    /// Makes the first `most` writes; the operator is killed after them. Returns how many were made.
+    pub fn write(&mut self, steps: &Steps, most: usize) -> usize {
+        self.write_as(steps, most, |_| None)
+    }
+
+    /// The same where each write is answered as `answer` says; what follows one that is not made, or seems not to be, is left
+    /// for the next look.
+    pub fn write_as(
+        &mut self,
+        steps: &Steps,
+        most: usize,
+        mut answer: impl FnMut(&Write) -> Option<Answer>,
+    ) -> usize {
+        let mut count = 0;
+        for write in steps.writes.iter().take(most) {
+            let answer = answer(write);
+            if answer == Some(Answer::Refused) || !self.store(write) || answer == Some(Answer::Lost) {
+                return count.max(1);
+            }
+            count += 1;
+        }
+        if count == steps.writes.len() {
+            for partner in &steps.partners {
+                let heard = self.there.heard.entry(partner.uid.clone()).or_default();
+                heard.in_force.get_or_insert(0);
+                let newer = partner.order.as_ref().filter(|order| heard.in_force < Some(order.number));
+                if let Some(order) = newer {
+                    let placement = placement_digest(order.routing.as_ref().unwrap());
+                    *heard = Heard { in_force: Some(order.number), placement, ..Heard::default() };
+                }
+            }
+        }
+        count
+    }
+
+    /// Makes one write; false where what is there is no longer what was read.
+    fn store(&mut self, write: &Write) -> bool {
+        self.uids += 1;
+        let uid = format!("object-{}", self.uids);
+        let now = self.there.now;
+        let there = &mut self.there;
+        match write {
+            Write::Service(keep) => put(&mut there.services, keep, uid),
+            Write::Policy(keep) => put(&mut there.network_policies, keep, uid),
+            Write::Budget(keep) => put(&mut there.budgets, keep, uid),
+            Write::Facts(keep) => there.model = Some(keep.wanted.as_ref().clone()),
+            Write::Routing(Keep { wanted, live }) => {
+                let version = |record: &MoERecord| record.metadata.resource_version.clone();
+                if there.routing.as_ref().map(version) != live.as_deref().map(version) {
+                    return false;
+                }
+                let mut record = wanted.as_ref().clone();
+                record.metadata.resource_version = Some(uid);
+                there.routing = Some(record);
+            }
+            Write::Demand(Keep { wanted, live }) => {
+                let version = |demand: &MoEDemand| demand.metadata.resource_version.clone();
+                if there.demand.as_ref().map(version) != live.as_deref().map(version) {
+                    return false;
+                }
+                let mut demand = wanted.as_ref().clone();
+                demand.metadata.resource_version = Some(uid.clone());
+                demand.metadata.uid = Some(uid);
+                demand.status = there.demand.take().and_then(|before| before.status);
+                there.demand = Some(demand);
+            }
+            Write::ForgetGateways(left) => {
+                if left.metadata.resource_version != there.demand.as_ref().unwrap().metadata.resource_version
+                {
+                    return false;
+                }
+                let mut demand = left.as_ref().clone();
+                demand.metadata.resource_version = Some(uid);
+                there.demand = Some(demand);
+            }
+            // Named by its content: it is this one.
+            Write::Plan(plan) if there.plans.iter().any(|known| known.name_any() == plan.name_any()) => {}
+            Write::Plan(plan) => {
+                let mut plan = plan.as_ref().clone();
+                plan.metadata.creation_timestamp =
+                    Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(now));
+                there.plans.push(plan);
+            }
+            Write::Profile(record) | Write::Share(record) => {
+                there.profiles.insert(record.name_any(), Some(record.as_ref().clone()));
+            }
+            Write::Create(creation) => {
+                let mut pod = creation.pod.as_ref().clone();
+                let taken = there.pods.iter_mut().find(|known| known.name_any() == pod.name_any());
+                if let Some(taken) = taken {
+                    // Only who sees old lists makes what is there. It gets the labels back by which it is found.
+                    assert!(self.stale_seen, "a name is taken");
+                    taken.metadata.labels.clone_from(&pod.metadata.labels);
+                    return true;
+                }
+                pod.metadata.uid = Some(uid);
+                pod.metadata.creation_timestamp =
+                    Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(now));
+                there.pods.push(pod);
+            }
+            Write::Relabel { live, wanted } => {
+                let Some(pod) = there.pods.iter_mut().find(|pod| pod.uid() == live.uid()) else {
+                    return false;
+                };
+                pod.metadata.labels.clone_from(&wanted.metadata.labels);
+            }
+            Write::Delete(deletion) => there.pods.retain(|pod| pod.uid().as_ref() != Some(&deletion.uid)),
+            Write::DeleteBudget(_, uid) => there.budgets.retain(|budget| budget.uid().as_ref() != Some(uid)),
+            Write::DeletePlan(name, _) => there.plans.retain(|plan| plan.name_any() != *name),
+        }
+        true
+    }
+
+    /// What nodes do in a second.
+    pub fn run(&mut self) {
+        self.there.now = self.there.now.checked_add(SignedDuration::from_secs(1)).unwrap();
+        let now = self.there.now;
+        for (index, pod) in self.there.pods.iter_mut().enumerate() {
+            let component = label(&pod.metadata, COMPONENT).to_owned();
+            let is_main = component == Component::Main.name();
+            let in_force = pod.uid().and_then(|uid| self.there.heard.get(&uid)?.in_force);
+            if is_main || component == Component::RemoteExpert.name() {
+                serve(pod, format!("{}{}", self.network, index + 1), !is_main || in_force > Some(0), now);
+            } else {
+                pod.status = serde_json::from_value(json!({"phase": "Succeeded"})).unwrap();
+            }
+        }
+    }
+
+    /// Looks until nothing is left to do. Returns how many writes that took.
+    pub fn settle(&mut self) -> usize {
+        let mut writes = 0;
+        for _ in 0..ENOUGH {
+            let (_, steps) = self.look();
+            writes += self.write(&steps, usize::MAX);
+            if steps.settled && steps.writes.is_empty() {
+                return writes;
+            }
+            self.run();
+        }
+        let (planned, steps) = self.look();
+        panic!(
+            "not settled: {:?} {:?} {:?}, {:#?}",
+            planned.state, steps.troubles, steps.demanded, steps.writes
+        );
+    }
+
+    /// Everything that was recorded is as the release before records kept it: in ConfigMaps.
+    pub fn keep_in_config_maps(&mut self) {
+        let facts = self.there.model.take().unwrap();
+        let routing = self.there.routing.take().unwrap();
+        let running = RoutingTable::from_record(&routing);
+        let (_, running) = running.entries.into_iter().max_by_key(|(_, entry)| entry.number).unwrap();
+        let mut keep = |mut metadata: ObjectMeta, data: BTreeMap<String, String>| {
+            metadata.resource_version = None;
+            let name = metadata.name.clone().unwrap();
+            let map = ConfigMap { metadata, data: Some(data), ..ConfigMap::default() };
+            self.there.maps.insert(name, Some(map));
+        };
+        for profile in std::mem::take(&mut self.there.profiles).into_values().flatten() {
+            keep(profile.metadata, [("profile.json".to_owned(), profile.spec.json.unwrap())].into());
+        }
+        let mut metadata = facts.metadata;
+        let subject = facts.spec.subject.unwrap();
+        metadata.labels.as_mut().unwrap().insert("remoe.dev/subject".to_owned(), subject);
+        keep(metadata, [("model.json".to_owned(), facts.spec.json.unwrap())].into());
+        let generations = routing.spec.generations.into_iter().map(|(identity, generation)| {
+            (format!("{identity}.json"), serde_json::to_string(&generation).unwrap())
+        });
+        keep(routing.metadata, generations.collect());
+        self.owner.status = Some(MoEDeploymentStatus {
+            observed_generation: self.owner.metadata.generation,
+            model: Some(ModelStatus {
+                source: self.owner.spec.model.source.clone(),
+                revision: None,
+                digest: self.facts.inspection.fingerprint.clone(),
+            }),
+            plan: Some(running.plan),
+            ..MoEDeploymentStatus::default()
+        });
+    }
+
+    /// Everything that belongs to the deployment, less what differs from one life of an object to the next.
+    pub fn objects(&self) -> BTreeMap<String, Value> {
+        fn of<K: Resource<DynamicType = ()> + serde::Serialize>(list: &[K]) -> Vec<Value> {
+            let named = |object: &K| {
+                let mut value = serde_json::to_value(object).unwrap();
+                value["kind"] = json!(K::kind(&()));
+                value
+            };
+            list.iter().map(named).collect()
+        }
+        let there = &self.there;
+        let records: Vec<MoERecord> =
+            there.profiles.values().chain([&there.model, &there.routing]).flatten().cloned().collect();
+        let lists = [of(&there.pods), of(&there.services), of(&there.network_policies), of(&there.budgets)];
+        let objects = lists.into_iter().chain([of(&there.plans), of(&records)]).flatten();
+        // Incarnations, the addresses that pods have for their lives, and numbers that only grow.
+        let mut lives: Vec<(String, String)> = Vec::new();
+        for pod in &there.pods {
+            let name = pod.name_any();
+            let place = name.rsplit_once('-').map_or(name.as_str(), |(place, _)| place).to_owned();
+            if let Some(ip) = pod.status.as_ref().and_then(|status| status.pod_ip.clone()) {
+                lives.push((format!("\"{ip}:"), format!("\"{place}:")));
+            }
+            lives.push((format!("\"{name}\""), format!("\"{place}\"")));
+        }
+        let mut all = BTreeMap::new();
+        for mut object in objects {
+            object.as_object_mut().unwrap().remove("status");
+            let metadata = object["metadata"].as_object_mut().unwrap();
+            metadata.retain(|field, _| {
+                !["uid", "resourceVersion", "creationTimestamp"].contains(&field.as_str())
+            });
+            if let Some(generations) = object["spec"]["generations"].as_object_mut() {
+                generations.values_mut().for_each(|generation| generation["number"] = json!(0));
+                object["spec"]["about"] = Value::Null;
+            }
+            let mut text = object.to_string();
+            for (life, place) in &lives {
+                text = text.replace(life, place);
+            }
+            let object: Value = serde_json::from_str(&text).unwrap();
+            let name = format!(
+                "{} {}",
+                object["kind"].as_str().unwrap(),
+                object["metadata"]["name"].as_str().unwrap()
+            );
+            assert!(all.insert(name, object).is_none(), "two of one name");
+        }
+        all
+    }
+
+    /// Names of everything there is, pods without their incarnations.
+    pub fn names(&self) -> BTreeSet<String> {
+        fn of<K: Resource<DynamicType = ()>>(list: &[K]) -> Vec<String> {
+            list.iter().map(|object| format!("{} {}", K::kind(&()), object.name_any())).collect()
+        }
+        let there = &self.there;
+        let pods = there.pods.iter().map(|pod| {
+            let name = pod.name_any();
+            format!("Pod {}", name.rsplit_once('-').map_or(name.as_str(), |(place, _)| place))
+        });
+        let records = there.profiles.values().chain([&there.model, &there.routing]).flatten();
+        let records = records.map(|record| format!("MoERecord {}", record.name_any()));
+        let lists = [of(&there.services), of(&there.network_policies), of(&there.budgets), of(&there.plans)];
+        pods.chain(records).chain(lists.into_iter().flatten()).collect()
+    }
+}
+
+/// The solution, computed once for all that ask for the same.
+fn solve(planning: &Planning, previous: Option<Box<MoEPlanSpec>>) -> Result<MoEPlanSpec, PlanningError> {
+    type Solutions = BTreeMap<(String, String), Result<MoEPlanSpec, PlanningError>>;
+    static SOLUTIONS: Mutex<Solutions> = Mutex::new(BTreeMap::new());
+    let asked = (planning.inputs.clone(), digest(&previous).unwrap());
+    let known = SOLUTIONS.lock().unwrap().get(&asked).cloned();
+    known.unwrap_or_else(|| {
+        let solution = planning.solve(previous.as_deref());
+        let mut solutions = SOLUTIONS.lock().unwrap();
+        if solutions.len() >= MOST_SOLUTIONS {
+            solutions.clear();
+        }
+        solutions.insert(asked, solution.clone());
+        solution
+    })
+}
+
+fn put<K: Resource<DynamicType = ()> + Clone>(list: &mut Vec<K>, keep: &Keep<K>, uid: String) {
+    list.retain(|known| known.name_any() != keep.wanted.name_any());
+    let mut object = keep.wanted.as_ref().clone();
+    object.meta_mut().uid = Some(uid);
+    list.push(object);
+}
+
+fn serve(pod: &mut Pod, ip: String, ready: bool, now: Timestamp) {
+    let before = serde_json::to_value(&pod.status).unwrap();
+    let now = json!(now.to_string());
+    let status = if ready { "True" } else { "False" };
+    let known = &before["conditions"][0];
+    let since = if known["status"] == status { &known["lastTransitionTime"] } else { &now };
+    let started = if before["startTime"].is_null() { &now } else { &before["startTime"] };
+    let ready = json!({"type": "Ready", "status": status, "lastTransitionTime": since});
+    let status = json!({"phase": "Running", "podIP": ip, "startTime": started, "conditions": [ready]});
+    pod.status = serde_json::from_value(status).unwrap();
+}

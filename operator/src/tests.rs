@@ -1,0 +1,28 @@
+//! Tests of the operator in a cluster in memory, and, where `REMOE_E2E_KUBECONFIG` names a cluster, of its dealings with a
+//! real API server.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, unreachable_pub)]
+
+mod account;
+mod alike;
+mod api_server;
+mod build;
+mod conversations;
+mod crds;
+mod extras;
+mod following;
+mod groups;
+mod inspection;
+mod line;
+mod load;
+mod paid;
+mod planning;
+mod pods;
+mod profiling;
+mod resting;
+mod rollout;
+mod scaling;
+mod sleeping;
+mod specs;
+mod status;
+mod stored;
+mod tenants;

@@ -1,0 +1,95 @@
+//! A deployment, or its namespace, is deleted while the operator is at work on it.
+
+use crate::api::MoEDeployment;
+use crate::tests::api_server::crash::stopped;
+use crate::tests::api_server::stage::{Budget, LOOK, Operator, deploy, quiet, run_pods, world};
+use crate::tests::api_server::{Server, eventually, with_server, with_servers};
+use kube::api::DeleteParams;
+use tokio::time::sleep;
+
+/// After how many writes, how the deployment is deleted, and whether the operator dies with it.
+#[derive(Clone, Debug)]
+struct Case {
+    writes: u64,
+    deletion: DeleteParams,
+    killed: bool,
+}
+
+/// Looks for which nothing may come back.
+const LOOKS: u32 = 8;
+
+#[test]
+fn deleted_after_any_write_a_deployment_leaves_nothing() {
+    let mut writes = 0;
+    with_server(async |server| {
+        deploy(&server).await;
+        let operator = Operator::start(&server, Budget::unlimited()).await;
+        writes = quiet(&server, &operator).await;
+        operator.kill().await;
+    });
+    let cases = (1..=writes).flat_map(|writes| {
+        let deletions = [DeleteParams::foreground(), DeleteParams::background()];
+        let each =
+            deletions.into_iter().flat_map(|deletion| [true, false].map(|killed| (deletion.clone(), killed)));
+        each.map(move |(deletion, killed)| Case { writes, deletion, killed })
+    });
+    with_servers(cases, async |server, case| {
+        deploy(&server).await;
+        let writes = usize::try_from(case.writes).unwrap();
+        let mut operator = Operator::start(&server, Budget::of(writes)).await;
+        stopped(&server, &operator).await;
+        server.api::<MoEDeployment>().delete("demo", &case.deletion).await.unwrap();
+        if case.killed {
+            operator.kill().await;
+            operator = Operator::start(&server, Budget::unlimited()).await;
+        } else {
+            // It goes on with what it has read.
+            operator.budget.open();
+        }
+        nothing_is_left(&server, &case).await;
+        operator.kill().await;
+    });
+}
+
+async fn nothing_is_left(server: &Server, case: &Case) {
+    let mut looks = 0;
+    let mut left = Vec::new();
+    let gone = eventually("nothing is left", async || {
+        sleep(LOOK).await;
+        left = world(server).await;
+        let owner = server.api::<MoEDeployment>().get_opt("demo").await.unwrap();
+        looks = if left.is_empty() && owner.is_none() { looks + 1 } else { 0 };
+        looks >= LOOKS
+    });
+    gone.await;
+    assert!(left.is_empty(), "{case:?}: {left:?}");
+}
+
+#[test]
+fn a_namespace_that_ends_is_left_alone() {
+    with_server(async |server| {
+        deploy(&server).await;
+        let operator = Operator::start(&server, Budget::unlimited()).await;
+        quiet(&server, &operator).await;
+        let before = operator.budget.answers().len();
+        server.namespaces().delete(&server.namespace, &DeleteParams::default()).await.unwrap();
+        eventually("the end of the namespace", async || {
+            run_pods(&server).await;
+            sleep(LOOK).await;
+            server.namespaces().get_opt(&server.namespace).await.unwrap().is_none()
+        })
+        .await;
+        let answers = operator.budget.answers().split_off(before);
+        let refused = answers.iter().position(|answer| answer.code == http::StatusCode::FORBIDDEN);
+        // Told once that nothing new is taken, it makes nothing and says nothing. What it asks for at the very
+        // last is not found, as the namespace is gone.
+        let told = &answers[refused.unwrap_or(answers.len())..];
+        let nothing = [http::StatusCode::FORBIDDEN, http::StatusCode::NOT_FOUND];
+        let others = told.iter().filter(|answer| !nothing.contains(&answer.code));
+        let others: Vec<_> = others.filter(|answer| answer.method != http::Method::DELETE).collect();
+        assert!(others.is_empty(), "{others:?}");
+        assert!(!told.iter().any(|answer| answer.path.ends_with("/status")), "{told:?}");
+        assert!(!told.iter().any(|answer| answer.path.contains("events")), "{told:?}");
+        operator.kill().await;
+    });
+}

@@ -1,0 +1,267 @@
+//! A proxy before the API server: it writes down what is asked, and on bad days it does what API servers and the ways to
+//! them do then.
+
+use crate::tests::api_server::config;
+use axum::Router;
+use axum::body::{Body, Bytes, to_bytes};
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use futures_util::{StreamExt, TryStreamExt, stream};
+use http::{Method, StatusCode, header};
+use kube::{Client, Config};
+use serde_json::json;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+
+/// Requests of an operator are smaller.
+const LARGEST_REQUEST: usize = 4 << 20;
+/// After which watches break off on a bad day.
+const WATCH: Duration = Duration::from_millis(700);
+/// Every so-manieth request meets a fault then.
+const EVERY: u64 = 5;
+
+/// What may be asked for, as roles say it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Asked {
+    pub group: String,
+    /// With its part, as `pods/log`.
+    pub resource: String,
+    pub verb: String,
+}
+
+/// What goes wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Fault {
+    /// 409: somebody wrote meanwhile, or the name is taken.
+    Conflict,
+    /// 429 with Retry-After.
+    TooMany,
+    /// 500.
+    Internal,
+    /// 504, and the write was made all the same.
+    AnswerLost,
+    /// A watch that breaks off.
+    WatchDropped,
+    /// A list as it was some time before.
+    ListStale,
+}
+
+pub const FAULTS: [Fault; 6] = [
+    Fault::Conflict,
+    Fault::TooMany,
+    Fault::Internal,
+    Fault::AnswerLost,
+    Fault::WatchDropped,
+    Fault::ListStale,
+];
+
+impl Fault {
+    fn can_meet(self, verb: &str) -> bool {
+        let writes = !matches!(verb, "get" | "list" | "watch");
+        match self {
+            Self::Conflict | Self::AnswerLost => writes,
+            Self::TooMany | Self::Internal => verb != "watch",
+            Self::WatchDropped => verb == "watch",
+            Self::ListStale => verb == "list",
+        }
+    }
+}
+
+#[derive(Default)]
+struct Day {
+    /// Faults that are still to come.
+    left: u64,
+    requests: u64,
+    met: BTreeMap<Fault, u64>,
+}
+
+impl Day {
+    /// The fault that this request meets.
+    fn meet(&mut self, verb: &str) -> Option<Fault> {
+        if self.left == 0 {
+            return None;
+        }
+        self.requests += 1;
+        let fault = if verb == "watch" {
+            Fault::WatchDropped
+        } else if self.requests.is_multiple_of(EVERY) {
+            // The one that was met least, so that the few writes among many lists meet theirs.
+            let possible = FAULTS.into_iter().filter(|fault| fault.can_meet(verb));
+            let fault = possible.min_by_key(|fault| self.met.get(fault).copied().unwrap_or(0))?;
+            self.left -= 1;
+            fault
+        } else {
+            return None;
+        };
+        *self.met.entry(fault).or_default() += 1;
+        Some(fault)
+    }
+}
+
+struct Between {
+    client: Client,
+    asked: Mutex<BTreeSet<Asked>>,
+    day: Mutex<Day>,
+    /// The first answer to each list of each day.
+    lists: Mutex<HashMap<String, Bytes>>,
+}
+
+/// A proxy in this process, as long as it is kept.
+pub struct Proxy {
+    address: SocketAddr,
+    between: Arc<Between>,
+    serving: JoinHandle<()>,
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.serving.abort();
+    }
+}
+
+impl Proxy {
+    /// One before the API server of the tests, on a good day.
+    pub async fn start() -> Self {
+        let mut config = config().await;
+        // What it says is handed on as it is.
+        config.default_retry = false;
+        let between = Arc::new(Between {
+            client: Client::try_from(config).unwrap(),
+            asked: Mutex::default(),
+            day: Mutex::default(),
+            lists: Mutex::default(),
+        });
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let router = Router::new().fallback(pass).with_state(between.clone());
+        let serving = tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+        Self { address, between, serving }
+    }
+
+    /// How it is asked, as a client that has nothing but its address.
+    pub fn config(&self) -> Config {
+        Config::new(format!("http://{}", self.address).parse().unwrap())
+    }
+
+    /// A bad day begins, of `faults`, and of watches that break off until these are over.
+    pub fn spoil(&self, faults: u64) {
+        self.between.lists.lock().unwrap().clear();
+        self.between.day.lock().unwrap().left = faults;
+    }
+
+    /// How many requests met which fault.
+    pub fn met(&self) -> BTreeMap<Fault, u64> {
+        self.between.day.lock().unwrap().met.clone()
+    }
+
+    /// What was asked for.
+    pub fn asked(&self) -> BTreeSet<Asked> {
+        self.between.asked.lock().unwrap().clone()
+    }
+}
+
+async fn pass(State(between): State<Arc<Between>>, request: Request) -> Response {
+    let (method, uri) = (request.method().clone(), request.uri().clone());
+    let asked = asked(&method, uri.path(), uri.query().unwrap_or_default());
+    let fault = asked.as_ref().and_then(|asked| between.day.lock().unwrap().meet(&asked.verb));
+    between.asked.lock().unwrap().extend(asked.clone());
+    match fault {
+        Some(Fault::Conflict) => return status(StatusCode::CONFLICT, "AlreadyExists"),
+        Some(Fault::TooMany) => {
+            let answer = status(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests");
+            return ([(header::RETRY_AFTER, "1")], answer).into_response();
+        }
+        Some(Fault::Internal) => return status(StatusCode::INTERNAL_SERVER_ERROR, "InternalError"),
+        _ => {}
+    }
+    let (mut parts, body) = request.into_parts();
+    parts.headers.remove(header::HOST);
+    parts.headers.remove(header::CONTENT_LENGTH);
+    let body = to_bytes(body, LARGEST_REQUEST).await.unwrap();
+    let sent = between.client.send(http::Request::from_parts(parts, body.into())).await;
+    let Ok(answer) = sent else { return status(StatusCode::BAD_GATEWAY, "NoAnswer") };
+    let (mut parts, body) = answer.into_parts();
+    // What is sent on may be another one, and has a length of its own.
+    parts.headers.remove(header::CONTENT_LENGTH);
+    parts.headers.remove(header::TRANSFER_ENCODING);
+    let verb = asked.as_ref().map_or("", |asked| asked.verb.as_str());
+    // What is applied and was not there is made: the API server asks for both.
+    if let (Some(asked), "patch", StatusCode::CREATED) = (&asked, verb, parts.status) {
+        between.asked.lock().unwrap().insert(Asked { verb: "create".to_owned(), ..asked.clone() });
+    }
+    if fault == Some(Fault::AnswerLost) {
+        return status(StatusCode::GATEWAY_TIMEOUT, "Timeout");
+    }
+    if fault == Some(Fault::WatchDropped) {
+        let events = Body::new(body).into_data_stream().map_err(io::Error::other);
+        let broken = stream::once(async { Err(io::Error::other("the way was cut")) });
+        let events = events.take_until(sleep(WATCH)).chain(broken);
+        return Response::from_parts(parts, Body::from_stream(events));
+    }
+    if verb != "list" || !parts.status.is_success() {
+        return Response::from_parts(parts, Body::new(body));
+    }
+    let Ok(list) = to_bytes(Body::new(body), usize::MAX).await else {
+        return status(StatusCode::BAD_GATEWAY, "NoAnswer");
+    };
+    let before = between.lists.lock().unwrap().entry(uri.to_string()).or_insert(list.clone()).clone();
+    let list = if fault == Some(Fault::ListStale) { before } else { list };
+    Response::from_parts(parts, Body::from(list))
+}
+
+/// What a request asks for; none where it is about no object.
+fn asked(method: &Method, path: &str, query: &str) -> Option<Asked> {
+    let mut parts = path.trim_matches('/').split('/');
+    let group = match parts.next()? {
+        "api" => String::new(),
+        "apis" => parts.next()?.to_owned(),
+        _ => return None,
+    };
+    let _version = parts.next()?;
+    let mut rest: Vec<&str> = parts.collect();
+    if rest.first() == Some(&"namespaces") && rest.len() > 2 {
+        rest.drain(..2);
+    }
+    let (kind, name) = (rest.first()?, rest.get(1));
+    let resource = rest.get(2).map_or_else(|| (*kind).to_owned(), |part| format!("{kind}/{part}"));
+    let watches = query.split('&').any(|pair| matches!(pair, "watch=true" | "watch=1"));
+    let verb = match method.as_str() {
+        "GET" if watches => "watch",
+        "GET" if name.is_some() => "get",
+        "GET" => "list",
+        "POST" => "create",
+        "PUT" => "update",
+        "PATCH" => "patch",
+        "DELETE" if name.is_some() => "delete",
+        _ => "deletecollection",
+    };
+    Some(Asked { group, resource, verb: verb.to_owned() })
+}
+
+fn status(code: StatusCode, reason: &str) -> Response {
+    let said = json!({
+        "kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "code": code.as_u16(),
+        "message": format!("{reason}: a test does so"),
+    });
+    (code, [(header::CONTENT_TYPE, "application/json")], said.to_string()).into_response()
+}
+
+#[test]
+fn requests_are_what_roles_say() {
+    let of = |method: Method, path: &str, query: &str| {
+        let asked = asked(&method, path, query).unwrap();
+        format!("{} {} {}", asked.verb, asked.group, asked.resource)
+    };
+    assert_eq!(of(Method::GET, "/api/v1/namespaces/a/pods", "labelSelector=x"), "list  pods");
+    assert_eq!(of(Method::GET, "/api/v1/pods", "x=y&watch=true"), "watch  pods");
+    assert_eq!(of(Method::GET, "/api/v1/namespaces/a/pods/b/log", ""), "get  pods/log");
+    let path = "/apis/remoe.dev/v1alpha1/namespaces/a/moedeployments/b/status";
+    assert_eq!(of(Method::PATCH, path, "force=true"), "patch remoe.dev moedeployments/status");
+    assert_eq!(of(Method::DELETE, "/api/v1/namespaces/a/pods/b", ""), "delete  pods");
+}

@@ -1,0 +1,453 @@
+use crate::SignerName;
+use crate::api::MoEDeployment;
+use crate::build::{Revision, Surroundings, budgets, frame, inspector, knows_gateways, revision};
+use crate::collector::Collector;
+use crate::identity::{IssuerRef, certificate, identity_of};
+use crate::names::{COMPONENT, Component, FUNCTION, PodName};
+use crate::testing::example::{around, built, deployment, plan};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+fn pods(owner: &MoEDeployment) -> Vec<Pod> {
+    let revision = built(owner, &plan(owner));
+    let all = revision.functions().flat_map(|function| {
+        (0..function.replicas).map(|replica| function.pod(owner, replica, 7)).collect::<Vec<_>>()
+    });
+    all.collect()
+}
+
+/// What the restricted pod security standard asks for, and what makes a pod Guaranteed.
+fn check_pod(pod: &Pod) {
+    let spec = pod.spec.as_ref().unwrap();
+    assert_eq!(spec.automount_service_account_token, Some(false));
+    let security = spec.security_context.as_ref().unwrap();
+    assert_eq!(security.run_as_non_root, Some(true));
+    assert_eq!(security.seccomp_profile.as_ref().unwrap().type_, "RuntimeDefault");
+    assert!(spec.init_containers.is_none());
+    for volume in spec.volumes.iter().flatten() {
+        assert!(
+            volume.persistent_volume_claim.is_some() || volume.empty_dir.is_some() || volume.secret.is_some(),
+            "{volume:?}"
+        );
+    }
+    for container in &spec.containers {
+        let security = container.security_context.as_ref().unwrap();
+        assert_eq!(security.allow_privilege_escalation, Some(false));
+        assert_eq!(security.read_only_root_filesystem, Some(true));
+        assert_eq!(security.capabilities.as_ref().unwrap().drop.as_deref(), Some(&["ALL".to_owned()][..]));
+        let resources = container.resources.as_ref().unwrap();
+        assert_eq!(resources.requests, resources.limits);
+        assert!(resources.limits.as_ref().unwrap().contains_key("cpu"));
+        assert!(resources.limits.as_ref().unwrap()["memory"].0.ends_with(['M', 'G']));
+    }
+    let seconds = spec.tolerations.iter().flatten().filter_map(|toleration| toleration.toleration_seconds);
+    // A function may be at work on a node that is not heard; one that inspects or measures is made anew.
+    let borne = if pod.labels().contains_key(FUNCTION) { 300 } else { 30 };
+    assert_eq!(seconds.filter(|seconds| *seconds == borne).count(), 2);
+}
+
+fn spec() -> impl Strategy<Value = Value> {
+    let source = prop_oneof![
+        Just(json!({"source": "pvc://models/demo"})),
+        Just(json!({"source": "hf://org/name", "revision": "v1", "cacheClaimName": "cache"})),
+        Just(
+            json!({"source": "s3://bucket/x", "endpoint": "http://minio:9000", "credentialsSecretName": "s3"})
+        ),
+    ];
+    (source, 1_u32..4, 1_u32..5, prop_oneof![Just("Always"), Just("Never"), Just("Auto")]).prop_map(
+        |(model, replicas, most, mode)| {
+            json!({
+                "model": model,
+                "replicas": replicas,
+                "remoteExperts": {"mode": mode, "maxReplicas": most},
+            })
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn every_pod_is_restricted_guaranteed_and_named_for_its_place(spec in spec()) {
+        let owner = deployment(spec);
+        let pods = pods(&owner);
+        let names: BTreeSet<String> = pods.iter().map(ResourceExt::name_any).collect();
+        prop_assert_eq!(names.len(), pods.len());
+        for pod in pods.iter().chain([&inspector(&owner, "0123456789", 0, &around()).unwrap()]) {
+            check_pod(pod);
+            prop_assert!(pod.name_any().len() <= 63);
+            prop_assert!(PodName::parse(&pod.name_any()).is_some());
+            let reference = &pod.owner_references()[0];
+            prop_assert_eq!((reference.controller, reference.uid.as_str()), (Some(true), "uid-1"));
+            for value in pod.labels().values() {
+                prop_assert!(value.len() <= 63);
+            }
+        }
+    }
+
+    #[test]
+    fn the_same_values_give_the_same_objects(spec in spec()) {
+        let owner = deployment(spec);
+        prop_assert_eq!(pods(&owner), pods(&owner));
+        prop_assert_eq!(frame(&owner, &around()), frame(&owner, &around()));
+    }
+
+    #[test]
+    fn every_function_of_several_replicas_keeps_all_but_one(spec in spec()) {
+        let owner = deployment(spec);
+        let revision = built(&owner, &plan(&owner));
+        let budgets = budgets(&owner, &revision);
+        let several: Vec<_> = revision.functions().filter(|function| function.replicas > 1).collect();
+        prop_assert_eq!(budgets.len(), several.len());
+        for (budget, function) in budgets.iter().zip(several) {
+            let spec = budget.spec.as_ref().unwrap();
+            let value = serde_json::to_value(spec.min_available.as_ref().unwrap()).unwrap();
+            prop_assert_eq!(value, json!(function.replicas - 1));
+            // It selects the function's pods, and no others'.
+            let selector = spec.selector.as_ref().unwrap().match_labels.as_ref().unwrap();
+            for other in revision.functions() {
+                let pod = other.pod(&owner, 0, 0);
+                let selected = selector.iter().all(|(key, value)| pod.labels().get(key) == Some(value));
+                prop_assert_eq!(selected, other.name == function.name);
+            }
+        }
+    }
+}
+
+fn arguments(pod: &Pod) -> Vec<String> {
+    pod.spec.as_ref().unwrap().containers[0].args.clone().unwrap()
+}
+
+#[test]
+fn functions_read_a_claim_where_it_is_mounted() {
+    let owner = deployment(json!({"model": {"source": "pvc://models/a/b/"}}));
+    for pod in pods(&owner) {
+        assert_eq!(arguments(&pod)[..2], ["--model", "/models/a/b"]);
+        let spec = pod.spec.unwrap();
+        let volume = spec.volumes.unwrap().remove(0).persistent_volume_claim.unwrap();
+        assert_eq!((volume.claim_name.as_str(), volume.read_only), ("models", Some(true)));
+        assert_eq!(spec.containers[0].volume_mounts.as_ref().unwrap()[0].read_only, Some(true));
+    }
+}
+
+#[test]
+fn fetching_functions_have_a_cache_credentials_and_a_way_out() {
+    let model = json!({
+        "source": "s3://bucket/x", "endpoint": "http://minio:9000",
+        "credentialsSecretName": "s3", "cacheClaimName": "weights",
+    });
+    let owner = deployment(json!({"model": model}));
+    for pod in pods(&owner) {
+        assert_eq!(arguments(&pod)[..4], ["--model", "s3://bucket/x", "--model-cache", "/cache"]);
+        let container = &pod.spec.as_ref().unwrap().containers[0];
+        assert_eq!(container.env.as_ref().unwrap()[0].value.as_deref(), Some("http://minio:9000"));
+        assert_eq!(container.env_from.as_ref().unwrap()[0].secret_ref.as_ref().unwrap().name, "s3");
+    }
+    let opened = |owner: &MoEDeployment| {
+        let policies = frame(owner, &around()).network_policies.into_iter();
+        policies
+            .filter(|policy| {
+                policy.spec.as_ref().unwrap().egress.iter().flatten().any(|rule| rule.to.is_none())
+            })
+            .count()
+    };
+    assert_eq!(opened(&owner), 4);
+    assert_eq!(opened(&deployment(json!({}))), 0);
+}
+
+#[test]
+fn the_container_of_a_cpu_main_function_holds_the_non_expert_part_too() {
+    let owner = deployment(json!({}));
+    let plan = plan(&owner);
+    assert!(plan.main.limit_mb > plan.main.memory_mb);
+    let main = built(&owner, &plan).main.pod(&owner, 0, 0);
+    let resources = main.spec.unwrap().containers[0].resources.clone().unwrap().limits.unwrap();
+    assert_eq!(resources["memory"].0, format!("{}M", plan.main.limit_mb));
+    assert_eq!(resources["cpu"].0, format!("{}m", plan.main.memory_mb));
+}
+
+/// The flag's value, and the grace period, of the main function of this workload.
+fn ending(owner: &MoEDeployment, tpot_seconds: f64) -> (String, u32, i64) {
+    let mut plan = plan(owner);
+    plan.numbers.times.prefill_seconds = 2.0;
+    plan.numbers.times.tpot_seconds = tpot_seconds;
+    let main = built(owner, &plan).main;
+    let pod = main.pod(owner, 0, 0);
+    let arguments = arguments(&pod);
+    let flag = arguments.iter().position(|argument| argument == "--drain-seconds").unwrap();
+    let grace = pod.spec.unwrap().termination_grace_period_seconds.unwrap();
+    (main.identity, arguments[flag + 1].parse().unwrap(), grace)
+}
+
+#[test]
+fn a_main_function_has_the_time_of_the_longest_answer_to_end() {
+    let workload = json!({
+        "maxInputTokens": 200, "maxOutputTokens": 800, "typicalInputTokens": 100, "typicalOutputTokens": 100,
+    });
+    let owner = deployment(json!({ "workload": workload }));
+    let (identity, drain, grace) = ending(&owner, 0.15);
+    // Twice (two seconds per hundred tokens of the prompt, and 0.15 s per token of the answer).
+    assert_eq!(drain, 2 * (2 * 2 + 120));
+    // The hook before, and last words after it.
+    assert_eq!(grace, i64::from(drain) + 15);
+    // Another pace is no reason to replace a pod.
+    for (tpot, expected) in [(1e-6, 30), (100.0, 1800), (f64::MAX, 1800), (-1.0, 30)] {
+        let (other, drain, grace) = ending(&owner, tpot);
+        assert_eq!((&other, drain, grace), (&identity, expected, i64::from(expected) + 15), "{tpot}");
+    }
+    // A container that hangs is not waited for that long.
+    for pod in pods(&owner) {
+        let spec = pod.spec.unwrap();
+        for probe in [&spec.containers[0].startup_probe, &spec.containers[0].liveness_probe] {
+            assert_eq!(probe.as_ref().unwrap().termination_grace_period_seconds, Some(10));
+        }
+    }
+}
+
+#[test]
+fn a_restart_changes_every_identity_and_a_price_changes_none() {
+    let identities = |owner: &MoEDeployment| -> Vec<String> {
+        let revision = built(owner, &plan(owner));
+        revision.functions().map(|function| function.identity.clone()).collect()
+    };
+    let owner = deployment(json!({}));
+    let mut restarted = owner.clone();
+    restarted.annotations_mut().insert("remoe.dev/restartedAt".to_owned(), "now".to_owned());
+    assert!(identities(&owner).iter().zip(identities(&restarted)).all(|(old, new)| *old != new));
+    let dearer = deployment(json!({"pricing": {"memoryGBHour": "0.0041"}}));
+    assert_eq!(identities(&owner), identities(&dearer));
+    assert_ne!(plan(&owner), plan(&dearer));
+}
+
+#[test]
+fn probes_have_a_port_that_clients_cannot_reach() {
+    let owner = deployment(json!({}));
+    for pod in pods(&owner) {
+        assert_eq!(following(&pod, "--health-listen"), "[::]:8081");
+        let container = &pod.spec.as_ref().unwrap().containers[0];
+        let port = container.ports.iter().flatten().find(|port| port.name.as_deref() == Some("health"));
+        assert_eq!(port.unwrap().container_port, 8081);
+        for (probe, path) in [
+            (&container.startup_probe, "/healthz"),
+            (&container.liveness_probe, "/healthz"),
+            (&container.readiness_probe, "/readyz"),
+        ] {
+            let get = serde_json::to_value(probe.as_ref().unwrap().http_get.as_ref().unwrap()).unwrap();
+            assert_eq!(get, json!({"path": path, "port": "health"}));
+        }
+    }
+    for policy in frame(&owner, &around()).network_policies {
+        for rule in policy.spec.unwrap().ingress.unwrap_or_default() {
+            let opened = serde_json::to_string(&rule.ports).unwrap();
+            let from = serde_json::to_string(&rule.from).unwrap();
+            assert!(!opened.contains("8081") || from.contains("operator"), "{opened} to {from}");
+        }
+    }
+}
+
+/// What follows `flag` in the arguments of the pod's program.
+fn following(pod: &Pod, flag: &str) -> String {
+    let arguments = arguments(pod);
+    let at = arguments.iter().position(|argument| argument == flag).unwrap_or_else(|| panic!("{flag}"));
+    arguments[at + 1].clone()
+}
+
+#[test]
+fn only_the_operator_and_the_gateways_of_the_release_are_let_in() {
+    let owner = deployment(json!({}));
+    let around = Surroundings {
+        release: "one".to_owned(),
+        gateway: Some("gateway.system.svc".to_owned()),
+        ..around()
+    };
+    let policies = frame(&owner, &around).network_policies;
+    let main = policies.iter().find(|policy| policy.name_any() == "demo-main").unwrap();
+    let monitoring =
+        json!([{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]);
+    for policy in ["demo-main", "demo-remote-expert"] {
+        let policy = policies.iter().find(|each| each.name_any() == policy).unwrap();
+        let rules = serde_json::to_value(&policy.spec.as_ref().unwrap().ingress).unwrap();
+        let scraped: Vec<_> =
+            rules.as_array().unwrap().iter().filter(|rule| rule["from"] == monitoring).collect();
+        assert_eq!(scraped, [&json!({"from": monitoring, "ports": [{"port": 9090, "protocol": "TCP"}]})]);
+    }
+    let rules = main.spec.as_ref().unwrap().ingress.iter().flatten();
+    let peers =
+        rules.flat_map(|rule| rule.from.iter().flatten()).filter_map(|peer| peer.pod_selector.as_ref());
+    let labels: Vec<_> = peers.filter_map(|selector| selector.match_labels.as_ref()).collect();
+    let components: Vec<_> = labels.iter().map(|labels| labels[COMPONENT].as_str()).collect();
+    assert_eq!(components, ["gateway", "operator"]);
+    assert!(labels.iter().all(|labels| labels["app.kubernetes.io/instance"] == "one"), "{labels:?}");
+}
+
+#[test]
+fn no_signer_has_the_secrets_of_another() {
+    let owner = deployment(json!({}));
+    let secrets = |signer| {
+        let around = Surroundings { signer, ..around() };
+        let revision = revision(&owner, "hash", &plan(&owner), &around).unwrap();
+        let pods = revision.functions().map(|function| function.pod(&owner, 0, 0));
+        let volumes = pods.flat_map(|pod| pod.spec.unwrap().volumes.unwrap_or_default());
+        volumes.filter_map(|volume| volume.secret?.secret_name).collect::<BTreeSet<_>>()
+    };
+    let (signed, issued) = (secrets(SignerName::Operator), secrets(SignerName::CertManager));
+    assert_eq!((signed.len(), issued.len()), (2, 2));
+    assert!(signed.is_disjoint(&issued), "{signed:?} {issued:?}");
+    let asked = IssuerRef { name: "ca".to_owned(), kind: "Issuer".to_owned() };
+    for part in [Component::Main, Component::RemoteExpert] {
+        let asked = certificate(&owner, part, &identity_of(&owner, part), &asked, Duration::from_secs(60));
+        assert!(issued.contains(&asked.name_any()));
+    }
+}
+
+#[test]
+fn all_functions_are_told_what_experts_are_quantised_to() {
+    let owner = deployment(json!({"model": {"source": "pvc://models", "expertsDtype": "int4"}}));
+    for pod in pods(&owner) {
+        assert_eq!(following(&pod, "--experts-dtype"), "int4");
+    }
+    for pod in pods(&deployment(json!({}))) {
+        assert!(!arguments(&pod).contains(&"--experts-dtype".to_owned()));
+    }
+}
+
+#[test]
+fn main_functions_are_told_what_the_rest_is_kept_as() {
+    let owner = deployment(json!({"model": {"source": "pvc://models", "denseDtype": "int4"}}));
+    for pod in pods(&owner) {
+        match pod.labels()[COMPONENT].as_str() {
+            "main" => assert_eq!(following(&pod, "--dense-dtype"), "int4"),
+            _ => assert!(!arguments(&pod).contains(&"--dense-dtype".to_owned())),
+        }
+    }
+    for pod in pods(&deployment(json!({}))) {
+        assert!(!arguments(&pod).contains(&"--dense-dtype".to_owned()));
+    }
+}
+
+#[test]
+fn main_functions_are_told_how_many_positions_they_serve() {
+    let owner = deployment(json!({"model": {"source": "pvc://models", "maxModelLen": 700}}));
+    for pod in pods(&owner) {
+        match pod.labels()[COMPONENT].as_str() {
+            "main" => assert_eq!(following(&pod, "--max-model-len"), "700"),
+            // Positions are nothing to experts.
+            _ => assert!(!arguments(&pod).contains(&"--max-model-len".to_owned())),
+        }
+    }
+    for pod in pods(&deployment(json!({}))) {
+        assert!(!arguments(&pod).contains(&"--max-model-len".to_owned()));
+    }
+}
+
+#[test]
+fn functions_of_one_part_have_the_certificate_of_no_other() {
+    let owner = deployment(json!({}));
+    for pod in pods(&owner) {
+        let part = pod.labels()[COMPONENT].as_str();
+        let spec = pod.spec.as_ref().unwrap();
+        let secrets: Vec<&str> = spec
+            .volumes
+            .iter()
+            .flatten()
+            .filter_map(|volume| volume.secret.as_ref()?.secret_name.as_deref())
+            .collect();
+        assert_eq!(secrets, [format!("demo-{part}-identity")]);
+        let mounts = spec.containers[0].volume_mounts.iter().flatten();
+        let mount = mounts.clone().find(|mount| mount.name == "identity").unwrap();
+        assert_eq!((mount.mount_path.as_str(), mount.read_only), ("/identity", Some(true)));
+        assert_eq!(following(&pod, "--identity-dir"), "/identity");
+        if part == "main" {
+            assert_eq!(following(&pod, "--operator-identity"), "spiffe://remoe/remoe-system/operator");
+        }
+    }
+    let open = Surroundings { signer: SignerName::Nobody, ..around() };
+    let revision = revision(&owner, "hash", &plan(&owner), &open).unwrap();
+    for pod in revision.functions().map(|function| function.pod(&owner, 0, 0)) {
+        let text = serde_json::to_string(&pod).unwrap();
+        assert!(!text.contains("identity-dir") && !text.contains("operator-identity"), "{text}");
+    }
+}
+
+#[test]
+fn main_functions_know_gateways_where_there_are_any_and_somebody_signs() {
+    let owner = deployment(json!({}));
+    let gateway = Some("gateway.system.svc".to_owned());
+    for (gateway, signer, strange_gateways, knows) in [
+        (gateway.clone(), SignerName::Operator, false, true),
+        (gateway.clone(), SignerName::CertManager, false, true),
+        // Those of a version before would be refused by all that start, while theirs end.
+        (gateway.clone(), SignerName::Operator, true, false),
+        (gateway, SignerName::Nobody, false, false),
+        (None, SignerName::Operator, false, false),
+    ] {
+        let around = Surroundings { gateway, signer, strange_gateways, ..around() };
+        let revision = revision(&owner, "hash", &plan(&owner), &around).unwrap();
+        for pod in revision.functions().map(|function| function.pod(&owner, 0, 0)) {
+            let knows = knows && pod.labels()[COMPONENT] == "main";
+            assert_eq!(knows_gateways(&pod), knows, "{around:?}");
+            if knows {
+                assert_eq!(following(&pod, "--gateway-identity"), "spiffe://remoe/remoe-system/gateway");
+            }
+        }
+    }
+}
+
+#[test]
+fn functions_export_traces_where_there_is_a_collector() {
+    let collector = |endpoint: &str| {
+        Some(Collector::new(endpoint.parse().unwrap(), "0.25".parse().unwrap(), None).unwrap())
+    };
+    let traced = Surroundings { collector: collector("http://otel.monitoring:4317"), ..around() };
+    let owner = deployment(json!({}));
+    let built_in = |around: &Surroundings| revision(&owner, "hash", &plan(&owner), around).unwrap();
+    let (plain, with) = (built_in(&around()), built_in(&traced));
+    let pod = with.main.pod(&owner, 0, 0);
+    let environment = pod.spec.unwrap().containers[0].env.clone().unwrap();
+    let value = |name: &str| {
+        let found = environment.iter().find(|variable| variable.name == name);
+        found.unwrap_or_else(|| panic!("{name}")).value.clone().unwrap_or_default()
+    };
+    assert_eq!(value("OTEL_EXPORTER_OTLP_ENDPOINT"), "http://otel.monitoring:4317");
+    assert_eq!(value("OTEL_TRACES_SAMPLER_ARG"), "0.25");
+    assert!(value("OTEL_RESOURCE_ATTRIBUTES").ends_with(",remoe.deployment=demo"));
+    let at = |name: &str| environment.iter().position(|variable| variable.name == name).unwrap();
+    assert!(at("POD_NAME") < at("OTEL_RESOURCE_ATTRIBUTES"), "what stands behind is not put in");
+    for function in with.functions() {
+        let text = serde_json::to_string(&function.pod(&owner, 0, 0)).unwrap();
+        assert!(text.contains("http://otel.monitoring:4317"), "{text}");
+    }
+    // Without one nobody begins anew.
+    let identities = |revision: &Revision| {
+        revision.functions().map(|function| function.identity.clone()).collect::<Vec<_>>()
+    };
+    let (plain, with) = (identities(&plain), identities(&with));
+    assert!(plain.iter().zip(&with).all(|(plain, with)| plain != with));
+    assert_eq!(plain, identities(&built(&owner, &plan(&owner))));
+
+    let opened = |source: &str, around: &Surroundings| {
+        let owner = deployment(json!({"model": {"source": source}}));
+        let policies = frame(&owner, around).network_policies;
+        let ports = |name: &str| {
+            let policy = policies.iter().find(|policy| policy.name_any() == name).unwrap();
+            let rules = policy.spec.clone().unwrap().egress.unwrap_or_default();
+            serde_json::to_value(rules).unwrap()
+        };
+        (ports("demo-main"), ports("demo-remote-expert"))
+    };
+    let port = |port: u16, protocol: &str| json!({"port": port, "protocol": protocol});
+    let (experts, nothing) = opened("pvc://models", &around());
+    assert_eq!((experts.as_array().unwrap().len(), &nothing), (1, &json!([])));
+    let with = |rules: &[Value]| (json!([std::slice::from_ref(&experts[0]), rules].concat()), json!(rules));
+    let namespace = json!({"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}});
+    let there = json!({"to": [{"namespaceSelector": namespace}], "ports": [port(4317, "TCP")]});
+    let names = json!({"ports": [port(53, "UDP"), port(53, "TCP")]});
+    assert_eq!(opened("pvc://models", &traced), with(&[there, names]));
+    let by_address = Surroundings { collector: collector("http://10.1.2.3:4317"), ..around() };
+    let there = json!({"to": [{"ipBlock": {"cidr": "10.1.2.3/32"}}], "ports": [port(4317, "TCP")]});
+    assert_eq!(opened("pvc://models", &by_address), with(&[there]));
+    assert_eq!(opened("hf://one/two", &traced), with(&[json!({})]));
+}

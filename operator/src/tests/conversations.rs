@@ -1,0 +1,86 @@
+//! Nobody waits for a main function: what it says is found by the next look.
+
+use crate::build::CONTROL_PORT;
+use crate::conversations::{Conversations, Heard, Partner};
+use crate::mains::{Order, Outcome};
+use crate::testing::example::deployment;
+use crate::tests::api_server::told::Main;
+use remoe_wire::placement_digest;
+use remoe_wire::v1::Routing;
+use serde_json::json;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+fn partner(uid: &str, ip: &str, order: Option<u64>) -> Partner {
+    let order = order.map(|number| {
+        let routing = Routing { generation: number, ..Routing::default() };
+        Arc::new(Order { number, routing: Ok(routing) })
+    });
+    Partner { uid: uid.to_owned(), ip: ip.parse().unwrap(), order, starting: false, watched: None }
+}
+
+/// Of two main functions one accepts connections and never answers. The other one is heard and told all the
+/// same, nobody is waited for, and what is over is forgotten.
+#[tokio::test]
+async fn a_silent_main_function_keeps_nobody_waiting() {
+    let (silent, talking) = ("127.78.0.1", "127.78.0.2");
+    let _accepts = TcpListener::bind((silent, CONTROL_PORT)).await.unwrap();
+    let main = Main::at(talking).await;
+    let owner = deployment(json!({}));
+    let (conversations, mut news) = Conversations::new();
+    conversations.keep(&owner, vec![partner("a", silent, Some(3)), partner("b", talking, None)], None);
+    assert!(conversations.heard(&owner).values().all(|heard| *heard == Heard::default()));
+
+    let looked_at = news.recv().await.unwrap();
+    assert_eq!(looked_at.name, "demo");
+    let heard = conversations.heard(&owner);
+    assert_eq!((heard["a"].in_force, heard["b"].in_force), (None, Some(0)));
+
+    conversations.keep(&owner, vec![partner("a", silent, Some(3)), partner("b", talking, Some(3))], None);
+    news.recv().await.unwrap();
+    let placement = placement_digest(&Routing::default());
+    let told = Some((3, Outcome::InForce { problems: Vec::new() }));
+    let heard = conversations.heard(&owner)["b"].clone();
+    assert_eq!((heard.in_force, heard.placement, heard.told), (Some(3), placement, told));
+    // What the remote functions did that it calls, by its own clock.
+    let worked = heard.worked.unwrap();
+    assert_eq!(worked.age, Duration::from_secs(9));
+    assert_eq!(worked.computed, [("10.0.0.9:9001".to_owned(), Duration::from_millis(1500))].into());
+    assert_eq!(main.told().len(), 1);
+    // Reported once.
+    assert_eq!(conversations.heard(&owner)["b"].told, None);
+
+    conversations.keep(&owner, vec![partner("b", talking, Some(3))], None);
+    assert_eq!(conversations.heard(&owner).len(), 1);
+    conversations.end(&looked_at);
+    assert!(conversations.heard(&owner).is_empty());
+}
+
+/// Two main functions close every connection. The one that starts is asked again and again; the one that was ready before
+/// this operator looked is not.
+#[tokio::test]
+async fn only_a_main_function_that_starts_is_asked_at_short_intervals() {
+    let ips = ["127.78.0.3", "127.78.0.4"];
+    let mut asked = Vec::new();
+    for ip in ips {
+        let listener = TcpListener::bind((ip, CONTROL_PORT)).await.unwrap();
+        let (count, counted) = watch::channel(0);
+        tokio::spawn(async move {
+            while let Ok((refused, _)) = listener.accept().await {
+                drop(refused);
+                count.send_modify(|count| *count += 1);
+            }
+        });
+        asked.push(counted);
+    }
+    let partners = [true, false].into_iter().zip(ips);
+    let partners = partners.map(|(starting, ip)| Partner { starting, ..partner(ip, ip, None) }).collect();
+    let (conversations, _news) = Conversations::new();
+    conversations.keep(&deployment(json!({})), partners, None);
+    asked[1].wait_for(|count| *count > 0).await.unwrap();
+    asked[0].wait_for(|count| *count >= 20).await.unwrap();
+    let other = *asked[1].borrow();
+    assert!(other < 10, "asked {other} times");
+}

@@ -1,0 +1,495 @@
+//! Plans that follow what requests use, in a cluster in memory.
+
+use crate::api::{
+    DemandPhase, GatewayDemand, MixOf, MoEDeploymentStatus, MoEPlan, MoEPlanSpec, PredictionOrder,
+    ProfileSource, RequestMix,
+};
+use crate::names::{COMPONENT, Component, FUNCTION, REPLICA, label};
+use crate::steps::{Steps, Write};
+use crate::testing::example::{EXPERTS, LAYERS, around, built, deployment, large, mix, plan};
+use crate::testing::world::World;
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use kube::ResourceExt;
+use remoe_predictor::Shares;
+use remoe_wire::v1::LayerExperts;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+
+/// More looks than anything here takes.
+const ENOUGH: usize = 120;
+
+/// Main functions have room for half of the experts, and remote functions cost while they work: whoever knows which
+/// are used saves.
+fn spec() -> Value {
+    json!({
+        "main": {"memoryMB": {"max": 3000}},
+        "scaling": {"min": 0, "idleWindow": "40s"},
+        "pricing": {"billing": "Invocation"},
+        "prediction": {"interval": "60s"},
+    })
+}
+
+struct Scene {
+    world: World,
+    sequence: u64,
+    /// When somebody last asked.
+    active: Timestamp,
+}
+
+impl Scene {
+    /// A deployment that serves, with measured figures, and nothing is left to do.
+    fn new(spec: Value) -> Self {
+        let mut world = World::with_gateways(spec, &["a", "b"]);
+        world.facts = large();
+        let mut scene = Self { world, sequence: 0, active: Timestamp::UNIX_EPOCH };
+        scene.world.settle();
+        assert_eq!(scene.phase(), DemandPhase::Active);
+        assert_eq!(scene.newest().spec.profile, ProfileSource::Measured);
+        scene
+    }
+
+    fn phase(&self) -> DemandPhase {
+        self.world.demand().spec.phase
+    }
+
+    /// What a gateway says.
+    fn say(&mut self, uid: &str, waiting: u32, in_flight: u32, mix: Option<RequestMix>) {
+        self.sequence += 1;
+        if waiting + in_flight > 0 {
+            self.active = self.world.there.now;
+        }
+        let entry = GatewayDemand {
+            uid: uid.to_owned(),
+            pod: uid.to_owned(),
+            waiting,
+            in_flight,
+            acknowledged: self.world.demand().spec.turn,
+            saved: 0,
+            last_active: MicroTime(self.active),
+            sequence: self.sequence,
+            mix,
+            load: None,
+            wake: None,
+        };
+        self.world.say(entry);
+    }
+
+    /// Looks, and lets a second pass.
+    fn step(&mut self) -> usize {
+        let (_, steps) = self.world.look();
+        let written = self.world.write(&steps, usize::MAX);
+        self.world.run();
+        written
+    }
+
+    fn until(&mut self, phase: DemandPhase) {
+        for _ in 0..ENOUGH {
+            if self.phase() == phase {
+                return;
+            }
+            if self.phase() == DemandPhase::Draining {
+                // Nobody has anything at hand.
+                let said = |scene: &Self, uid: &str| {
+                    let entries = scene.world.demand().gateways();
+                    entries.iter().find(|entry| entry.uid == uid).and_then(|entry| entry.mix.clone())
+                };
+                for uid in ["a", "b"] {
+                    let mix = said(self, uid);
+                    self.say(uid, 0, 0, mix);
+                }
+            }
+            self.step();
+        }
+        panic!("still {:?}", self.phase());
+    }
+
+    /// Lets so many seconds pass without a look.
+    fn pass(&mut self, seconds: i64) {
+        self.world.there.now = self.world.there.now.checked_add(SignedDuration::from_secs(seconds)).unwrap();
+    }
+
+    fn newest(&self) -> &MoEPlan {
+        self.world.there.plans.last().unwrap()
+    }
+
+    fn pods(&self, component: Component) -> BTreeSet<String> {
+        let pods = self.world.there.pods.iter();
+        pods.filter(|pod| label(&pod.metadata, COMPONENT) == component.name())
+            .map(ResourceExt::name_any)
+            .collect()
+    }
+}
+
+/// Experts that are remote, by layer.
+fn remote(plan: &MoEPlanSpec) -> Vec<Vec<u32>> {
+    let owner = deployment(spec());
+    built(&owner, plan).remote_sets().into_iter().map(|set| set.experts).collect()
+}
+
+/// Two experts that `plan` has remote in every layer that it can.
+fn away(plan: &MoEPlanSpec) -> [usize; 2] {
+    let remote = remote(plan);
+    assert!(remote.len() >= 2, "{remote:?}");
+    let everywhere = |expert: &usize| remote.iter().all(|layer| layer.contains(&(*expert as u32)));
+    let mut away = (0..EXPERTS).filter(everywhere);
+    [away.next().unwrap(), away.next().unwrap()]
+}
+
+/// Of the experts of all layers those that are `hot` and remote.
+fn hot_remote(plan: &MoEPlanSpec, hot: &[usize]) -> usize {
+    remote(plan).iter().flatten().filter(|expert| hot.contains(&(**expert as usize))).count()
+}
+
+#[test]
+fn a_wake_is_planned_for_those_who_wait() {
+    let mut scene = Scene::new(spec());
+    scene.until(DemandPhase::Asleep);
+    let first = scene.newest().clone();
+    assert_eq!(first.spec.prediction, None, "nothing was known");
+    let hot = away(&first.spec);
+    scene.say("a", 3, 0, Some(mix(MixOf::Waiting, &hot)));
+    // What those use that were answered is another matter.
+    scene.say("b", 0, 0, Some(mix(MixOf::Answered, &[EXPERTS - 1])));
+    let (planned, steps) = scene.world.look();
+    let target = planned.target.clone().unwrap().plan;
+    let expected = target.prediction.clone().unwrap();
+    assert_eq!((expected.revision, expected.of, expected.requests), (1, MixOf::Waiting, 20));
+    assert_eq!(hot_remote(&target, &hot), 0, "{:?}", remote(&target));
+    let kinds: Vec<usize> = steps
+        .writes
+        .iter()
+        .filter_map(|write| match write {
+            Write::Plan(_) => Some(0),
+            Write::Demand(_) => Some(1),
+            Write::Create(_) => Some(2),
+            _ => None,
+        })
+        .collect();
+    assert!(kinds.is_sorted() && kinds.first() == Some(&0) && kinds.contains(&2), "{kinds:?}");
+    scene.world.write(&steps, usize::MAX);
+    scene.say("a", 0, 3, None);
+    scene.until(DemandPhase::Active);
+    assert_eq!(scene.world.look().0.running, planned.target.map(|target| target.revision.plan));
+    // The next who wake it are alike: the plan is good enough.
+    scene.say("a", 0, 0, None);
+    scene.until(DemandPhase::Asleep);
+    let before = scene.world.there.plans.len();
+    scene.say("a", 1, 0, Some(mix(MixOf::Waiting, &hot)));
+    scene.until(DemandPhase::Active);
+    assert_eq!(scene.world.there.plans.len(), before);
+    // Others are not.
+    let others = away(&scene.newest().spec);
+    scene.say("a", 0, 0, None);
+    scene.until(DemandPhase::Asleep);
+    scene.say("a", 1, 0, Some(mix(MixOf::Waiting, &others)));
+    scene.step();
+    assert_eq!(scene.newest().spec.prediction.as_ref().unwrap().revision, 2);
+    scene.until(DemandPhase::Active);
+    assert_eq!(hot_remote(&scene.newest().spec, &others), 0);
+}
+
+/// Where nodes have little room the scheduler gives it to the pods that were made first.
+#[test]
+fn functions_that_those_who_wait_need_most_are_made_first() {
+    let mut scene = Scene::new(spec());
+    scene.until(DemandPhase::Asleep);
+    // The more evenly a layer's experts are used, the more of its work is remote, whatever the plan.
+    let weight = |at: usize| if at % EXPERTS < 4 { 1.0 } else { [0.02, 0.2, 1.0][at / EXPERTS] };
+    let shares = Shares::from_weights(EXPERTS, (0..LAYERS * EXPERTS).map(weight).collect()).unwrap();
+    let text = shares.to_text(1000).unwrap();
+    scene.say("a", 3, 0, Some(RequestMix { shares: text, ..mix(MixOf::Waiting, &[]) }));
+    let (planned, steps) = scene.world.look();
+    let target = planned.target.unwrap().revision;
+    let (rows, layers) = (shares.to_rows(), &scene.world.facts.inspection.moe_layers);
+    let work = |name: &str| -> f64 {
+        let function = target.remote.iter().find(|function| function.name == name).unwrap();
+        let of_set = |set: &LayerExperts| -> f64 {
+            let row = &rows[layers.iter().position(|layer| *layer == set.layer as usize).unwrap()];
+            set.experts.iter().map(|expert| row[*expert as usize]).sum()
+        };
+        function.hosted.as_ref().unwrap().sets().iter().map(of_set).sum()
+    };
+    let made = steps.writes.iter().filter_map(|write| match write {
+        Write::Create(creation) => Some(&creation.pod.metadata),
+        _ => None,
+    });
+    let made: Vec<(u32, &str)> =
+        made.map(|meta| (label(meta, REPLICA).parse().unwrap(), label(meta, FUNCTION))).collect();
+    let (main, remote) = made.split_first().unwrap();
+    assert_eq!(main.1, "main");
+    assert!(remote.len() >= LAYERS && remote.is_sorted_by_key(|(replica, _)| *replica), "{remote:?}");
+    for pair in remote.windows(2).filter(|pair| pair[0].0 == pair[1].0) {
+        assert!(work(pair[0].1) > work(pair[1].1) - 1e-6, "{pair:?} of {remote:?}");
+    }
+    let first: Vec<&str> =
+        remote.iter().filter(|(replica, _)| *replica == 0).map(|(_, name)| *name).collect();
+    assert!(work(first[0]) > 1.1 * work(first[first.len() - 1]), "they are not needed alike: {first:?}");
+    let listed: Vec<&str> = target.remote.iter().map(|function| function.name.as_str()).collect();
+    assert_ne!(first, listed, "the plan lists them in another order");
+}
+
+/// The next look finds the plan, and has nothing to say of it.
+#[test]
+fn a_plan_that_is_written_is_told_whatever_fails_after_it() {
+    let mut scene = Scene::new(spec());
+    scene.until(DemandPhase::Asleep);
+    let hot = away(&scene.newest().spec);
+    scene.say("a", 3, 0, Some(mix(MixOf::Waiting, &hot)));
+    let (_, steps) = scene.world.look();
+    let told = |steps: &Steps, written: usize| -> usize {
+        steps.said(written).iter().filter(|happening| happening.reason == "Replanned").count()
+    };
+    let plan = steps.writes.iter().position(|write| matches!(write, Write::Plan(_))).unwrap();
+    assert_eq!((told(&steps, plan), told(&steps, plan + 1), told(&steps, steps.writes.len())), (0, 1, 1));
+    // A gateway writes meanwhile: what gateways are told is no longer what it was decided by.
+    scene.say("b", 0, 0, None);
+    let made = scene.world.write(&steps, usize::MAX);
+    assert!(plan < made && made < steps.writes.len(), "{made} of {:?}", steps.writes);
+    assert_eq!(told(&steps, made), 1);
+    let (_, next) = scene.world.look();
+    assert_eq!(told(&next, usize::MAX), 0);
+}
+
+#[test]
+fn drift_is_followed_once_in_a_while_and_main_functions_go_on() {
+    let mut scene = Scene::new(spec());
+    let mains = scene.pods(Component::Main);
+    let before = scene.newest().clone();
+    let hot = away(&before.spec);
+    // Two gateways: what both say counts by their tokens.
+    scene.say("a", 0, 1, Some(mix(MixOf::Answered, &hot)));
+    scene.say("b", 0, 1, Some(RequestMix { tokens: 1, ..mix(MixOf::Answered, &[EXPERTS - 1]) }));
+    for _ in 0..10 {
+        scene.step();
+    }
+    assert_eq!(scene.newest().name_any(), before.name_any(), "the plan is too young");
+    scene.pass(60);
+    for _ in 0..30 {
+        scene.step();
+    }
+    let plan = scene.newest().spec.clone();
+    let expected = plan.prediction.clone().unwrap();
+    // A minute, one interval, has passed since they said it.
+    assert_eq!((expected.of, expected.requests), (MixOf::Answered, 20));
+    assert_eq!(plan.main, before.spec.main);
+    assert_eq!(scene.pods(Component::Main), mains, "those that serve learn of it and go on");
+    assert_eq!(hot_remote(&plan, &hot), 0, "{:?}", remote(&plan));
+    let account = crate::planning::account(&plan).unwrap().unwrap();
+    assert!(
+        account.contains("prediction"),
+        "main functions compare with what was expected of these requests"
+    );
+    // Nothing is left to do, and nothing better is found for the same requests, however long they come.
+    let plans = scene.world.there.plans.len();
+    for _ in 0..3 {
+        scene.pass(100);
+        assert_eq!(scene.step(), 0);
+    }
+    assert_eq!(scene.world.there.plans.len(), plans);
+}
+
+#[test]
+fn what_nobody_can_have_meant_is_left_out() {
+    let other = |change: fn(&mut RequestMix)| {
+        let mut said = mix(MixOf::Answered, &[6, 7]);
+        change(&mut said);
+        said
+    };
+    for said in [
+        other(|mix| mix.model = "another".to_owned()),
+        other(|mix| mix.shares = "AAAA".to_owned()),
+        other(|mix| mix.shares = Shares::uniform(LAYERS, EXPERTS + 1).to_text(1000).unwrap()),
+        other(|mix| mix.requests = 3),
+        other(|mix| mix.of = MixOf::Waiting),
+    ] {
+        let mut scene = Scene::new(spec());
+        scene.say("a", 0, 1, Some(said.clone()));
+        scene.pass(100);
+        assert_eq!(scene.step(), 0, "{said:?}");
+    }
+    // A gateway that is dead says nothing.
+    let mut scene = Scene::new(spec());
+    scene.say("dead", 0, 1, Some(mix(MixOf::Answered, &[6, 7])));
+    scene.say("a", 0, 1, None);
+    scene.pass(100);
+    assert!(scene.world.look().1.writes.iter().all(|write| matches!(write, Write::ForgetGateways(_))));
+}
+
+#[test]
+fn without_it_plans_stay_and_nobody_is_asked() {
+    let mut off = spec();
+    off["prediction"]["replan"] = json!("Never");
+    let mut scene = Scene::new(off);
+    assert_eq!(scene.world.demand().spec.prediction, None);
+    scene.say("a", 0, 1, Some(mix(MixOf::Answered, &[6, 7])));
+    scene.pass(100);
+    assert_eq!(scene.step(), 0);
+    let mut scene = Scene::new(spec());
+    let order = PredictionOrder {
+        model: "f00d".to_owned(),
+        every_seconds: 60,
+        counts_only: false,
+        output_tokens: scene.newest().spec.workload.typical_output_tokens,
+    };
+    assert_eq!(scene.world.demand().spec.prediction, Some(order));
+    scene.world.owner.spec.prediction.privacy = crate::api::Privacy::CountsOnly;
+    scene.step();
+    assert!(scene.world.demand().spec.prediction.as_ref().unwrap().counts_only);
+    // Main functions tell a primer where there are gateways to ask for it.
+    let arguments = |gateway: Option<&str>, spec: Value| {
+        let (owner, mut around) = (deployment(spec), around());
+        around.gateway = gateway.map(str::to_owned);
+        let plan = plan(&owner);
+        let revision = crate::build::revision(&owner, "0123456789", &plan, &around).unwrap();
+        revision.main.pod(&owner, 0, 0).spec.unwrap().containers[0].args.clone().unwrap()
+    };
+    let primer = "--primer".to_owned();
+    assert!(arguments(Some("gateway"), json!({})).contains(&primer));
+    let off = json!({"prediction": {"replan": "Never"}});
+    assert!(arguments(Some("gateway"), off).contains(&primer), "main functions need not begin anew for it");
+    assert!(!arguments(None, json!({})).contains(&primer));
+}
+
+/// Whatever was written when the operator was killed, the next one comes to the same plan.
+#[test]
+fn killed_after_any_write_a_follower_ends_at_the_same_plan() {
+    let begin = || {
+        let mut scene = Scene::new(spec());
+        scene.until(DemandPhase::Asleep);
+        let hot = away(&scene.newest().spec);
+        scene.say("a", 3, 0, Some(mix(MixOf::Waiting, &hot)));
+        scene
+    };
+    let end = |scene: &mut Scene| {
+        scene.until(DemandPhase::Active);
+        scene.world.settle();
+        scene.world.names()
+    };
+    let mut reference = begin();
+    let writes = reference.world.look().1.writes.len();
+    let names = end(&mut reference);
+    for crash in 1..=writes {
+        let mut scene = begin();
+        let (_, steps) = scene.world.look();
+        scene.world.write(&steps, crash);
+        scene.world.run();
+        assert_eq!(end(&mut scene), names, "after {crash} writes");
+    }
+}
+
+/// A plan for those who wait whose functions cannot start must not keep them waiting for ever.
+#[test]
+fn a_wake_that_takes_too_long_goes_on_by_the_plan_before() {
+    let mut scene = Scene::new(spec());
+    scene.until(DemandPhase::Asleep);
+    let first = scene.newest().name_any();
+    let hot = away(&scene.newest().spec);
+    scene.say("a", 3, 0, Some(mix(MixOf::Waiting, &hot)));
+    let (_, steps) = scene.world.look();
+    scene.world.write(&steps, usize::MAX);
+    let second = scene.newest().name_any();
+    assert_ne!(first, second);
+    let target = |scene: &mut Scene| format!("demo-{}", scene.world.look().0.target.unwrap().revision.plan);
+    scene.pass(290);
+    assert_eq!(target(&mut scene), second, "no pod has a place yet");
+    scene.pass(20);
+    assert_eq!(target(&mut scene), first);
+    for _ in 0..30 {
+        scene.step();
+    }
+    assert_eq!(scene.phase(), DemandPhase::Active);
+    assert!(scene.world.there.plans.iter().all(|plan| plan.name_any() != second), "it is not taken up again");
+    assert_eq!(target(&mut scene), first);
+    // Nor is one like it, for those who come next.
+    scene.say("a", 0, 0, None);
+    scene.until(DemandPhase::Asleep);
+    scene.say("a", 3, 0, Some(mix(MixOf::Waiting, &hot)));
+    assert_eq!(target(&mut scene), first);
+    scene.pass(600);
+    assert_ne!(target(&mut scene), first, "but it is after a while");
+}
+
+/// Weights that take long to load are no reason.
+#[test]
+fn a_wake_that_loads_for_long_goes_on() {
+    let mut scene = Scene::new(spec());
+    scene.until(DemandPhase::Asleep);
+    let hot = away(&scene.newest().spec);
+    scene.say("a", 3, 0, Some(mix(MixOf::Waiting, &hot)));
+    let (_, steps) = scene.world.look();
+    scene.world.write(&steps, usize::MAX);
+    let second = scene.newest().name_any();
+    for pod in &mut scene.world.there.pods {
+        pod.status = serde_json::from_value(json!({"phase": "Running", "podIP": "10.0.0.9"})).unwrap();
+    }
+    scene.pass(700);
+    let target = scene.world.look().0.target.unwrap().revision.plan;
+    assert_eq!(format!("demo-{target}"), second);
+}
+
+/// A plan that followed drift and made no progress beside the one that serves is gone for a while.
+#[test]
+fn drift_to_a_plan_that_fails_is_undone_and_not_repeated() {
+    let mut scene = Scene::new(spec());
+    let first = scene.newest().name_any();
+    let hot = away(&scene.newest().spec);
+    scene.say("a", 0, 1, Some(mix(MixOf::Answered, &hot)));
+    scene.pass(100);
+    let (_, steps) = scene.world.look();
+    scene.world.write(&steps, usize::MAX);
+    let second = scene.newest().name_any();
+    assert_ne!(first, second);
+    scene.world.owner.status = Some(MoEDeploymentStatus {
+        observed_generation: scene.world.owner.metadata.generation,
+        failed_plan: second.strip_prefix("demo-").map(str::to_owned),
+        ..MoEDeploymentStatus::default()
+    });
+    scene.step();
+    scene.world.owner.status = None;
+    for _ in 0..30 {
+        scene.step();
+    }
+    scene.pass(100);
+    scene.step();
+    let target = |scene: &mut Scene| format!("demo-{}", scene.world.look().0.target.unwrap().revision.plan);
+    assert_eq!(target(&mut scene), first);
+    assert!(scene.world.there.plans.iter().all(|plan| plan.name_any() != second));
+}
+
+/// A change of the spec finds the plan that was last followed to, not the first that was made.
+#[test]
+fn the_latest_of_a_specs_plans_runs() {
+    let mut scene = Scene::new(spec());
+    let follow = |scene: &mut Scene| {
+        let hot = away(&scene.newest().spec);
+        scene.say("a", 0, 1, Some(mix(MixOf::Answered, &hot)));
+        scene.pass(100);
+        for _ in 0..30 {
+            scene.step();
+        }
+        scene.newest().name_any()
+    };
+    let plans = [follow(&mut scene), follow(&mut scene), follow(&mut scene)];
+    assert_eq!(BTreeSet::from_iter(&plans).len(), 3);
+    let third = plans[2].clone();
+    let before = scene.world.owner.spec.clone();
+    let mut spec = spec();
+    spec["slo"] = json!({"ttft": "9s"});
+    scene.world.owner.spec = deployment(spec).spec;
+    for _ in 0..30 {
+        scene.step();
+    }
+    let other = scene.newest().clone();
+    assert_ne!(other.name_any(), third);
+    assert_eq!(other.spec.prediction.as_ref().unwrap().revision, 4, "what is known of requests stays known");
+    scene.world.owner.spec = before;
+    let target = scene.world.look().0.target.unwrap();
+    assert_eq!(format!("demo-{}", target.revision.plan), third);
+}
+
+#[test]
+fn the_facts_are_those_of_the_example() {
+    let model = large().inspection;
+    assert_eq!((model.moe_layers.len(), model.experts), (LAYERS, EXPERTS));
+}

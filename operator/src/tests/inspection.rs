@@ -1,0 +1,134 @@
+use crate::build::{inspector, inspector_place};
+use crate::errand::{Errand, useless};
+use crate::facts::{FactsError, MAX_FACTS, ModelFacts};
+use crate::inspection::{Inspecting, inspecting};
+use crate::names::Component;
+use crate::testing::example::{around, deployment, facts};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::json;
+
+const SUBJECT: &str = "0123456789";
+
+fn now() -> Timestamp {
+    "2026-01-01T00:10:00Z".parse().unwrap()
+}
+
+fn pod(incarnation: u32, status: serde_json::Value) -> Pod {
+    let mut pod = inspector(&deployment(json!({})), SUBJECT, incarnation, &around()).unwrap();
+    pod.metadata.uid = Some(format!("pod-{incarnation}"));
+    pod.status = Some(serde_json::from_value(status).unwrap());
+    pod
+}
+
+fn failed(seconds_ago: i64) -> serde_json::Value {
+    let at = now().checked_sub(SignedDuration::from_secs(seconds_ago)).unwrap();
+    let message =
+        "a line\n{\"error\":{\"code\":\"checkpoint\",\"message\":\"no config.json in /models/demo\"}}\n";
+    let terminated = json!({"exitCode": 4, "finishedAt": at.to_string(), "message": message});
+    json!({
+        "phase": "Failed",
+        "containerStatuses": [{
+            "name": "inspector", "image": "", "imageID": "", "ready": false, "restartCount": 0,
+            "state": {"terminated": terminated},
+        }],
+    })
+}
+
+fn look(pods: &[Pod]) -> Errand {
+    match inspecting(None, pods, "uid-1", &inspector_place("demo", SUBJECT), now()) {
+        Inspecting::Sent(errand) => errand,
+        Inspecting::Known(facts) => panic!("nobody can know {facts:?}"),
+    }
+}
+
+#[test]
+fn only_counted_pods_of_the_deployment_are_followed() {
+    let of_another = |incarnation| {
+        let mut pod = pod(incarnation, json!({"phase": "Running"}));
+        pod.metadata.owner_references.as_mut().unwrap()[0].uid = "uid-0".to_owned();
+        pod
+    };
+    assert_eq!(look(&[of_another(u32::MAX)]), Errand::Start { incarnation: 0, after: None });
+    assert_eq!(look(&[of_another(0), of_another(1)]), Errand::Start { incarnation: 2, after: None });
+    // With our own reference, but a number that was never reached.
+    let forged = pod(u32::MAX, failed(1000));
+    assert_eq!(look(std::slice::from_ref(&forged)), Errand::Start { incarnation: 0, after: None });
+    assert_eq!(look(&[forged, pod(0, json!({"phase": "Running"}))]), Errand::Waiting { trouble: None });
+    // A clock that is ahead keeps nobody from trying again.
+    let Errand::Failed { retry_at, .. } = look(&[pod(0, failed(-1_000_000))]) else { panic!() };
+    assert!(retry_at <= now().checked_add(SignedDuration::from_secs(300)).unwrap());
+}
+
+#[test]
+fn facts_of_no_possible_model_are_refused() {
+    let facts = |field: &str, value: serde_json::Value| {
+        let mut facts = serde_json::to_value(crate::testing::example::facts()).unwrap();
+        facts[field] = value;
+        ModelFacts::from_log(&facts.to_string())
+    };
+    assert!(facts("experts", json!(16)).is_ok());
+    for (field, value) in [
+        ("experts", json!(u64::MAX)),
+        ("experts", json!(1 << 17)),
+        ("layers", json!(u64::MAX)),
+        ("moe_layers", json!([u64::MAX])),
+        ("moe_layers", json!([1, 2, 3, 3, 3])),
+        ("top_k", json!(9)),
+        ("context_length", json!(u64::MAX)),
+        ("expert_bytes", json!(u64::MAX)),
+        ("total_bytes", json!(u64::MAX)),
+        ("non_expert_layer_bytes", json!([u64::MAX, u64::MAX, 0, 0])),
+        ("kv_bytes_per_token", json!(u64::MAX)),
+    ] {
+        let refused = facts(field, value.clone());
+        let Err(FactsError::Unreadable(message)) = refused else { panic!("{field} = {value} was taken") };
+        assert!(message.starts_with(field), "{message}");
+    }
+}
+
+#[test]
+fn a_failed_inspector_says_why_and_is_followed_by_another_after_a_pause() {
+    assert_eq!(look(&[]), Errand::Start { incarnation: 0, after: None });
+    assert_eq!(look(&[pod(0, json!({"phase": "Running"}))]), Errand::Waiting { trouble: None });
+    let Errand::Failed { trouble, .. } = look(&[pod(0, failed(1))]) else { panic!() };
+    assert_eq!(
+        (trouble.reason, trouble.message.as_str()),
+        ("ModelUnreadable", "no config.json in /models/demo")
+    );
+    assert!(matches!(look(&[pod(0, failed(20))]), Errand::Start { incarnation: 1, after: Some(_) }));
+    // The further, the longer.
+    assert!(matches!(look(&[pod(3, failed(20))]), Errand::Failed { .. }));
+    assert_eq!(
+        look(&[pod(3, json!({"phase": "Succeeded"}))]),
+        Errand::Done { pod: "demo-inspect-0123456789-3".to_owned() }
+    );
+}
+
+#[test]
+fn inspectors_of_no_use_go() {
+    let over = |pods: &[Pod], owner, subject, state: Option<&Errand>| {
+        useless(pods, owner, Component::Inspector, state.map(|state| (subject, state)))
+    };
+    let pods = [pod(0, json!({"phase": "Succeeded"}))];
+    assert_eq!(over(&pods, "uid-1", SUBJECT, None).len(), 1);
+    assert_eq!(over(&pods, "another", SUBJECT, None).len(), 0);
+    assert_eq!(useless(&pods, "uid-1", Component::Profiler, None).len(), 0);
+    let waiting = Errand::Waiting { trouble: None };
+    assert_eq!(over(&pods, "uid-1", SUBJECT, Some(&waiting)).len(), 0);
+    assert_eq!(over(&pods, "uid-1", "another one", Some(&waiting)).len(), 1);
+}
+
+#[test]
+fn facts_are_read_from_a_log_and_kept_for_their_subject() {
+    let line = serde_json::to_string(&facts()).unwrap();
+    let read = ModelFacts::from_log(&format!("{{\"level\":\"INFO\"}}\n{line}\nbye\n")).unwrap();
+    assert_eq!(read, facts());
+    assert_eq!(ModelFacts::from_log("nothing"), Err(FactsError::Missing));
+    let long = format!("{{\"x\":\"{}\"}}", "y".repeat(MAX_FACTS));
+    assert!(matches!(ModelFacts::from_log(&long), Err(FactsError::TooLarge { .. })));
+    let record = facts().record(&deployment(json!({})), SUBJECT).unwrap();
+    assert_eq!(record.spec.about, "mixtral in bfloat16, 4 layers, 8 experts");
+    assert_eq!(ModelFacts::from_record(&record, SUBJECT), Some(facts()));
+    assert_eq!(ModelFacts::from_record(&record, "another"), None);
+}

@@ -1,0 +1,288 @@
+//! The whole line in a cluster in memory: it ends, wherever it was interrupted, and writes nothing after that.
+
+use crate::SignerName;
+use crate::api::{ConditionType, MoEDeploymentSpec, MoEDeploymentStatus};
+use crate::build::knows_gateways;
+use crate::names::{COMPONENT, Component, FUNCTION, label};
+use crate::observed::Observed;
+use crate::planned::PlanState;
+use crate::routing::RoutingTable;
+use crate::steps::Write;
+use crate::testing::spoiled::Dice;
+use crate::testing::world::{Answer, World};
+use crate::turn;
+use kube::ResourceExt;
+use serde_json::json;
+use std::net::SocketAddrV6;
+
+/// Looks of a bad day.
+const BAD_LOOKS: usize = 25;
+
+/// What happens to a deployment.
+type Change = fn(&mut World);
+
+fn scale(world: &mut World) {
+    world.owner.spec.scaling.min = 3;
+}
+
+fn plan_anew(world: &mut World) {
+    let spec = json!({"slo": {"ttft": "9s", "tpot": "140ms"}, "remoteExperts": {"maxReplicas": 2}});
+    world.owner.spec = respecified(spec);
+}
+
+/// Everything comes from another place and is measured elsewhere: inspector and profiler go again.
+fn move_over(world: &mut World) {
+    let spec = json!({"model": {"source": "pvc://others/demo"},
+        "main": {"template": {"nodeSelector": {"pool": "a"}}}});
+    world.owner.spec = respecified(spec);
+}
+
+fn respecified(spec: serde_json::Value) -> MoEDeploymentSpec {
+    crate::testing::example::deployment(spec).spec
+}
+
+fn lose_everything(world: &mut World) {
+    let there = &mut world.there;
+    (there.model, there.routing) = (None, None);
+    there.profiles.clear();
+    there.services.clear();
+    there.budgets.clear();
+}
+
+/// The release before kept everything in ConfigMaps.
+fn upgrade(world: &mut World) {
+    world.keep_in_config_maps();
+}
+
+/// None: it is made.
+const CHANGES: [Option<Change>; 6] =
+    [None, Some(scale), Some(plan_anew), Some(move_over), Some(lose_everything), Some(upgrade)];
+
+fn begin(change: Option<Change>) -> World {
+    let mut world = World::new(json!({}));
+    if let Some(change) = change {
+        world.settle();
+        change(&mut world);
+    }
+    world
+}
+
+/// The operator is killed after every write of making a deployment, inspector and profiler included, and of
+/// every change of it.
+#[test]
+fn killed_after_any_write_the_line_ends_at_the_same_state() {
+    for change in CHANGES {
+        let begin = || begin(change);
+        let mut reference = begin();
+        let writes = reference.settle();
+        assert!(writes > 1);
+        for crash in 1..writes {
+            let mut world = begin();
+            let mut left = crash;
+            while left > 0 {
+                let (_, steps) = world.look();
+                left -= world.write(&steps, left);
+                world.run();
+            }
+            world.settle();
+            assert_eq!(world.objects(), reference.objects(), "after {crash} writes");
+        }
+    }
+}
+
+/// Writes that are refused, writes that are made without an answer, and lists that are old, anywhere in making a deployment and
+/// in every change of it.
+#[test]
+fn whatever_the_api_server_answers_the_line_ends_at_the_same_state() {
+    let mut met = [0_u32; 3];
+    for change in CHANGES {
+        let mut reference = begin(change);
+        reference.settle();
+        for seed in 0..24 {
+            let (mut world, mut dice) = (begin(change), Dice::Thrown(seed));
+            let mut before = world.there.clone();
+            for _ in 0..BAD_LOOKS {
+                if dice.below(3) == 0 {
+                    met[0] += 1;
+                    world.stale = Some(partly_old(&world, &before, &mut dice));
+                }
+                let (_, steps) = world.look();
+                before = world.there.clone();
+                world.write_as(&steps, usize::MAX, |_| match dice.below(8) {
+                    0 => {
+                        met[1] += 1;
+                        Some(Answer::Refused)
+                    }
+                    1 => {
+                        met[2] += 1;
+                        Some(Answer::Lost)
+                    }
+                    _ => None,
+                });
+                world.run();
+            }
+            world.settle();
+            assert_eq!(world.objects(), reference.objects(), "seed {seed}");
+        }
+    }
+    assert!(met.iter().all(|met| *met > 100), "{met:?}");
+}
+
+/// What is there, with one kind of objects as it was a look ago.
+fn partly_old(world: &World, before: &Observed, dice: &mut Dice<'_>) -> Observed {
+    let (mut seen, old) = (world.there.clone(), before.clone());
+    match dice.below(6) {
+        0 | 1 => seen.pods = old.pods,
+        2 => seen.services = old.services,
+        3 => seen.budgets = old.budgets,
+        4 => seen.plans = old.plans,
+        _ => (seen.model, seen.routing) = (old.model, old.routing),
+    }
+    seen
+}
+
+#[test]
+fn a_settled_deployment_is_not_written() {
+    let mut world = World::new(json!({"replicas": 2}));
+    assert!(world.settle() > 10);
+    for _ in 0..3 {
+        world.run();
+        assert_eq!(world.look().1.writes, []);
+    }
+}
+
+/// A plan that did not become ready in time gives way to the one that serves, until the spec is another one.
+#[test]
+fn a_plan_that_failed_gives_way_to_the_one_that_serves() {
+    let mut world = World::new(json!({}));
+    world.settle();
+    let served = world.look().0.running.unwrap();
+    let pods = world.there.pods.len();
+    plan_anew(&mut world);
+    let (planned, _) = world.look();
+    let PlanState::Planned { hash, .. } = planned.state else { panic!("{:?}", planned.state) };
+    assert_ne!(hash, served);
+    assert_eq!(planned.target.unwrap().revision.plan, hash);
+    world.owner.status = Some(MoEDeploymentStatus {
+        observed_generation: Some(1),
+        failed_plan: Some(hash.clone()),
+        ..MoEDeploymentStatus::default()
+    });
+    let (planned, _) = world.look();
+    assert_eq!(planned.target.unwrap().revision.plan, served);
+    assert_eq!(planned.troubles[0].reason, "RolledBack");
+    world.settle();
+    assert_eq!(world.there.pods.len(), pods);
+    world.owner.metadata.generation = Some(2);
+    assert_eq!(world.look().0.target.unwrap().revision.plan, hash);
+}
+
+/// What nobody asked for, here another version of the operator, waits for its turn: until then what there is stays as it is.
+/// What a person asks for waits for nobody, nor does what has lost a function.
+#[test]
+fn what_nobody_asked_for_waits_its_turn() {
+    let mut world = World::new(json!({}));
+    world.settle();
+    world.owner.metadata.generation = Some(1);
+    world.owner.status = Some(world.look_and_state().2);
+    let is_needed = |world: &mut World| {
+        let target = world.look().0.target.unwrap().revision;
+        let table = world.there.table(&world.owner);
+        turn::is_needed(&world.owner, &world.there.functions(&world.owner), &table, &target)
+    };
+    assert!(!is_needed(&mut world), "nothing is new");
+    world.around.main_image = "main:2".to_owned();
+    assert!(is_needed(&mut world));
+
+    let functions = |write: &&Write| matches!(write, Write::Create(_) | Write::Delete(_) | Write::Routing(_));
+    world.there.waits = true;
+    let (_, steps, stated) = world.look_and_state();
+    assert_eq!(steps.writes.iter().find(functions), None);
+    assert!(!steps.partners.is_empty() && !steps.settled, "main functions are asked on");
+    let reason = |kind: ConditionType| stated.condition(kind).unwrap().reason.clone();
+    assert_eq!(reason(ConditionType::Progressing), "WaitsItsTurn");
+    assert_eq!(stated.condition(ConditionType::Ready).unwrap().status, "True");
+
+    world.owner.metadata.generation = Some(2);
+    assert!(!is_needed(&mut world), "somebody asked for it");
+    world.owner.metadata.generation = Some(1);
+    let (before, at) = (world.clone(), world.there.pods.len() - 1);
+    for lost in [0, at] {
+        world = before.clone();
+        world.there.pods.remove(lost);
+        assert!(!is_needed(&mut world), "pod {lost} is missing");
+    }
+    world = before;
+    world.there.waits = false;
+    assert!(world.look().1.writes.iter().any(|write| matches!(write, Write::Create(_))), "it has its turn");
+    world.settle();
+    assert!(!is_needed(&mut world));
+}
+
+/// A deployment whose plan cannot be made is kept as it runs.
+#[test]
+fn what_runs_is_healed_whatever_the_plan_is() {
+    let mut world = World::new(json!({}));
+    world.settle();
+    world.owner.spec = respecified(json!({"slo": {"ttft": "1ms", "tpot": "1ms"}}));
+    world.owner.status = None;
+    let lost = world.there.pods.remove(0);
+    let (planned, steps) = world.look();
+    assert!(matches!(planned.state, PlanState::Refused(_)), "{:?}", planned.state);
+    let made = steps.writes.iter().filter_map(|write| match write {
+        Write::Create(creation) => creation.pod.metadata.labels.clone(),
+        _ => None,
+    });
+    assert_eq!(made.collect::<Vec<_>>(), [lost.metadata.labels.unwrap()]);
+}
+
+/// A cluster of IPv6 alone: pods listen there, and addresses stand in brackets before their ports.
+#[test]
+fn functions_of_an_ipv6_cluster_find_each_other() {
+    let mut world = World::with_gateways(json!({"replicas": 2}), &["a"]);
+    world.network = "fd00::";
+    world.settle();
+    let table = RoutingTable::from_record(world.there.routing.as_ref().unwrap());
+    let routed = table.entries.values().flat_map(|generation| &generation.endpoints);
+    let experts: Vec<SocketAddrV6> = routed.map(|endpoint| endpoint.address.parse().unwrap()).collect();
+    let mains = world.demand().spec.mains.iter();
+    let mains: Vec<SocketAddrV6> = mains.map(|main| main.address.parse().unwrap()).collect();
+    assert!(!experts.is_empty() && experts.iter().all(|address| address.port() == 9001), "{experts:?}");
+    assert!(mains.len() == 2 && mains.iter().all(|address| address.port() == 8000), "{mains:?}");
+    for pod in &world.there.pods {
+        let spec = pod.spec.as_ref().unwrap();
+        let arguments = spec.containers[0].args.iter().flatten();
+        let listening = arguments.filter(|argument| argument.starts_with("[::]:")).count();
+        // Main functions for users and orders, remote ones for work, both for probes and metrics.
+        let all = if label(&pod.metadata, COMPONENT) == Component::Main.name() { 4 } else { 3 };
+        assert!(listening == all || !pod.labels().contains_key(FUNCTION), "{}", pod.name_any());
+    }
+}
+
+/// Whether a main function takes requests from gateways alone is told by what its pod was made of: those that were made while
+/// nobody signed, as those of a release before, are asked in plaintext until they have been replaced.
+#[test]
+fn gateways_are_told_of_each_main_function_whether_it_knows_them() {
+    let mut world = World::with_gateways(json!({"replicas": 2}), &["a"]);
+    world.around.signer = SignerName::Nobody;
+    world.settle();
+    world.around.signer = SignerName::Operator;
+    let (mut named, mut open) = (0, 0);
+    for _ in 0..60 {
+        let (_, steps) = world.look();
+        world.write(&steps, usize::MAX);
+        for main in &world.demand().spec.mains {
+            let pod = world.there.pods.iter().find(|pod| pod.uid().as_ref() == Some(&main.uid));
+            let Some(pod) = pod else { continue };
+            let name = knows_gateways(pod).then_some("spiffe://remoe/test/uid-1/main");
+            assert_eq!(main.identity.as_deref(), name, "{}", main.pod);
+            *if name.is_some() { &mut named } else { &mut open } += 1;
+        }
+        if steps.settled && steps.writes.is_empty() {
+            break;
+        }
+        world.run();
+    }
+    assert!(named > 0 && open > 0, "{named} {open}");
+    assert!(world.demand().spec.mains.iter().all(|main| main.identity.is_some()));
+}

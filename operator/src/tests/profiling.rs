@@ -1,0 +1,142 @@
+use crate::api::{MoEDeployment, ProfileSource};
+use crate::build::{Surroundings, profiler};
+use crate::profiling::{from_log, measured, record, shared_with, subject, supplied};
+use crate::testing::example::{around, deployment, facts, plan};
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::{Resource, ResourceExt};
+use remoe_profile::{Origin, Profile};
+use serde_json::{Value, json};
+
+/// A profile as a profiler would have made it.
+fn profile() -> Profile {
+    Profile { origin: Origin::Measured, ..Profile::prior(&facts().inspection, "bfloat16") }
+}
+
+fn of(spec: Value) -> String {
+    subject(&deployment(spec), &facts()).unwrap()
+}
+
+#[test]
+fn what_would_be_measured_alike_is_measured_once() {
+    let base = of(json!({}));
+    assert_eq!(base, of(json!({"servedName": "another", "replicas": 2, "remoteExperts": {"mode": "Never"}})));
+    assert_ne!(base, of(json!({"model": {"dtype": "float32"}})));
+    assert_ne!(base, of(json!({"model": {"expertsDtype": "int8"}})));
+    assert_ne!(base, of(json!({"model": {"denseDtype": "int8"}})));
+    assert_ne!(base, of(json!({"main": {"template": {"nodeSelector": {"pool": "large"}}}})));
+    assert_ne!(base, of(json!({"main": {"memoryMB": {"min": 200, "max": 8000, "step": 100}}})));
+    assert_ne!(base, of(json!({"main": {"cpu": {"min": 500, "max": 6000}}})));
+    let gpu = json!({"device": "cuda", "gpu": {"count": 1}});
+    assert_ne!(base, of(json!({"main": gpu})));
+    let node = json!({"nodeSelectorTerms": [{"matchExpressions": [{"key": "cpu", "operator": "In", "values": ["x"]}]}]});
+    let affinity = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": node}});
+    assert_ne!(base, of(json!({"main": {"template": {"affinity": affinity}}})));
+    assert_ne!(base, of(json!({"main": {"template": {"runtimeClassName": "gvisor"}}})));
+}
+
+/// An upgrade, and what only says who runs, leave every figure as it was.
+#[test]
+fn what_does_not_touch_the_hardware_keeps_its_figures() {
+    let base = of(json!({}));
+    let template = json!({
+        "priorityClassName": "high", "serviceAccountName": "reader",
+        "tolerations": [{"key": "gpu", "operator": "Exists"}], "affinity": {"podAntiAffinity": {}},
+    });
+    assert_eq!(base, of(json!({"main": {"template": template}})));
+    // More memory than vCPUs are measured for changes nothing.
+    let memory = |max: u32| of(json!({"main": {"memoryMB": {"min": 200, "max": max, "step": 100}}}));
+    assert_eq!(memory(8_000), memory(40_000));
+    let mut annotated = deployment(json!({}));
+    annotated.metadata.annotations = Some([("team".to_owned(), "a".to_owned())].into());
+    annotated.metadata.labels = Some([("team".to_owned(), "a".to_owned())].into());
+    assert_eq!(base, subject(&annotated, &facts()).unwrap());
+    // The pods that are made differ with the image, what they measure does not.
+    let upgraded = Surroundings { main_image: "main:2".to_owned(), ..around() };
+    let owner = deployment(json!({}));
+    let pod = |around: &Surroundings| profiler(&owner, &base, 0, &plan(&owner), &facts(), around).unwrap();
+    assert_ne!(pod(&around()), pod(&upgraded));
+    assert_eq!(pod(&around()).name_any(), pod(&upgraded).name_any());
+}
+
+#[test]
+fn a_profile_is_known_where_it_is_of_this_model() {
+    let owner = deployment(json!({}));
+    let mut kept = record(&owner, "0123456789", &profile()).unwrap();
+    assert_eq!(kept.name_any(), "remoe-profile-0123456789");
+    let known = measured(&kept, "0123456789", &owner, &facts()).unwrap();
+    assert_eq!((known.source, known.profile), (ProfileSource::Measured, profile()));
+    let others = deployment(json!({"model": {"dtype": "float32"}}));
+    assert!(measured(&kept, "0123456789", &others, &facts()).is_none());
+    assert!(measured(&kept, "9876543210", &owner, &facts()).is_none());
+    kept.spec.json = Some("spoiled".to_owned());
+    assert!(measured(&kept, "0123456789", &owner, &facts()).is_none());
+}
+
+#[test]
+fn a_profile_stays_for_all_that_use_it_and_goes_with_the_last() {
+    let first = deployment(json!({}));
+    let second = MoEDeployment {
+        metadata: kube::api::ObjectMeta {
+            name: Some("second".to_owned()),
+            uid: Some("uid-2".to_owned()),
+            ..first.metadata.clone()
+        },
+        ..first.clone()
+    };
+    let kept = record(&first, "0123456789", &profile()).unwrap();
+    assert!(shared_with(&kept, &first).is_none());
+    let shared = shared_with(&kept, &second).unwrap();
+    let owners: Vec<_> = shared.owner_references().iter().map(|owner| owner.uid.as_str()).collect();
+    assert_eq!(owners, ["uid-1", "uid-2"]);
+    // No controller: none of them may take it along alone.
+    assert!(shared.owner_references().iter().all(|owner| owner.controller.is_none()));
+    assert!(shared_with(&shared, &second).is_none());
+}
+
+#[test]
+fn the_last_profile_in_a_log_counts() {
+    let line = serde_json::to_string(&profile()).unwrap();
+    let log = format!("{{\"level\":\"INFO\"}}\n{line}\n{{\"level\":\"INFO\"}}\nbye\n");
+    assert_eq!(from_log(&log), Some(profile()));
+    assert_eq!(from_log("{}\nnothing"), None);
+    // What a pod prints has no bound of its own; what is kept has.
+    let mut large = profile();
+    large.machine.cpu = "x".repeat(1 << 20);
+    assert_eq!(from_log(&serde_json::to_string(&large).unwrap()), None);
+}
+
+#[test]
+fn a_supplied_profile_that_is_not_there_is_named() {
+    let missing = supplied("mine", None).unwrap_err();
+    assert_eq!(
+        (missing.reason, missing.message.as_str()),
+        ("ProfileMissing", "spec.profile.configMapName: there is no ConfigMap mine")
+    );
+    let mut map = ConfigMap::default();
+    let text = serde_json::to_string(&profile()).unwrap();
+    map.data = Some([("profile.json".to_owned(), text)].into());
+    assert_eq!(supplied("mine", Some(&map)).unwrap().source, ProfileSource::Supplied);
+    map.data = Some([("profile.json".to_owned(), "{}".to_owned())].into());
+    assert_eq!(supplied("mine", Some(&map)).unwrap_err().reason, "ProfileInvalid");
+    map.data = None;
+    assert_eq!(supplied("mine", Some(&map)).unwrap_err().reason, "ProfileMissing");
+}
+
+#[test]
+fn a_profiler_is_where_main_functions_are() {
+    let template = json!({"nodeSelector": {"pool": "large"}, "serviceAccountName": "reader"});
+    let owner = deployment(json!({"main": {"template": template, "memoryMB": {"min": 200, "max": 40000}}}));
+    let pod = profiler(&owner, "0123456789", 1, &plan(&owner), &facts(), &around()).unwrap();
+    assert_eq!(pod.name_any(), "remoe-profile-0123456789-1");
+    assert!(pod.owner_references().iter().all(|owner| owner.controller == Some(true)));
+    assert_eq!(pod.meta().labels.as_ref().unwrap()["app.kubernetes.io/component"], "profiler");
+    let spec = pod.spec.unwrap();
+    assert_eq!(spec.node_selector.unwrap()["pool"], "large");
+    assert_eq!(spec.service_account_name.as_deref(), Some("reader"));
+    assert_eq!(spec.active_deadline_seconds, Some(600));
+    let container = &spec.containers[0];
+    assert_eq!(container.image.as_deref(), Some("main:1"));
+    let limits = container.resources.as_ref().unwrap().limits.as_ref().unwrap();
+    // As many vCPUs as main functions may have, up to eight; the weights, and room beside them.
+    assert_eq!((limits["cpu"].0.as_str(), limits["memory"].0.as_str()), ("8", "2504M"));
+}

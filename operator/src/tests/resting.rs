@@ -1,0 +1,289 @@
+//! Remote functions that sleep while main functions run, in a cluster in memory.
+
+use crate::api::{DemandPhase, GatewayDemand, MixOf, RequestMix};
+use crate::names::{COMPONENT, Component, FUNCTION, label};
+use crate::resting::Turn;
+use crate::testing::example::large;
+use crate::testing::world::World;
+use jiff::SignedDuration;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use kube::ResourceExt;
+use remoe_launcher::need;
+use remoe_predictor::Shares;
+use remoe_wire::v1::LayerExperts;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+
+/// Seconds without use after which a remote function sleeps.
+const WINDOW: i64 = 20;
+/// More looks than anything here takes.
+const ENOUGH: usize = 200;
+
+/// Main functions have no room for all experts, nor has one remote function for the others.
+fn spec(scaling: Value) -> Value {
+    json!({"main": {"memoryMB": {"max": 3000}}, "scaling": scaling, "prediction": {"replan": "Never"}})
+}
+
+fn awake() -> Value {
+    spec(json!({"remoteIdleWindow": "20s"}))
+}
+
+struct Scene {
+    world: World,
+    /// The remote functions of the plan.
+    all: Vec<String>,
+}
+
+impl Scene {
+    fn new(spec: Value) -> Self {
+        let mut world = World::with_gateways(spec, &["a"]);
+        world.facts = large();
+        world.settle();
+        let target = world.look().0.target.unwrap();
+        let all: Vec<String> = target.revision.remote.iter().map(|it| it.name.clone()).collect();
+        assert!(all.len() > 1, "{all:?}");
+        Self { world, all }
+    }
+
+    /// The remote functions that have pods.
+    fn alive(&self) -> BTreeSet<String> {
+        let pods = self.world.there.pods.iter();
+        let remote = pods.filter(|pod| label(&pod.metadata, COMPONENT) == Component::RemoteExpert.name());
+        remote.map(|pod| label(&pod.metadata, FUNCTION).to_owned()).collect()
+    }
+
+    /// Those that main functions call.
+    fn routed(&self) -> BTreeSet<String> {
+        let pods = &self.world.there.pods;
+        let table = self.world.there.table(&self.world.owner);
+        let endpoints = table.entries.values().flat_map(|generation| &generation.endpoints);
+        let of = |name: &str| pods.iter().find(|pod| pod.name_any() == name);
+        let missing = "a pod that is gone";
+        endpoints
+            .map(|to| of(&to.pod).map_or(missing, |pod| label(&pod.metadata, FUNCTION)).to_owned())
+            .collect()
+    }
+
+    fn asleep(&self) -> BTreeSet<String> {
+        let groups = self.world.demand().spec.groups.iter();
+        groups.filter(|group| group.asleep).map(|group| group.name.clone()).collect()
+    }
+
+    fn mains(&self) -> BTreeSet<Option<String>> {
+        let pods = self.world.there.pods.iter();
+        pods.filter(|pod| label(&pod.metadata, COMPONENT) == Component::Main.name())
+            .map(ResourceExt::uid)
+            .collect()
+    }
+
+    /// Main functions find that `functions` were used.
+    fn used(&mut self, functions: &[String]) {
+        let now = self.world.there.now;
+        for heard in self.world.there.heard.values_mut() {
+            heard.used.extend(functions.iter().map(|name| (name.clone(), now)));
+        }
+    }
+
+    /// A second, in which `used` are used.
+    fn pass(&mut self, used: &[String]) {
+        let (_, steps) = self.world.look();
+        self.world.write(&steps, usize::MAX);
+        self.world.run();
+        self.used(used);
+    }
+
+    /// Many seconds, in which `used` are used.
+    fn rest(&mut self, used: &[String]) {
+        for _ in 0..3 * WINDOW {
+            self.pass(used);
+        }
+    }
+}
+
+fn set(names: &[String]) -> BTreeSet<String> {
+    names.iter().cloned().collect()
+}
+
+#[test]
+fn what_nobody_uses_ends_and_comes_back_for_who_uses_it() {
+    let mut scene = Scene::new(awake());
+    let (mains, all) = (scene.mains(), scene.all.clone());
+    let (busy, idle) = all.split_at(1);
+    scene.rest(busy);
+    assert_eq!((scene.alive(), scene.routed(), scene.asleep()), (set(busy), set(busy), set(idle)));
+    let (planned, steps) = scene.world.look();
+    assert!(steps.settled && steps.writes.is_empty(), "{:?}", steps.writes);
+    let watched = planned.resting.watched.unwrap();
+    assert_eq!((watched.hosted.len(), &watched.asleep), (all.len(), &set(idle)));
+    assert!(steps.partners.iter().all(|partner| partner.watched.as_ref() == Some(&watched)));
+    // A look is due before the next window ends.
+    assert!(steps.look_again <= std::time::Duration::from_secs(WINDOW as u64 + 2), "{:?}", steps.look_again);
+    let paid: BTreeSet<&str> =
+        scene.world.demand().spec.functions.iter().map(|pod| pod.tier.as_str()).collect();
+    assert_eq!(paid.len(), 2, "what sleeps costs nothing: {paid:?}");
+
+    scene.used(&idle[..1]);
+    let changes = scene.world.look().0.resting.changes;
+    assert_eq!(
+        changes.iter().map(|change| (&change.function, change.to)).collect::<Vec<_>>(),
+        [(&idle[0], Turn::Asked)]
+    );
+    scene.rest(&all[..2]);
+    assert_eq!((scene.alive(), scene.routed()), (set(&all[..2]), set(&all[..2])), "and no other");
+    // All sleep, and the main functions go on.
+    scene.rest(&[]);
+    scene.rest(&[]);
+    assert_eq!((scene.alive(), scene.routed()), (BTreeSet::new(), BTreeSet::new()));
+    assert_eq!(scene.world.look().1.writes, []);
+    assert_eq!((scene.mains(), scene.world.demand().spec.phase), (mains, DemandPhase::Active));
+    // Without a window nothing sleeps, and what slept wakes.
+    scene.world.owner.spec.scaling.remote_idle_window = None;
+    scene.world.settle();
+    assert_eq!((scene.alive(), scene.world.demand().spec.groups.len()), (set(&all), 0));
+}
+
+#[test]
+fn a_new_leader_opens_the_windows_again_and_knows_who_sleeps() {
+    let mut scene = Scene::new(awake());
+    let all = scene.all.clone();
+    scene.rest(&all[..1]);
+    // Nobody knows any more what was used.
+    scene.world.there.heard.values_mut().for_each(|heard| heard.used.clear());
+    scene.world.there.since = scene.world.there.now;
+    for _ in 0..WINDOW - 2 {
+        scene.pass(&[]);
+    }
+    assert_eq!((scene.alive(), scene.asleep()), (set(&all[..1]), set(&all[1..])));
+}
+
+/// What wakes and is not there yet keeps nothing else from being told, whichever of its pods die.
+#[test]
+fn one_that_does_not_start_holds_nothing_up() {
+    let mut scene = Scene::new(awake());
+    let all = scene.all.clone();
+    scene.rest(&[]);
+    scene.used(&all[..2]);
+    let of = |scene: &Scene, name: &str| {
+        scene.world.there.pods.iter().position(|pod| label(&pod.metadata, FUNCTION) == name)
+    };
+    for _ in 0..WINDOW {
+        scene.pass(&all[..2]);
+        if let Some(at) = of(&scene, &all[0]) {
+            scene.world.there.pods.remove(at);
+        }
+    }
+    assert_eq!(scene.routed(), set(&all[1..2]));
+    scene.rest(&all[..2]);
+    assert_eq!(scene.routed(), set(&all[..2]));
+}
+
+/// The operator is killed after every write on the way to sleep and back.
+#[test]
+fn killed_after_any_write_groups_sleep_and_wake() {
+    let run = |crash: Option<usize>| {
+        let mut scene = Scene::new(awake());
+        let all = scene.all.clone();
+        let (mut writes, mut left) = (0, crash);
+        for second in 0..8 * WINDOW {
+            // Half of the time all are used.
+            let used = if second / (2 * WINDOW) % 2 == 0 { &all[..1] } else { &all[..] };
+            let (_, steps) = scene.world.look();
+            let most = left.unwrap_or(usize::MAX);
+            let made = scene.world.write(&steps, most);
+            writes += made;
+            left = match left.map(|left| left.saturating_sub(made)) {
+                Some(0) => {
+                    // Another one leads.
+                    scene.world.there.heard.values_mut().for_each(|heard| heard.used.clear());
+                    scene.world.there.since = scene.world.there.now;
+                    None
+                }
+                left => left,
+            };
+            scene.world.run();
+            scene.used(used);
+        }
+        scene.rest(&all[..1]);
+        scene.rest(&all[..1]);
+        assert_eq!(
+            (scene.alive(), scene.routed()),
+            (set(&all[..1]), set(&all[..1])),
+            "after {crash:?} writes"
+        );
+        writes
+    };
+    let writes = run(None);
+    assert!(writes > 6, "{writes}");
+    for crash in 1..writes {
+        run(Some(crash));
+    }
+}
+
+/// Who waits needs few experts: functions that have none of them neither start nor are waited for.
+#[test]
+fn a_wake_starts_what_those_who_wait_need() {
+    let spec = spec(json!({"min": 0, "idleWindow": "40s", "remoteIdleWindow": "20s"}));
+    let mut scene = Scene::new(spec);
+    let all = scene.all.clone();
+    let target = scene.world.look().0.target.unwrap();
+    let hosted: Vec<_> =
+        target.revision.remote.iter().map(|it| it.hosted.clone().unwrap().sets().to_vec()).collect();
+    let mut sequence = 0;
+    let mut say = |scene: &mut Scene, waiting: u32, mix: Option<RequestMix>| {
+        sequence += 1;
+        let (turn, now) = (scene.world.demand().spec.turn, MicroTime(scene.world.there.now));
+        let last_active = if waiting > 0 { now } else { MicroTime(jiff::Timestamp::UNIX_EPOCH) };
+        scene.world.say(GatewayDemand {
+            uid: "a".to_owned(),
+            pod: "a".to_owned(),
+            waiting,
+            in_flight: 0,
+            acknowledged: turn,
+            saved: 0,
+            last_active,
+            sequence,
+            mix,
+            load: None,
+            wake: None,
+        });
+    };
+    for _ in 0..ENOUGH {
+        if scene.world.demand().spec.phase == DemandPhase::Asleep && scene.world.there.pods.is_empty() {
+            break;
+        }
+        say(&mut scene, 0, None);
+        scene.pass(&[]);
+    }
+    assert_eq!(scene.world.demand().spec.groups, [], "they sleep with all others");
+    // Who waits uses no expert of any function but the first.
+    let is_of = |sets: &[LayerExperts], layer: u32, expert: u32| {
+        sets.iter().any(|set| set.layer == layer && set.experts.contains(&expert))
+    };
+    let weight = |at: u32| {
+        let (layer, expert) = (at / 16 + 1, at % 16);
+        if hosted[1..].iter().any(|sets| is_of(sets, layer, expert)) { 1e-9 } else { 1.0 }
+    };
+    let shares = Shares::from_weights(16, (0..48).map(weight).collect()).unwrap();
+    let text = shares.to_text(1000).unwrap();
+    let mix =
+        RequestMix { of: MixOf::Waiting, model: "f00d".to_owned(), requests: 2, tokens: 100, shares: text };
+    say(&mut scene, 2, Some(mix));
+    let needs = |sets: &[LayerExperts]| need::work(sets, &[1, 2, 3], &shares.to_rows()) * 100.0 * 2.0 >= 1.0;
+    let expected: BTreeSet<String> =
+        all.iter().zip(&hosted).filter(|(_, sets)| needs(sets)).map(|(name, _)| name.clone()).collect();
+    assert!(expected.len() < all.len(), "{expected:?}");
+    for _ in 0..ENOUGH {
+        scene.pass(&[]);
+        if scene.world.demand().spec.phase == DemandPhase::Active {
+            break;
+        }
+    }
+    assert_eq!(scene.world.demand().spec.phase, DemandPhase::Active);
+    assert_eq!((scene.alive(), scene.routed()), (expected.clone(), expected));
+    // What is used although nobody said so comes when it is.
+    let before = scene.world.there.now;
+    scene.used(&all);
+    scene.rest(&all);
+    assert_eq!(scene.routed(), set(&all));
+    assert!(scene.world.there.now.duration_since(before) >= SignedDuration::from_secs(1));
+}

@@ -1,0 +1,442 @@
+//! Sleep and wake in a cluster in memory, with gateways that hold what clients ask.
+
+use crate::api::{ConditionType, DemandPhase, GatewayDemand, WakeTimeline};
+use crate::names::{COMPONENT, Component, label};
+use crate::steps::Write;
+use crate::testing::world::World;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use kube::ResourceExt;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+
+/// Seconds without requests after which functions end.
+const WINDOW: usize = 5;
+/// More seconds than anything here takes.
+const ENOUGH: usize = 80;
+
+fn spec() -> Value {
+    json!({"scaling": {"min": 0, "idleWindow": "5s"}})
+}
+
+/// A gateway: it sees what the operator tells, a second later, and says what it has.
+#[derive(Clone, Debug, Default)]
+struct Gateway {
+    uid: &'static str,
+    waiting: u32,
+    in_flight: u32,
+    served: u32,
+    turn: u64,
+    holds: bool,
+    sequence: u64,
+    active: Option<MicroTime>,
+    said: Option<(u32, u32, u64)>,
+    /// How the latest wake went that it had a request for.
+    wake: Option<WakeTimeline>,
+    /// The API server is out of its reach.
+    is_cut_off: bool,
+}
+
+struct Scene {
+    world: World,
+    gateways: Vec<Gateway>,
+}
+
+impl Scene {
+    /// A deployment that serves, and nobody asks.
+    fn new(uids: &[&'static str]) -> Self {
+        let mut world = World::with_gateways(spec(), uids);
+        world.settle();
+        let gateways = uids.iter().map(|uid| Gateway { uid, holds: true, ..Gateway::default() }).collect();
+        let mut scene = Self { world, gateways };
+        scene.until(DemandPhase::Active);
+        scene
+    }
+
+    fn phase(&self) -> DemandPhase {
+        self.world.demand().spec.phase
+    }
+
+    fn mains(&self) -> BTreeSet<String> {
+        let mains = self.world.there.pods.iter();
+        let mains = mains.filter(|pod| label(&pod.metadata, COMPONENT) == Component::Main.name());
+        mains.filter_map(ResourceExt::uid).collect()
+    }
+
+    fn ask(&mut self, gateway: usize, requests: u32) {
+        self.gateways[gateway].waiting += requests;
+        self.gateways[gateway].active = Some(MicroTime(self.world.there.now));
+    }
+
+    /// Has the operator look once, and killed after `most` writes. Returns how many it made.
+    fn operate(&mut self, most: usize) -> usize {
+        let steps = self.world.look().1;
+        let before = self.world.there.demand.clone();
+        let ends = steps.writes.iter().any(|write| matches!(write, Write::Delete(_)));
+        let made = self.world.write(&steps, most);
+        let is_asleep = before.is_some() && self.phase() == DemandPhase::Asleep;
+        if ends && is_asleep && made > 1 {
+            for gateway in self.gateways.iter().filter(|gateway| !gateway.is_cut_off) {
+                assert!(
+                    gateway.holds && gateway.in_flight == 0,
+                    "functions end under a request: {gateway:?}"
+                );
+            }
+        }
+        made
+    }
+
+    /// A second of nodes, gateways and clients.
+    fn pass(&mut self) {
+        self.world.run();
+        let serves = self.world.there.pods.iter().any(|pod| {
+            label(&pod.metadata, COMPONENT) == Component::Main.name()
+                && pod.status.as_ref().is_some_and(|status| {
+                    status
+                        .conditions
+                        .iter()
+                        .flatten()
+                        .any(|each| each.type_ == "Ready" && each.status == "True")
+                })
+        });
+        let now = MicroTime(self.world.there.now);
+        let Some(demand) = self.world.there.demand.clone() else { return };
+        for gateway in self.gateways.iter_mut().filter(|gateway| !gateway.is_cut_off) {
+            if gateway.in_flight > 0 {
+                gateway.served += std::mem::take(&mut gateway.in_flight);
+                gateway.active = Some(now.clone());
+            }
+            gateway.turn = demand.spec.turn;
+            gateway.holds = matches!(demand.spec.phase, DemandPhase::Draining | DemandPhase::Asleep);
+            if !gateway.holds && serves {
+                gateway.in_flight = std::mem::take(&mut gateway.waiting);
+            }
+            let says = (gateway.waiting, gateway.in_flight, if gateway.holds { gateway.turn } else { 0 });
+            if gateway.said != Some(says) {
+                gateway.said = Some(says);
+                gateway.sequence += 1;
+                self.world.say(GatewayDemand {
+                    uid: gateway.uid.to_owned(),
+                    pod: gateway.uid.to_owned(),
+                    waiting: gateway.waiting,
+                    in_flight: gateway.in_flight,
+                    acknowledged: gateway.turn,
+                    saved: 0,
+                    last_active: gateway.active.clone().unwrap_or(MicroTime(jiff::Timestamp::UNIX_EPOCH)),
+                    sequence: gateway.sequence,
+                    mix: None,
+                    load: None,
+                    wake: gateway.wake,
+                });
+            }
+        }
+    }
+
+    fn until(&mut self, phase: DemandPhase) {
+        for _ in 0..ENOUGH {
+            if self.phase() == phase {
+                return;
+            }
+            self.operate(usize::MAX);
+            self.pass();
+        }
+        panic!("still {:?}: {:?}", self.phase(), self.gateways);
+    }
+
+    fn served(&self) -> u32 {
+        self.gateways.iter().map(|gateway| gateway.served).sum()
+    }
+
+    /// Lets time pass until nothing happens any more: everybody is served, and all is asleep.
+    fn quiet(&mut self) {
+        for _ in 0..ENOUGH {
+            self.operate(usize::MAX);
+            self.pass();
+        }
+        assert_eq!(self.phase(), DemandPhase::Asleep, "{:?}", self.gateways);
+        assert!(self.world.there.pods.is_empty(), "an orphan");
+        assert!(self.gateways.iter().all(|gateway| gateway.waiting + gateway.in_flight == 0));
+        assert_eq!(self.world.look().1.writes, []);
+    }
+}
+
+#[test]
+fn nobody_asks_and_functions_end_and_fifty_wake_them_once() {
+    let mut scene = Scene::new(&["a", "b"]);
+    let awake = scene.world.names();
+    for round in 1..=3 {
+        scene.until(DemandPhase::Asleep);
+        scene.operate(usize::MAX);
+        let steps = scene.world.look().1;
+        assert!(scene.world.there.pods.is_empty() && steps.settled && steps.partners.is_empty());
+        assert_eq!(scene.world.demand().spec.functions, [], "what sleeps costs nothing");
+        scene.ask(0, 49);
+        scene.ask(1, 1);
+        scene.until(DemandPhase::Active);
+        assert_eq!(scene.world.demand().spec.wakes, round);
+        assert_eq!(scene.world.names(), awake, "the same functions by the same plan");
+    }
+    scene.quiet();
+    assert_eq!(scene.served(), 150);
+}
+
+/// Each wake is told once with where its time went, however many gateways say so and whoever leads, and the condition has the latest.
+#[test]
+fn how_a_wake_went_is_told_once() {
+    let mut scene = Scene::new(&["a", "b"]);
+    for wake in 1..=2 {
+        scene.until(DemandPhase::Asleep);
+        scene.ask(0, 1);
+        scene.ask(1, 1);
+        scene.until(DemandPhase::Active);
+        for (gateway, first_us) in scene.gateways.iter_mut().zip([4_000, 5_000]) {
+            let (decide_us, schedule_us) = (100_000 * wake, 1_000_000);
+            gateway.wake =
+                Some(WakeTimeline { wake, decide_us, schedule_us, first_us, ..WakeTimeline::default() });
+            gateway.said = None;
+        }
+        let times = format!(
+            "the first token came after 1.{wake}05 s: decide 0.{wake}00, schedule 1.000, start 0.000, load 0.000, ready \
+             0.000, first 0.005"
+        );
+        let mut told = Vec::new();
+        for _ in 0..4 {
+            scene.pass();
+            let (_, steps, status) = scene.world.look_and_state();
+            assert!(status.condition(ConditionType::Active).unwrap().message.contains(&times));
+            // The operator is killed before it writes: it has said nothing, and another one leads.
+            assert!(!steps.said(0).iter().any(|said| said.reason == "FirstToken"));
+            let steps = scene.world.look().1;
+            let made = scene.world.write(&steps, usize::MAX);
+            told.extend(steps.said(made).into_iter().filter(|said| said.reason == "FirstToken"));
+        }
+        let notes: Vec<&str> = told.iter().map(|said| said.note.as_str()).collect();
+        assert_eq!(notes, [format!("wake {wake}: {times}")]);
+        assert_eq!(scene.world.demand().spec.wake_told, wake);
+    }
+}
+
+/// Half an hour passes second by second, in which nothing is written; then three gateways have 500 requests at once.
+#[test]
+fn a_burst_after_half_an_hour_is_one_wake() {
+    let mut scene = Scene::new(&["a", "b", "c"]);
+    let awake = scene.world.names();
+    scene.until(DemandPhase::Asleep);
+    scene.operate(usize::MAX);
+    let asleep = scene.world.demand().spec.clone();
+    for _ in 0..30 * 60 {
+        scene.pass();
+        assert_eq!(scene.operate(usize::MAX), 0, "nothing happens, and something is written");
+    }
+    assert_eq!(scene.world.demand().spec, asleep);
+    (0..3).for_each(|gateway| scene.ask(gateway, 100));
+    scene.pass();
+    scene.operate(usize::MAX);
+    assert_eq!(scene.phase(), DemandPhase::Waking);
+    // More come while functions start.
+    (0..2).for_each(|gateway| scene.ask(gateway, 100));
+    scene.until(DemandPhase::Active);
+    assert_eq!((scene.world.demand().spec.wakes, scene.world.names()), (asleep.wakes + 1, awake));
+    scene.quiet();
+    assert_eq!(scene.served(), 500);
+}
+
+#[test]
+fn who_comes_while_functions_are_about_to_end_keeps_them() {
+    let mut scene = Scene::new(&["a"]);
+    let mains = scene.mains();
+    scene.until(DemandPhase::Draining);
+    scene.ask(0, 1);
+    scene.pass();
+    scene.until(DemandPhase::Active);
+    assert_eq!((scene.mains(), scene.world.demand().spec.wakes), (mains.clone(), 0));
+    // The gateway writes between the last look and what it decides: that is not written.
+    scene.until(DemandPhase::Draining);
+    scene.pass();
+    let steps = scene.world.look().1;
+    let wants =
+        |write: &Write| matches!(write, Write::Demand(keep) if keep.wanted.spec.phase == DemandPhase::Asleep);
+    assert!(
+        steps.writes.iter().any(wants) && steps.writes.iter().any(|write| matches!(write, Write::Delete(_)))
+    );
+    scene.ask(0, 1);
+    scene.pass();
+    scene.world.write(&steps, usize::MAX);
+    assert_eq!((scene.phase(), scene.mains()), (DemandPhase::Draining, mains));
+    scene.quiet();
+    assert_eq!(scene.served(), 2);
+}
+
+#[test]
+fn a_gateway_that_says_nothing_holds_sleep_up_until_it_is_dead() {
+    let mut scene = Scene::new(&["a", "b"]);
+    scene.pass();
+    scene.gateways[1].is_cut_off = true;
+    for _ in 0..ENOUGH {
+        scene.operate(usize::MAX);
+        scene.pass();
+    }
+    assert_eq!(scene.phase(), DemandPhase::Draining);
+    scene.world.there.gateways.remove("b");
+    scene.quiet();
+    let left: Vec<&str> = scene.world.demand().gateways().iter().map(|entry| entry.uid.as_str()).collect();
+    assert_eq!(left, ["a"], "what it said is forgotten");
+}
+
+#[test]
+fn a_new_leader_opens_the_window_again() {
+    let mut scene = Scene::new(&["a"]);
+    scene.until(DemandPhase::Draining);
+    scene.world.there.since = scene.world.there.now;
+    let mains = scene.mains();
+    scene.until(DemandPhase::Active);
+    assert_eq!(scene.mains(), mains);
+}
+
+/// The operator is killed after every write on the way to sleep and back.
+#[test]
+fn killed_after_any_write_it_falls_asleep_and_wakes() {
+    let steps = |scene: &mut Scene| {
+        let (mut writes, mut asked) = (0, false);
+        for _ in 0..ENOUGH {
+            writes += scene.operate(usize::MAX);
+            scene.pass();
+            if scene.phase() == DemandPhase::Asleep && !asked {
+                asked = true;
+                scene.ask(0, 3);
+            }
+        }
+        writes
+    };
+    let mut reference = Scene::new(&["a", "b"]);
+    let writes = steps(&mut reference);
+    assert!(writes > 10);
+    for crash in 1..writes {
+        let mut scene = Scene::new(&["a", "b"]);
+        let (mut left, mut asked) = (crash, false);
+        for _ in 0..ENOUGH {
+            if left > 0 {
+                left -= scene.operate(left).min(left);
+            } else {
+                // Another operator leads: it begins with what is there.
+                scene.world.there.heard.clear();
+                scene.operate(usize::MAX);
+            }
+            scene.pass();
+            if scene.phase() == DemandPhase::Asleep && !asked {
+                asked = true;
+                scene.ask(0, 3);
+            }
+        }
+        scene.quiet();
+        assert_eq!(
+            (scene.served(), scene.world.names()),
+            (3, reference.world.names()),
+            "after {crash} writes"
+        );
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    /// Whenever clients come, gateways are cut off and pods die: nobody is lost, nothing ends under a request, nothing
+    /// is left over.
+    #[test]
+    fn nobody_is_lost(moves in proptest::collection::vec((0_u8..8, 0_usize..3, 1_u32..4), 1..60)) {
+        let mut scene = Scene::new(&["a", "b", "c"]);
+        let mut asked = 0;
+        for (kind, which, number) in moves {
+            match kind {
+                0 | 1 => {
+                    scene.ask(which, number);
+                    asked += number;
+                }
+                2 => scene.gateways[which].is_cut_off = !scene.gateways[which].is_cut_off,
+                3 if !scene.world.there.pods.is_empty() => {
+                    let gone = which % scene.world.there.pods.len();
+                    scene.world.there.pods.remove(gone);
+                }
+                4 => { scene.operate(number as usize); }
+                _ => { scene.operate(usize::MAX); }
+            }
+            scene.pass();
+        }
+        scene.gateways.iter_mut().for_each(|gateway| gateway.is_cut_off = false);
+        scene.quiet();
+        prop_assert_eq!(scene.served(), asked);
+    }
+}
+
+/// A window of seconds, and nothing to wake it by: it runs, and says so.
+#[test]
+fn without_gateways_nothing_sleeps() {
+    let mut world = World::new(spec());
+    world.settle();
+    for _ in 0..3 * WINDOW {
+        world.run();
+    }
+    let steps = world.look().1;
+    assert_eq!((steps.writes, steps.troubles[0].reason), (vec![], "NoGateway"));
+}
+
+/// Nodes look once a second: somebody may wait.
+#[test]
+fn a_remote_function_that_says_that_it_serves_is_told_of_before_its_node_has_seen_it() {
+    let mut world = World::with_gateways(spec(), &["a"]);
+    let is_remote = |pod: &&Pod| label(&pod.metadata, COMPONENT) == Component::RemoteExpert.name();
+    for _ in 0..ENOUGH {
+        let steps = world.look().1;
+        world.write(&steps, usize::MAX);
+        if world.there.pods.iter().any(|pod| is_remote(&pod)) {
+            break;
+        }
+        world.run();
+    }
+    let now = world.there.now.to_string();
+    for (index, pod) in world.there.pods.iter_mut().enumerate() {
+        let status = json!({"phase": "Running", "podIP": format!("10.0.0.{}", index + 1), "startTime": now,
+            "conditions": [{"type": "Ready", "status": "False", "lastTransitionTime": now}]});
+        pod.status = serde_json::from_value(status).unwrap();
+    }
+    let is_told =
+        |world: &mut World| world.look().1.writes.iter().any(|write| matches!(write, Write::Routing(_)));
+    let mains_start = |world: &mut World| {
+        let partners = world.look().1.partners;
+        assert!(!partners.is_empty());
+        partners.iter().all(|main| main.starting)
+    };
+    assert!(!is_told(&mut world), "nobody has said anything");
+    assert!(mains_start(&mut world));
+    let uids = world.there.pods.iter().filter(is_remote).filter_map(ResourceExt::uid);
+    world.there.serving = uids.map(|uid| (uid, 0)).collect();
+    assert!(!world.there.serving.is_empty());
+    assert!(is_told(&mut world));
+    let containers = |world: &mut World, started: bool, restarts: i32, state: &str| {
+        let state: Value =
+            json!({state: if state == "terminated" { json!({"exitCode": 1}) } else { json!({}) }});
+        for pod in &mut world.there.pods {
+            pod.status.as_mut().unwrap().container_statuses =
+                serde_json::from_value(json!([{"name": "x", "image": "x", "imageID": "x", "ready": false,
+                    "restartCount": restarts, "started": started, "state": state}]))
+                .unwrap();
+        }
+    };
+    containers(&mut world, false, 0, "running");
+    assert!(is_told(&mut world));
+    // What a container said is not the next one's word.
+    containers(&mut world, false, 0, "terminated");
+    assert!(!is_told(&mut world), "it ended");
+    containers(&mut world, false, 1, "running");
+    assert!(!is_told(&mut world), "another one loads");
+    // Once its node has seen it ready, that it is not any more is the node's to say.
+    containers(&mut world, true, 0, "running");
+    let later = world.there.now.checked_add(jiff::SignedDuration::from_secs(30)).unwrap().to_string();
+    for pod in &mut world.there.pods {
+        let condition = &mut pod.status.as_mut().unwrap().conditions.as_mut().unwrap()[0];
+        condition.last_transition_time = serde_json::from_value(json!(later)).unwrap();
+    }
+    assert!(!is_told(&mut world));
+    assert!(!mains_start(&mut world));
+}

@@ -1,0 +1,207 @@
+//! What the status says, from one look to the next.
+
+use crate::api::{Condition, ConditionType, MoEDeployment, MoEDeploymentStatus, MoEPlanSpec, PlanVerdict};
+use crate::build::{LOAD_SECONDS, Revision};
+use crate::demanded::Demanded;
+use crate::names::PodName;
+use crate::planned::PlanState;
+use crate::pods::PodView;
+use crate::status::{Findings, status};
+use crate::testing::example::{built, deployment, plan};
+use jiff::{SignedDuration, Timestamp};
+use serde_json::json;
+
+struct Scene {
+    owner: MoEDeployment,
+    plan: MoEPlanSpec,
+    revision: Revision,
+    pods: Vec<PodView>,
+    serving: Option<String>,
+    now: Timestamp,
+}
+
+impl Scene {
+    fn new(replicas: u32) -> Self {
+        let owner = deployment(json!({ "replicas": replicas }));
+        let plan = plan(&owner);
+        let revision = built(&owner, &plan);
+        let now = "2026-01-01T00:00:00Z".parse().unwrap();
+        let mut scene = Self { owner, plan, revision, pods: Vec::new(), serving: None, now };
+        for function in scene.revision.functions() {
+            for replica in 0..function.replicas {
+                scene.pods.push(PodView {
+                    name: PodName { place: function.place("demo", replica), incarnation: 0 },
+                    uid: format!("{}-{replica}", function.name),
+                    owned: true,
+                    is_main: function.hosted.is_none(),
+                    knows_gateways: false,
+                    function: function.name.clone(),
+                    identity: function.identity.clone(),
+                    replica,
+                    created: now,
+                    ends_by: None,
+                    ip: None,
+                    ready: true,
+                    starting: false,
+                    restarts: 0,
+                    faulty_at: None,
+                    fault: None,
+                    trouble: None,
+                    in_force: None,
+                    placement: String::new(),
+                });
+            }
+        }
+        scene
+    }
+
+    fn look(&mut self, settled: bool) -> MoEDeploymentStatus {
+        let planning =
+            PlanState::Planned { hash: self.revision.plan.clone(), plan: Box::new(self.plan.clone()) };
+        let found = status(&Findings {
+            deployment: &self.owner,
+            model: None,
+            planning,
+            profiling: None,
+            target: Some((&self.revision, &self.plan)),
+            running: Some(&self.revision.plan),
+            serving: self.serving.clone(),
+            pods: &self.pods,
+            troubles: Vec::new(),
+            demanded: &Demanded::always(),
+            per_hour: 21_000_000,
+            saved: Some(-1_234_567_890),
+            settled,
+            waits: false,
+            now: self.now,
+        });
+        self.owner.status = Some(found.clone());
+        found
+    }
+
+    fn pass(&mut self, seconds: i64) {
+        self.now = self.now.checked_add(SignedDuration::from_secs(seconds)).unwrap();
+    }
+}
+
+fn said(status: &MoEDeploymentStatus, of: ConditionType) -> (String, String, String) {
+    let Condition { status, reason, message, .. } = status.condition(of).unwrap().clone();
+    (status, reason, message)
+}
+
+#[test]
+fn missing_main_functions_are_counted() {
+    let mut scene = Scene::new(3);
+    assert_eq!(said(&scene.look(true), ConditionType::Ready).2, "the endpoint answers");
+    scene.pods[1].ready = false;
+    let status = scene.look(false);
+    let (ready, _, message) = said(&status, ConditionType::Ready);
+    assert_eq!(
+        (ready.as_str(), message.as_str()),
+        ("True", "the endpoint answers: 2 of 3 main functions serve")
+    );
+    let (progressing, _, message) = said(&status, ConditionType::Progressing);
+    assert_eq!(progressing, "True");
+    assert!(message.ends_with("5 of 6 functions are ready"), "{message}");
+}
+
+#[test]
+fn what_makes_no_progress_is_said_to_be_stuck_until_it_moves() {
+    let mut scene = Scene::new(2);
+    scene.pods.iter_mut().for_each(|pod| pod.ready = false);
+    let first = scene.look(false);
+    scene.pass(300);
+    // One more function is ready: that is progress.
+    scene.pods[2].ready = true;
+    let moved = scene.look(false);
+    assert!(moved.last_progress_time > first.last_progress_time);
+    // A function may load for as long as its startup probe lets it.
+    let load = i64::from(LOAD_SECONDS);
+    let probe = &scene.revision.main.pod(&scene.owner, 0, 0).spec.unwrap().containers[0].startup_probe;
+    let probe = probe.clone().unwrap();
+    assert_eq!(probe.failure_threshold.unwrap() * probe.period_seconds.unwrap(), LOAD_SECONDS);
+    scene.pass(load + 599);
+    assert_eq!(said(&scene.look(false), ConditionType::Progressing).0, "True");
+    scene.pass(1);
+    let stuck = scene.look(false);
+    let (status, reason, message) = said(&stuck, ConditionType::Progressing);
+    assert_eq!((status.as_str(), reason.as_str()), ("False", "ProgressDeadlineExceeded"));
+    assert!(message.contains("1 of 5 functions are ready"), "{message}");
+    assert_eq!(said(&stuck, ConditionType::Degraded).1, "ProgressDeadlineExceeded");
+    assert_eq!(said(&stuck, ConditionType::Ready).1, "ProgressDeadlineExceeded");
+    // The same state is the same status, whatever the time.
+    scene.pass(1000);
+    assert_eq!(scene.look(false), stuck);
+    scene.pods[0].ready = true;
+    assert_eq!(said(&scene.look(false), ConditionType::Progressing).0, "True");
+    // What is settled is never late.
+    scene.pods.iter_mut().for_each(|pod| pod.ready = true);
+    scene.look(true);
+    scene.pass(100_000);
+    let settled = scene.look(true);
+    assert_eq!(said(&settled, ConditionType::Progressing).1, "Settled");
+    assert_eq!(said(&settled, ConditionType::Degraded).0, "False");
+}
+
+#[test]
+fn a_plan_that_makes_no_progress_beside_one_that_serves_has_failed() {
+    let mut scene = Scene::new(1);
+    scene.pods.iter_mut().for_each(|pod| pod.ready = false);
+    scene.look(false);
+    scene.pass(100_000);
+    assert_eq!(scene.look(false).failed_plan, None, "nothing else serves");
+    scene.serving = Some("0123456789".to_owned());
+    let failed = Some(scene.revision.plan.clone());
+    assert_eq!(scene.look(false).failed_plan, failed);
+    // Whatever runs then.
+    assert_eq!(scene.look(true).failed_plan, failed);
+    scene.owner.metadata.generation = Some(2);
+    assert_eq!(scene.look(false).failed_plan, None);
+}
+
+#[test]
+fn a_main_function_that_finishes_its_answers_stops_no_progress() {
+    let mut scene = Scene::new(1);
+    let mut old = scene.pods[0].clone();
+    old.identity = "another".to_owned();
+    old.ready = false;
+    old.ends_by = Some(scene.now.checked_add(SignedDuration::from_secs(4000)).unwrap());
+    scene.pods.push(old);
+    scene.look(false);
+    scene.pass(3999);
+    assert_eq!(said(&scene.look(false), ConditionType::Progressing).0, "True");
+    scene.pass(1);
+    assert_eq!(said(&scene.look(false), ConditionType::Progressing).1, "ProgressDeadlineExceeded");
+}
+
+#[test]
+fn sizes_that_no_plan_has_are_counted_all_the_same() {
+    let mut scene = Scene::new(1);
+    scene.revision.remote.iter_mut().for_each(|function| function.replicas = u32::MAX);
+    let functions = scene.look(false).functions.unwrap();
+    assert_eq!(functions, format!("4/{}", 3 * u64::from(u32::MAX) + 1));
+}
+
+#[test]
+fn a_plan_that_costs_more_saves_nothing() {
+    use crate::api::ProfileSource;
+    let mut scene = Scene::new(1);
+    let status = scene.look(true);
+    assert_eq!((status.cost_per_hour.as_deref(), status.saved.as_deref()), (Some("$0.0210"), Some("-$1.23")));
+    assert_eq!(scene.look(true).saving.as_deref(), Some("n/a"));
+    scene.plan.profile = ProfileSource::Supplied;
+    scene.plan.numbers.savings.mix = Some(0.254);
+    assert_eq!(scene.look(true).saving.as_deref(), Some("25 %"));
+    scene.plan.numbers.savings.mix = Some(-2.17);
+    assert_eq!(scene.look(true).saving.as_deref(), Some("n/a (costs more)"));
+}
+
+#[test]
+fn whether_remote_experts_pay_is_said_of_the_plan_that_is_to_run() {
+    let mut scene = Scene::new(1);
+    assert_eq!(scene.look(true).verdict, None, "a prior does not know");
+    let sentence = "Remote experts do not pay here: all experts beside the main function at $2.20 for a million requests.";
+    scene.plan.verdict =
+        Some(PlanVerdict { pays: false, sentence: sentence.to_owned(), cheapest: None, rival: None });
+    assert_eq!(scene.look(true).verdict.as_deref(), Some(sentence));
+}

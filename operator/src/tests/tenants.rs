@@ -1,0 +1,183 @@
+//! Everything that a tenant can write, written by one who means harm: no look panics, none names what is
+//! another's, what it writes stays within what the deployment consists of, and other tenants are served as before.
+
+use crate::api::GatewayDemand;
+use crate::fleet::{Others, Silence};
+use crate::testing::spoiled::{AT_ONCE, Dice, as_read, check, is_healed, tenants};
+use crate::testing::world::World;
+use k8s_openapi::serde::de::DeserializeOwned;
+use kube::ResourceExt;
+use serde_json::{Value, json};
+use std::thread;
+
+/// Objects that are spoiled, a few of them for each look.
+const OBJECTS: usize = 10_000;
+
+/// `value` with each of its numbers at each limit, one at a time; those of a value within a value too.
+fn at_limits(value: &Value) -> Vec<Value> {
+    match value {
+        Value::Number(_) => {
+            [json!(u32::MAX), json!(u64::MAX), json!(i64::MIN), json!(1e308), json!(0)].into()
+        }
+        Value::Object(map) => {
+            let changed = map.iter().flat_map(|(key, inner)| {
+                at_limits(inner).into_iter().map(|inner| {
+                    let mut map = map.clone();
+                    map.insert(key.clone(), inner);
+                    Value::Object(map)
+                })
+            });
+            changed.collect()
+        }
+        Value::Array(list) => {
+            let changed = list.iter().enumerate().flat_map(|(index, inner)| {
+                at_limits(inner).into_iter().map(move |inner| {
+                    let mut list = list.clone();
+                    list[index] = inner;
+                    Value::Array(list)
+                })
+            });
+            changed.collect()
+        }
+        Value::String(text) if text.starts_with('{') => {
+            let inner = serde_json::from_str(text).unwrap_or_default();
+            at_limits(&inner).into_iter().map(|inner| json!(inner.to_string())).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// `object` so, as far as the API takes it.
+fn with_limits<K: serde::Serialize + DeserializeOwned>(object: &K) -> Vec<K> {
+    let changed = at_limits(&serde_json::to_value(object).unwrap());
+    changed.into_iter().filter_map(|object| serde_json::from_value(object).ok()).collect()
+}
+
+#[test]
+fn numbers_at_their_limits_are_looked_at() {
+    // Thousands of looks, each with a plan: every tenant on a thread of its own.
+    let looks: usize = thread::scope(|threads| {
+        let tenants = tenants().into_iter().map(|tenant| threads.spawn(move || look_at_limits(&tenant)));
+        let tenants: Vec<_> = tenants.collect();
+        tenants.into_iter().map(|looks| looks.join().unwrap()).sum()
+    });
+    println!("{looks} numbers at their limits");
+}
+
+/// Looks at `tenant` with each of its numbers at each limit; how often that was.
+fn look_at_limits(tenant: &World) -> usize {
+    let mut looks = 0;
+    let mut look = |change: &dyn Fn(&mut World)| {
+        let mut world = tenant.clone();
+        change(&mut world);
+        let (_, steps, stated) = world.look_and_state();
+        check(&world, &steps, &stated);
+        looks += 1;
+    };
+    with_limits(&tenant.owner).iter().for_each(|owner| look(&|world| world.owner = owner.clone()));
+    let there = &tenant.there;
+    for changed in there.demand.iter().flat_map(with_limits) {
+        look(&|world| world.there.demand = Some(changed.clone()));
+    }
+    for changed in there.routing.iter().flat_map(with_limits) {
+        look(&|world| world.there.routing = Some(changed.clone()));
+    }
+    for changed in there.model.iter().flat_map(with_limits) {
+        look(&|world| world.there.model = Some(changed.clone()));
+    }
+    for changed in there.plans.last().into_iter().flat_map(with_limits) {
+        look(&|world| *world.there.plans.last_mut().unwrap() = changed.clone());
+    }
+    for (index, changed) in there.pods.iter().map(with_limits).enumerate().take(2) {
+        for pod in changed {
+            look(&|world| world.there.pods[index] = pod.clone());
+        }
+    }
+    for (name, map) in there.maps.iter().filter_map(|(name, map)| Some((name, map.as_ref()?))) {
+        for changed in with_limits(map) {
+            look(&|world| drop(world.there.maps.insert(name.clone(), Some(changed.clone()))));
+        }
+    }
+    for (name, record) in there.profiles.iter().filter_map(|(name, record)| Some((name, record.as_ref()?))) {
+        for changed in with_limits(record) {
+            look(&|world| drop(world.there.profiles.insert(name.clone(), Some(changed.clone()))));
+        }
+    }
+    looks
+}
+
+/// Two numbers of which each can be are together more than one of them holds.
+#[test]
+fn what_gateways_say_together_is_looked_at() {
+    let with_gateways = tenants().into_iter().filter(|world| world.there.demand.is_some());
+    let mut looks = 0;
+    for mut world in with_gateways {
+        let said = world.demand().gateways().to_vec();
+        for entry in &said {
+            let most = GatewayDemand { waiting: u32::MAX, in_flight: u32::MAX, load: None, ..entry.clone() };
+            world.say(most);
+            looks += 1;
+        }
+        let (_, steps, stated) = world.look_and_state();
+        check(&world, &steps, &stated);
+    }
+    assert!(looks >= 4, "{looks}");
+}
+
+#[test]
+fn ten_thousand_spoiled_objects_are_looked_at_and_others_are_healed_meanwhile() {
+    let tenants = tenants();
+    let mut neighbour = World::new(json!({"replicas": 2}));
+    neighbour.owner.metadata.name = Some("other".to_owned());
+    neighbour.owner.metadata.uid = Some("uid-2".to_owned());
+    neighbour.settle();
+    let functions = neighbour.there.pods.len();
+    let mut dice = Dice::Thrown(7);
+    let (mut spoiled, mut looks) = (0, 0);
+    while spoiled < OBJECTS {
+        let mut world = tenants[looks % tenants.len()].clone();
+        for _ in 0..=dice.below(AT_ONCE) {
+            spoiled += usize::from(dice.spoil_world(&mut world));
+        }
+        as_read(&mut world);
+        let (_, steps, stated) = world.look_and_state();
+        check(&world, &steps, &stated);
+        let others = Others::of("theirs", [("spoiled", Silence::among(&steps.pods))]);
+        is_healed(&neighbour, looks % functions, &world.there.pods, others);
+        looks += 1;
+    }
+    println!("{spoiled} spoiled objects in {looks} looks");
+}
+
+/// What is spoiled is replaced, and then everything is as it was.
+#[test]
+fn what_a_tenant_spoiled_is_healed() {
+    let mut reference = World::new(json!({"replicas": 2}));
+    reference.settle();
+    for seed in 0..40 {
+        let mut world = World::new(json!({"replicas": 2}));
+        world.settle();
+        let mut dice = Dice::Thrown(seed);
+        let spoiled = &mut world.there;
+        dice.spoil_option(&mut spoiled.model);
+        dice.spoil_option(&mut spoiled.routing);
+        dice.spoil_one(&mut spoiled.services);
+        spoiled.services.retain(|service| service.uid().is_some_and(|uid| !uid.starts_with("another")));
+        as_read(&mut world);
+        world.settle();
+        assert_eq!(world.names(), reference.names(), "seed {seed}");
+    }
+}
+
+/// The seeds of the fuzz target `tenant`, and inputs that once were findings (`fuzz/regressions/tenant/`).
+#[test]
+fn fuzz_seeds_and_kept_findings_do_no_harm() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/regressions/tenant");
+    let kept = std::fs::read_dir(folder)
+        .into_iter()
+        .flatten()
+        .map(|entry| std::fs::read(entry.unwrap().path()).unwrap());
+    for input in crate::testing::tenant::seeds().into_iter().chain(kept) {
+        crate::testing::tenant::run(&input);
+    }
+}

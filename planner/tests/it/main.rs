@@ -1,0 +1,17 @@
+//! Tests of the planner, in one program.
+#![allow(clippy::expect_used, clippy::panic, clippy::print_stderr, clippy::unwrap_used)]
+
+mod alive;
+mod bad_input;
+mod concurrency;
+mod context;
+mod cost_of_alive;
+mod engine;
+mod exhaustive;
+mod generate;
+mod one_machine;
+mod properties;
+mod quota;
+mod sleepers;
+mod turns;
+mod worked;

@@ -1,0 +1,11 @@
+//! Tests of predictors and activation records, in one program.
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
+
+mod effort;
+mod layers;
+mod phases;
+mod predictions;
+mod records;
+mod similarity;
+mod support;
+mod trees;

@@ -1,0 +1,7 @@
+//! Tests of profiles, prices and nodes, in one program.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+mod measured;
+mod nodes;
+mod profiles;

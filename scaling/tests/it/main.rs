@@ -1,0 +1,3 @@
+//! Tests of scaling, in one program.
+
+mod load;

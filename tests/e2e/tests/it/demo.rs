@@ -1,0 +1,54 @@
+//! From `helm install` to an answer and back to nothing.
+
+use remoe_e2e::deployment::{Deployment, chat};
+use remoe_e2e::forward::Forward;
+use remoe_e2e::scene::Scene;
+use remoe_e2e::{audit, claim, pods, release};
+use remoe_test_support::binaries::workspace;
+use remoe_test_support::up::Up;
+
+const PROMPT: &str = "Read Genesis 1:1.";
+
+/// Where experts are does not change the answer: pods say what processes on one machine say.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_demo_is_served_and_goes_away() {
+    Scene::run("the_demo_is_served_and_goes_away", async |scene| {
+        let cluster = &scene.cluster;
+        let _operator = release::shared(cluster).await;
+        claim::with_demo_model(scene, "models").await;
+        let start = audit::mark(cluster);
+        let file = workspace().join("examples/demo.yaml");
+        scene.kubectl(&["apply", "--filename", file.to_str().unwrap()]).await;
+        let demo = Deployment::existing(scene, "demo");
+        demo.condition("Ready", "True").await;
+
+        let doors = demo.doors(scene).await;
+        assert_eq!(doors.len(), 1, "one main function");
+        let name = served_name(&demo).await;
+        let direct = chat(doors[0], &name, PROMPT).await;
+        let beside = Scene { namespace: release::NAMESPACE.to_owned(), ..scene.clone() };
+        let forward = Forward::start(&beside, "service/remoe-gateway", 8000).await;
+        let forwarded = chat(forward.address, &name, PROMPT).await;
+        let local = Up::start(&workspace().join("demo/model"), 1).await;
+        let local = chat(local.ready.http(), "model", PROMPT).await;
+        for answer in [&direct, &forwarded] {
+            assert_eq!(answer["choices"], local["choices"]);
+            assert!(answer["usage"]["remoe"]["experts"]["remote"].as_u64() > Some(0), "{answer}");
+        }
+
+        demo.delete().await;
+        demo.gone(scene).await;
+        assert!(pods::selected(scene, "remoe.dev/deployment").await.is_empty());
+        let asked = audit::since(cluster, start);
+        let denied: Vec<_> =
+            asked.iter().filter(|each| each.user() == release::ACCOUNT && each.denied()).collect();
+        assert!(denied.is_empty(), "the chart's role does not reach: {denied:?}");
+    })
+    .await;
+}
+
+/// The name that requests must carry.
+async fn served_name(demo: &Deployment) -> String {
+    let object = demo.api.get(&demo.name).await.expect("the MoEDeployment can be read");
+    object.data["spec"]["servedName"].as_str().unwrap_or(&demo.name).to_owned()
+}

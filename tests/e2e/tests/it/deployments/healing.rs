@@ -1,0 +1,118 @@
+//! Pods that are deleted, killed or stand still: what runs comes back to what it was.
+
+use crate::deployments::remote;
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use kube::api::{Api, DeleteParams, ListParams};
+use remoe_e2e::deployment::{Deployment, Stream, chat};
+use remoe_e2e::scene::Scene;
+use remoe_e2e::{claim, pods, release};
+use remoe_test_support::deadline::{LONG, until};
+use remoe_test_support::process::signal;
+use rustix::process::Signal;
+
+const PROMPT: &str = "Read Genesis 1:1.";
+
+/// A pod's name without its incarnation: what it is and what it is for.
+fn place(pod: &Pod) -> String {
+    let name = pod.name_any();
+    name.rsplit_once('-').map_or(name.clone(), |(place, _)| place.to_owned())
+}
+
+async fn functions(scene: &Scene) -> Vec<Pod> {
+    let mut pods = pods::selected(scene, pods::FUNCTIONS).await;
+    pods.sort_by_key(place);
+    pods
+}
+
+/// Waits until the places are filled by one ready pod each, where `fits` holds for the one at `place_of`.
+async fn healed(scene: &Scene, demo: &Deployment, before: &[Pod], hurt: &Pod, fits: impl Fn(&Pod) -> bool) {
+    let places: Vec<String> = before.iter().map(place).collect();
+    until(LONG, &format!("{} to be whole again", hurt.name_any()), async || {
+        let now = functions(scene).await;
+        let same = now.iter().map(place).eq(places.iter().cloned());
+        let filled = now.iter().filter(|pod| place(pod) == place(hurt)).all(&fits);
+        (same && filled && now.iter().all(pods::is_ready)).then_some(())
+    })
+    .await;
+    demo.settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn functions_that_are_lost_come_back() {
+    Scene::run("functions_that_are_lost_come_back", async |scene| {
+        let _operator = release::shared(&scene.cluster).await;
+        claim::with_demo_model(scene, "models").await;
+        let demo = Deployment::apply(scene, "demo", &remote()).await;
+        demo.settled().await;
+        let expected = chat(demo.doors(scene).await[0], "demo", PROMPT).await;
+        let api = scene.api::<Pod>();
+        for hurt in functions(scene).await {
+            let before = functions(scene).await;
+            signal(pods::process(&hurt).expect("a ready function has a process"), Signal::KILL);
+            healed(scene, &demo, &before, &hurt, |pod| {
+                pod.uid() != hurt.uid() || pods::restarts(pod) > pods::restarts(&hurt)
+            })
+            .await;
+        }
+        for hurt in functions(scene).await {
+            let before = functions(scene).await;
+            api.delete(&hurt.name_any(), &DeleteParams::default()).await.unwrap();
+            healed(scene, &demo, &before, &hurt, |pod| pod.uid() != hurt.uid()).await;
+        }
+        // A process that stands still is ended by its node, and started again.
+        let before = functions(scene).await;
+        let hurt = before.iter().find(|pod| !place(pod).starts_with("demo-main-")).unwrap();
+        signal(pods::process(hurt).unwrap(), Signal::STOP);
+        let again = |pod: &Pod| pod.uid() != hurt.uid() || pods::restarts(pod) > pods::restarts(hurt);
+        healed(scene, &demo, &before, hurt, again).await;
+        let answer = chat(demo.doors(scene).await[0], "demo", PROMPT).await;
+        assert_eq!(answer["choices"], expected["choices"]);
+    })
+    .await;
+}
+
+/// Clients of a main function see nothing of what becomes of remote ones, or of the operator.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_outlives_the_functions_that_it_uses() {
+    Scene::run("a_stream_outlives_the_functions_that_it_uses", async |scene| {
+        let _operator = release::shared(&scene.cluster).await;
+        claim::with_demo_model(scene, "models").await;
+        let demo = Deployment::apply(scene, "demo", &remote()).await;
+        demo.settled().await;
+        let address = demo.doors(scene).await[0];
+        let undisturbed = Stream::start(address, "demo", PROMPT).await.finish().await;
+        let mut stream = Stream::start(address, "demo", PROMPT).await;
+        stream.next().await.expect("a first token");
+        let remote = functions(scene).await.into_iter().filter(|pod| !place(pod).starts_with("demo-main-"));
+        for (number, pod) in remote.enumerate() {
+            match number % 3 {
+                0 => signal(pods::process(&pod).expect("it runs"), Signal::KILL),
+                1 => signal(pods::process(&pod).expect("it runs"), Signal::STOP),
+                _ => {
+                    let api = scene.api::<Pod>();
+                    api.delete(&pod.name_any(), &DeleteParams::default()).await.unwrap();
+                }
+            }
+            stream.next().await.expect("a further token");
+        }
+        let operators = Api::<Pod>::namespaced(scene.cluster.client.clone(), release::NAMESPACE);
+        let selector = ListParams::default().labels("app.kubernetes.io/component=operator");
+        let running = operators.list(&selector).await.unwrap().items;
+        assert!(!running.is_empty(), "an operator runs");
+        for operator in &running {
+            signal(pods::process(operator).expect("a running operator has a process"), Signal::KILL);
+        }
+        assert_eq!(stream.finish().await, undisturbed);
+        // It was killed, and came back.
+        for operator in &running {
+            let started_again = async || {
+                let now = operators.get_opt(&operator.name_any()).await.unwrap();
+                now.is_none_or(|now| pods::restarts(&now) > pods::restarts(operator)).then_some(())
+            };
+            until(LONG, "another start of the operator", started_again).await;
+        }
+        demo.settled().await;
+    })
+    .await;
+}

@@ -1,0 +1,126 @@
+//! What a person must mend: named in a condition, in words that say what, and over once it is mended.
+
+use crate::deployments::local;
+use k8s_openapi::api::core::v1::{LimitRange, ResourceQuota, Secret};
+use kube::api::{DeleteParams, PostParams};
+use remoe_e2e::deployment::{Deployment, find};
+use remoe_e2e::scene::Scene;
+use remoe_e2e::{claim, release};
+use remoe_test_support::deadline::{LONG, until};
+use serde_json::{Value, json};
+
+/// The condition's message has all of `words`.
+fn says(condition: &Value, words: &[&str]) {
+    let message = condition["message"].as_str().unwrap();
+    assert!(words.iter().all(|word| message.contains(word)), "{words:?} in {message:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_quota_that_is_used_up() {
+    Scene::run("a_quota_that_is_used_up", async |scene| {
+        let _operator = release::shared(&scene.cluster).await;
+        claim::with_demo_model(scene, "models").await;
+        // Enough for an inspector, not for a function.
+        let quota = json!({"metadata": {"name": "small"}, "spec": {"hard": {"requests.memory": "310M"}}});
+        let quotas = scene.api::<ResourceQuota>();
+        quotas.create(&PostParams::default(), &serde_json::from_value(quota).unwrap()).await.unwrap();
+        let mut spec = local();
+        spec["main"]["memoryMB"]["min"] = json!(400);
+        let demo = Deployment::apply(scene, "demo", &spec).await;
+        let degraded = demo.reason("Degraded", "QuotaExceeded").await;
+        says(&degraded, &["pod demo-main-", "exceeded quota: small", "requests.memory"]);
+        assert_eq!(demo.reason("Ready", "QuotaExceeded").await["status"], "False");
+        quotas.delete("small", &DeleteParams::default()).await.unwrap();
+        demo.settled().await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_limit_range_that_refuses() {
+    Scene::run("a_limit_range_that_refuses", async |scene| {
+        let _operator = release::shared(&scene.cluster).await;
+        claim::with_demo_model(scene, "models").await;
+        let limits = json!({"metadata": {"name": "tiny"}, "spec": {"limits": [
+            {"type": "Container", "max": {"memory": "100Mi"}},
+        ]}});
+        let ranges = scene.api::<LimitRange>();
+        ranges.create(&PostParams::default(), &serde_json::from_value(limits).unwrap()).await.unwrap();
+        let demo = Deployment::apply(scene, "demo", &local()).await;
+        let planned = demo.reason("Planned", "PodRefused").await;
+        says(&planned, &["pod demo-inspect-", "maximum memory usage per Container is 100Mi"]);
+        ranges.delete("tiny", &DeleteParams::default()).await.unwrap();
+        demo.settled().await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_that_is_not_there() {
+    Scene::run("a_claim_that_is_not_there", async |scene| {
+        let _operator = release::shared(&scene.cluster).await;
+        let demo = Deployment::apply(scene, "demo", &local()).await;
+        says(&demo.reason("Planned", "ClaimMissing").await, &["\"models\"", "not found"]);
+        assert_eq!(demo.reason("Ready", "ClaimMissing").await["status"], "False");
+        claim::with_demo_model(scene, "models").await;
+        demo.settled().await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_path_with_no_model() {
+    Scene::run("a_path_with_no_model", async |scene| {
+        let _operator = release::shared(&scene.cluster).await;
+        claim::with_demo_model(scene, "models").await;
+        let mut spec = local();
+        spec["model"]["source"] = json!("pvc://models/dmo");
+        let demo = Deployment::apply(scene, "demo", &spec).await;
+        says(&demo.reason("Planned", "ModelUnreadable").await, &["/models/dmo"]);
+        demo.patch(&json!({"spec": {"model": {"source": "pvc://models/demo"}}})).await;
+        demo.settled().await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn credentials_that_are_not_there() {
+    Scene::run("credentials_that_are_not_there", async |scene| {
+        let _operator = release::shared(&scene.cluster).await;
+        let spec = json!({
+            "model": {"source": "hf://remoe/demo", "credentialsSecretName": "hub"},
+            "remoteExperts": {"mode": "Never"},
+        });
+        let demo = Deployment::apply(scene, "demo", &spec).await;
+        says(&demo.reason("Planned", "CredentialsMissing").await, &["secret \"hub\" not found"]);
+        let secret = json!({"metadata": {"name": "hub"}, "stringData": {"HF_TOKEN": "none"}});
+        let secret: Secret = serde_json::from_value(secret).unwrap();
+        scene.api::<Secret>().create(&PostParams::default(), &secret).await.unwrap();
+        // No hub can be reached from here, but that is another trouble.
+        until(LONG, "another state", async || {
+            let planned = find(&demo.status().await, "Planned")?;
+            (planned["reason"] != "CredentialsMissing").then_some(())
+        })
+        .await;
+    })
+    .await;
+}
+
+/// What the plan is made of changes while its pods are refused: the next plan is taken up at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_size_that_a_quota_does_not_allow() {
+    Scene::run("a_size_that_a_quota_does_not_allow", async |scene| {
+        let _operator = release::shared(&scene.cluster).await;
+        claim::with_demo_model(scene, "models").await;
+        let quota = json!({"metadata": {"name": "small"}, "spec": {"hard": {"requests.memory": "2G"}}});
+        let quota: ResourceQuota = serde_json::from_value(quota).unwrap();
+        scene.api::<ResourceQuota>().create(&PostParams::default(), &quota).await.unwrap();
+        let mut spec = local();
+        spec["main"]["memoryMB"] = json!({"min": 4000, "max": 4000});
+        let demo = Deployment::apply(scene, "demo", &spec).await;
+        demo.reason("Ready", "QuotaExceeded").await;
+        demo.patch(&json!({"spec": {"main": {"memoryMB": {"min": 200, "max": 1000}}}})).await;
+        demo.settled().await;
+    })
+    .await;
+}

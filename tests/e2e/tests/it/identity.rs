@@ -1,0 +1,315 @@
+//! Who is who on a cluster: pods that have no right to are not answered, wherever they run and whatever
+//! labels they have; certificates come, go with their deployment, and are missed where they may not be made.
+
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Secret};
+use kube::ResourceExt;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
+use remoe_e2e::deployment::{Deployment, Stream, chat};
+use remoe_e2e::host_operator::image;
+use remoe_e2e::scene::Scene;
+use remoe_e2e::{claim, figures, gateways, pods, release};
+use remoe_test_support::deadline::{LONG, until};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+/// Clients that stream while certificates change.
+const CLIENTS: usize = 100;
+const PROMPT: &str = "Read Genesis 1:1.";
+/// The Secrets of the deployment `demo`.
+const SECRETS: [&str; 2] = ["demo-main-identity", "demo-remote-expert-identity"];
+
+/// The folder of the claim with the program that tries.
+const STRANGER: &str = "/models/stranger/stranger";
+
+fn spec(mode: &str) -> Value {
+    json!({
+        "model": {"source": "pvc://models/demo"},
+        "profile": figures::reference(),
+        "mode": mode,
+        "main": {"memoryMB": {"min": 200, "max": 4000}},
+        "remoteExperts": {"mode": "Always", "memoryMB": {"min": 100, "max": 1000}, "maxReplicas": 1},
+    })
+}
+
+/// A claim `models` in the scene's namespace with the program that tries, and with the demo model.
+async fn with_stranger(scene: &Scene) {
+    let model = format!("demo={}", remoe_test_support::binaries::workspace().join("demo/model").display());
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::copy(env!("CARGO_BIN_EXE_stranger"), folder.path().join("stranger")).unwrap();
+    let program = format!("stranger={}", folder.path().display());
+    claim::create(scene, "models", &["--put", &model, "--put", &program]).await;
+}
+
+/// The address of the first pod that plays `part` in `demo`.
+async fn address(scene: &Scene, part: &str) -> String {
+    let selector = format!("remoe.dev/deployment=demo,remoe.dev/function,app.kubernetes.io/component={part}");
+    let pod = pods::selected(scene, &selector).await.remove(0);
+    pod.status.unwrap().pod_ip.unwrap()
+}
+
+/// What a pod `name` is answered that tries everything at `demo`, with `labels` and what lies in `secret`.
+async fn tries(
+    scene: &Scene,
+    name: &str,
+    arguments: &[String],
+    labels: &Value,
+    secret: Option<&str>,
+) -> Vec<String> {
+    let mut arguments = arguments.to_vec();
+    arguments.extend(secret.map(|_| "/identity".to_owned()));
+    let container = json!({"image": image("main"), "command": [STRANGER], "args": arguments});
+    let mut pod = serde_json::to_value(pods::restricted(name, &container)).unwrap();
+    pod["metadata"]["labels"] = labels.clone();
+    if let Some(secret) = secret {
+        let volume = json!({"name": "identity", "secret": {"secretName": secret}});
+        pod["spec"]["volumes"].as_array_mut().unwrap().push(volume);
+        let mount = json!({"name": "identity", "mountPath": "/identity"});
+        pod["spec"]["containers"][0]["volumeMounts"].as_array_mut().unwrap().push(mount);
+    }
+    pods::create(scene, &serde_json::from_value(pod).unwrap()).await;
+    let said = pods::finished(scene, name).await;
+    let answers: Vec<String> = said.lines().map(str::to_owned).collect();
+    assert_eq!(answers.len(), 7, "{said}");
+    scene.api::<Pod>().delete(name, &DeleteParams::default()).await.unwrap();
+    answers
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_the_operator_gateways_and_the_pods_of_a_deployment_are_answered() {
+    Scene::run("only_the_operator_gateways_and_the_pods_of_a_deployment_are_answered", async |scene| {
+        let cluster = &scene.cluster;
+        let mut alone = release::exclusive(cluster, 1).await;
+        alone.install(cluster, &["replicas=1"]).await;
+        with_stranger(scene).await;
+        let demo = Deployment::apply(scene, "demo", &spec("Active")).await;
+        // Certificates of a deployment that runs nothing: another one's, for all that functions know.
+        let other = Deployment::apply(scene, "other", &spec("Advisory")).await;
+        demo.settled().await;
+        other.condition("Planned", "True").await;
+        // Who has the certificate of the gateways is answered, and the gateways are that.
+        let endpoint = demo.doors(scene).await[0];
+        assert!(!demo.endpoints(scene).await.contains(&endpoint), "main functions know gateways");
+        let answer = chat(endpoint, "demo", "Read Genesis 1:1.").await;
+        assert!(answer["usage"]["remoe"]["experts"]["remote"].as_u64() > Some(0), "{answer}");
+        let gateway = gateways::address(&gateways::pods(cluster, 1).await[0]);
+        let by_gateway = chat(gateway, &format!("{}/demo", scene.namespace), "Read Genesis 1:1.").await;
+        assert_eq!(by_gateway["choices"], answer["choices"]);
+
+        let uid = demo.api.get("demo").await.unwrap().metadata.uid.unwrap();
+        let secrets = scene.api::<Secret>();
+        for part in ["main", "remote-expert"] {
+            let secret = secrets.get(&format!("demo-{part}-identity")).await.unwrap();
+            assert_eq!(secret.type_.as_deref(), Some("kubernetes.io/tls"));
+            assert_eq!(secret.owner_references()[0].uid, uid);
+        }
+        let to = [
+            format!("{}:9000", address(scene, "main").await),
+            format!("{}:9001", address(scene, "remote-expert").await),
+            format!("{}:8000", address(scene, "main").await),
+            format!("spiffe://remoe/{}/{uid}/main", scene.namespace),
+        ];
+        let stolen = json!({
+            "app.kubernetes.io/part-of": "remoe", "app.kubernetes.io/component": "main",
+            "remoe.dev/deployment": "demo",
+        });
+        let operators =
+            json!({"app.kubernetes.io/part-of": "remoe", "app.kubernetes.io/component": "operator"});
+        let beside = Scene { namespace: release::NAMESPACE.to_owned(), ..scene.clone() };
+        with_stranger(&beside).await;
+        for (scene, name, labels) in [
+            (scene, "nobody", &json!({})),
+            (scene, "stolen", &stolen),
+            (&beside, "beside-the-operator", &operators),
+        ] {
+            for answer in tries(scene, name, &to, labels, None).await {
+                assert!(
+                    !answer.ends_with("answered") && !answer.ends_with("PermissionDenied"),
+                    "{name}: {answer}"
+                );
+            }
+        }
+        let claims = beside.api::<PersistentVolumeClaim>();
+        claims.delete("models", &DeleteParams::default()).await.unwrap();
+        claim::remove_volumes(&beside).await;
+        for secret in ["other-main-identity", "other-remote-expert-identity", "demo-remote-expert-identity"] {
+            for answer in tries(scene, secret, &to, &stolen, Some(secret)).await {
+                assert!(answer.ends_with("PermissionDenied"), "{secret}: {answer}");
+            }
+        }
+        // Who is let into the namespace of a deployment with its own Secrets is its main function to others.
+        let main = tries(scene, "main", &to, &json!({}), Some("demo-main-identity")).await;
+        let answered = main.iter().filter(|answer| answer.ends_with("answered"));
+        assert_eq!(answered.collect::<Vec<_>>(), ["Forward: answered", "Describe: answered"]);
+        let again = chat(endpoint, "demo", "Read Genesis 1:1.").await;
+        assert_eq!(again["choices"], answer["choices"]);
+
+        // What somebody takes away comes again, for the next pod.
+        secrets.delete("demo-main-identity", &DeleteParams::default()).await.unwrap();
+        demo.patch(&json!({"spec": {"replicas": 2}})).await;
+        demo.settled().await;
+        demo.delete().await;
+        other.delete().await;
+        until(LONG, "the end of the certificates", async || {
+            secrets.list(&Default::default()).await.unwrap().items.is_empty().then_some(())
+        })
+        .await;
+    })
+    .await;
+}
+
+/// Clients that stream one answer after the other until they are told to end.
+struct Clients {
+    /// Those in the middle of an answer.
+    running: Arc<AtomicUsize>,
+    end: watch::Sender<bool>,
+    tasks: JoinSet<usize>,
+}
+
+impl Clients {
+    /// As many as there are to be, of `endpoint`, which answers each of them with `answer`.
+    fn start(endpoint: SocketAddr, answer: &str) -> Self {
+        let (end, ended) = watch::channel(false);
+        let (running, mut tasks) = (Arc::new(AtomicUsize::new(0)), JoinSet::new());
+        for _client in 0..CLIENTS {
+            let (running, ended, answer) = (running.clone(), ended.clone(), answer.to_owned());
+            tasks.spawn(async move {
+                let mut answers = 0;
+                while !*ended.borrow() {
+                    let mut stream = Stream::start(endpoint, "demo", PROMPT).await;
+                    stream.next().await.expect("a first token");
+                    running.fetch_add(1, Ordering::SeqCst);
+                    assert_eq!(stream.finish().await, answer);
+                    running.fetch_sub(1, Ordering::SeqCst);
+                    answers += 1;
+                }
+                answers
+            });
+        }
+        Self { running, end, tasks }
+    }
+
+    /// Waits until all of them are in the middle of an answer at the same time.
+    async fn all_run(&mut self) {
+        until(LONG, "all streams to run", async || {
+            if let Some(ended) = self.tasks.try_join_next() {
+                panic!("a stream broke: {:?}", ended.err());
+            }
+            (self.running.load(Ordering::SeqCst) == CLIENTS).then_some(())
+        })
+        .await;
+    }
+
+    /// How many answers all of them had, to their ends.
+    async fn end(self) -> usize {
+        self.end.send_replace(true);
+        self.tasks.join_all().await.into_iter().sum()
+    }
+}
+
+/// The certificate that each pod of a function finds in its folder, and how often its node started it again.
+async fn certificates(scene: &Scene) -> BTreeMap<String, (Vec<u8>, i32)> {
+    let all = pods::selected(scene, pods::FUNCTIONS).await;
+    let of = |pod: &Pod| {
+        let process = pods::process(pod).expect("the pod runs");
+        let certificate = std::fs::read(format!("/proc/{process}/root/identity/tls.crt"));
+        let certificate = certificate.unwrap_or_else(|error| panic!("{}: {error}", pod.name_any()));
+        (pod.uid().expect("a pod has a uid"), (certificate, pods::restarts(pod)))
+    };
+    all.iter().map(of).collect()
+}
+
+/// Certificates are made anew while a hundred clients stream. All of them get their answers to the end, nothing is started
+/// again, and connections are made with the new ones.
+#[tokio::test(flavor = "multi_thread")]
+async fn certificates_change_under_a_hundred_streams() {
+    Scene::run("certificates_change_under_a_hundred_streams", async |scene| {
+        let cluster = &scene.cluster;
+        let _operator = release::shared(cluster).await;
+        claim::with_demo_model(scene, "models").await;
+        let mut spec = spec("Active");
+        spec["workload"] = json!({
+            "maxInputTokens": 100, "maxOutputTokens": 200, "typicalInputTokens": 50, "typicalOutputTokens": 160,
+            "concurrency": CLIENTS,
+        });
+        let demo = Deployment::apply(scene, "demo", &spec).await;
+        demo.settled().await;
+        let endpoint = demo.doors(scene).await[0];
+        let answer = Stream::start(endpoint, "demo", PROMPT).await.finish().await;
+        let before = certificates(scene).await;
+        let mut clients = Clients::start(endpoint, &answer);
+        clients.all_run().await;
+
+        let secrets = scene.api::<Secret>();
+        for secret in SECRETS {
+            secrets.delete(secret, &DeleteParams::default()).await.unwrap();
+        }
+        demo.patch(&json!({"metadata": {"annotations": {"test/look": "1"}}})).await;
+        let after = until(LONG, "another certificate in every pod", async || {
+            let now = certificates(scene).await;
+            let is_another = |(uid, (certificate, _)): (&String, &(Vec<u8>, i32))| {
+                before.get(uid).is_some_and(|(known, _)| known != certificate)
+            };
+            now.iter().all(is_another).then_some(now)
+        })
+        .await;
+        clients.all_run().await;
+        // One that starts now shows the new ones, and finds them shown.
+        demo.patch(&json!({"spec": {"replicas": 2}})).await;
+        demo.settled().await;
+        for endpoint in demo.doors(scene).await {
+            let answer = chat(endpoint, "demo", PROMPT).await;
+            let experts = &answer["usage"]["remoe"]["experts"];
+            assert!(experts["remote"].as_u64() > Some(0), "{answer}");
+            assert_eq!(experts["retries"].as_u64(), Some(0), "{answer}");
+        }
+        clients.all_run().await;
+        let answers = clients.end().await;
+        println!("{answers} answers of {CLIENTS} clients, none broken");
+        let now = certificates(scene).await;
+        let lives = |all: &BTreeMap<String, (Vec<u8>, i32)>, uid: &String| all.get(uid).map(|(_, lives)| *lives);
+        assert!(after.keys().all(|uid| lives(&now, uid) == lives(&before, uid)), "something was started again");
+
+        // One that nobody can change any more is named, and made anew once it is gone.
+        let spoiled = json!({"immutable": true, "data": {"tls.crt": "eA=="}});
+        secrets.patch(SECRETS[0], &PatchParams::default(), &Patch::Merge(&spoiled)).await.unwrap();
+        let degraded = demo.reason("Degraded", "IdentityNotWritten").await;
+        let message = degraded["message"].as_str().unwrap();
+        assert!(message.contains(SECRETS[0]), "{message}");
+        secrets.delete(SECRETS[0], &DeleteParams::default()).await.unwrap();
+        until(LONG, "another certificate", async || {
+            let secret = secrets.get_opt(SECRETS[0]).await.unwrap()?;
+            (secret.immutable != Some(true)).then_some(())
+        })
+        .await;
+        demo.delete().await;
+        until(LONG, "the end of the certificates", async || {
+            let listed = secrets.list(&ListParams::default()).await.unwrap();
+            listed.items.is_empty().then_some(())
+        })
+        .await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_namespace_that_the_chart_does_not_list_is_named() {
+    Scene::run("a_namespace_that_the_chart_does_not_list_is_named", async |scene| {
+        let cluster = &scene.cluster;
+        let mut alone = release::exclusive(cluster, 1).await;
+        alone.install(cluster, &["replicas=1", "identity.allNamespaces=false"]).await;
+        claim::with_demo_model(scene, "models").await;
+        let demo = Deployment::apply(scene, "demo", &spec("Active")).await;
+        let degraded = demo.reason("Degraded", "IdentityNotPermitted").await;
+        let message = degraded["message"].as_str().unwrap();
+        assert!(message.contains("identity.namespaces") && message.contains(&scene.namespace), "{message}");
+        let listed = format!("identity.namespaces={{{}}}", scene.namespace);
+        alone.install(cluster, &["replicas=1", "identity.allNamespaces=false", &listed]).await;
+        demo.settled().await;
+    })
+    .await;
+}

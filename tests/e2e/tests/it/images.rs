@@ -1,0 +1,65 @@
+//! The images, under the restricted profile, on a real kubelet.
+
+use remoe_e2e::host_operator::image;
+use remoe_e2e::scene::Scene;
+use remoe_e2e::{claim, pods};
+use remoe_test_support::binaries::workspace;
+use remoe_test_support::command::remoe;
+use remoe_test_support::http;
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+
+/// What a pod that inspects prints is what the command prints here.
+#[tokio::test(flavor = "multi_thread")]
+async fn both_images_inspect_a_model() {
+    Scene::run("both_images_inspect_a_model", async |scene| {
+        claim::with_demo_model(scene, "models").await;
+        let model = workspace().join("demo/model");
+        let (code, expected) = remoe(&["inspect", "--model", model.to_str().unwrap()]).await;
+        assert_eq!(code, Some(0));
+        for name in ["remote-expert", "main"] {
+            let container = json!({
+                "image": image(name),
+                "command": ["/usr/bin/remoe", "inspect", "--model=/models/demo", "--json"],
+            });
+            pods::create(scene, &pods::restricted(name, &container)).await;
+            let printed: Value =
+                serde_json::from_str(&pods::finished(scene, name).await).expect("one JSON object");
+            assert_eq!(printed, expected);
+        }
+    })
+    .await;
+}
+
+/// Every library is there, the root can stay read-only and no right is needed.
+#[tokio::test(flavor = "multi_thread")]
+async fn functions_start_from_their_images() {
+    Scene::run("functions_start_from_their_images", async |scene| {
+        claim::with_demo_model(scene, "models").await;
+        let remote = json!({
+            "image": image("remote-expert"),
+            "args": ["--model=/models/demo", "--experts=0:0-3", "--listen=0.0.0.0:9001", "--metrics-listen=0.0.0.0:9090"],
+            "readinessProbe": {"grpc": {"port": 9001}, "periodSeconds": 1},
+        });
+        pods::create(scene, &pods::restricted("remote", &remote)).await;
+        // Without a placement a main function answers, and says that it is not ready to serve.
+        let main = json!({
+            "image": image("main"),
+            "args": ["--model=/models/demo", "--http-listen=0.0.0.0:8000", "--control-listen=0.0.0.0:9000"],
+            "readinessProbe": {"httpGet": {"path": "/version", "port": 8000}, "periodSeconds": 1},
+        });
+        pods::create(scene, &pods::restricted("main", &main)).await;
+        let remote = pods::ready(scene, "remote").await;
+        let metrics = http::get(address(&remote, 9090), "/metrics").await;
+        assert!(metrics.body.contains("remoe_function_bytes_in_flight"), "{}", metrics.body);
+        let main = pods::ready(scene, "main").await;
+        assert_eq!(http::get(address(&main, 8000), "/health").await.status, 503);
+    })
+    .await;
+}
+
+fn address(pod: &k8s_openapi::api::core::v1::Pod, port: u16) -> SocketAddr {
+    let ip =
+        pod.status.as_ref().and_then(|status| status.pod_ip.as_ref()).expect("a ready pod has an address");
+    SocketAddr::new(ip.parse().expect("the pod's address"), port)
+}

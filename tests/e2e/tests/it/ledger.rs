@@ -1,0 +1,198 @@
+//! While many ask, everything that serves them is killed: in the end the ledgers have what clients were told, and what was
+//! paid is what pods lived.
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
+use kube::api::DeleteParams;
+use remoe_e2e::lives::{self, LOOK, Lives};
+use remoe_e2e::scene::Scene;
+use remoe_e2e::{claim, demo, gateways, pods, release};
+use remoe_test_support::crowd::{Crowd, exported};
+use remoe_test_support::deadline::{LONG, until};
+use remoe_test_support::process::signal;
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+use tokio::sync::watch;
+
+const CLIENTS: usize = 16;
+/// Each at least.
+const REPLICAS: usize = 2;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Victim {
+    /// The operator that leads.
+    Operator,
+    Gateway,
+    Main,
+    Remote,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum How {
+    /// The process ends at once, its pod does not: the node starts it again.
+    Process,
+    /// The pod is gone at once, as the API server has it; its node ends the process soon.
+    Pod,
+}
+
+const KILLS: [(Victim, How); 8] = [
+    (Victim::Operator, How::Process),
+    (Victim::Remote, How::Process),
+    (Victim::Gateway, How::Process),
+    (Victim::Main, How::Process),
+    (Victim::Operator, How::Pod),
+    (Victim::Remote, How::Pod),
+    (Victim::Gateway, How::Pod),
+    (Victim::Main, How::Pod),
+];
+
+impl Victim {
+    fn selector(self) -> &'static str {
+        match self {
+            Self::Operator => "app.kubernetes.io/component=operator",
+            Self::Gateway => "app.kubernetes.io/component=gateway",
+            Self::Main => "remoe.dev/function=main",
+            Self::Remote => "remoe.dev/function,remoe.dev/function!=main",
+        }
+    }
+
+    /// Kills one of them, which `gone` is told, and waits until another one, or the same anew, is there in its place.
+    async fn killed(self, of: &Scene, how: How, gone: impl FnOnce(&Pod)) {
+        let before = pods::selected(of, self.selector()).await;
+        let one = match self {
+            Self::Operator => of.api::<Pod>().get(&release::leader(&of.cluster).await.pod).await.unwrap(),
+            _ => before[0].clone(),
+        };
+        let at = Timestamp::now();
+        match how {
+            How::Process => signal(pods::process(&one).expect("who serves has a process"), Signal::KILL),
+            How::Pod => {
+                let at_once = DeleteParams::default().grace_period(0);
+                of.api::<Pod>().delete(&one.name_any(), &at_once).await.unwrap();
+            }
+        }
+        gone(&one);
+        until(LONG, &format!("another {self:?}"), async || {
+            let now = pods::selected(of, self.selector()).await;
+            let is_killed = |pod: &Pod| pod.uid() == one.uid() && pods::restarts(pod) == pods::restarts(&one);
+            let is_whole = now.len() == before.len() && now.iter().all(pods::is_ready);
+            (is_whole && !now.iter().any(is_killed)).then_some(())
+        })
+        .await;
+        if self == Self::Operator {
+            let led = async || (release::leader(&of.cluster).await.renewed > at).then_some(());
+            until(LONG, "an operator that leads since", led).await;
+        }
+    }
+}
+
+fn dollars(value: &Value) -> f64 {
+    value.as_f64().unwrap_or_else(|| panic!("{value} is no amount")) / 1e9
+}
+
+/// `REMOE_COST_REQUESTS` says how many whole answers there are.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_ledgers_are_what_clients_were_told_whoever_is_killed() {
+    Scene::run("the_ledgers_are_what_clients_were_told_whoever_is_killed", async |scene| {
+        let count: usize = std::env::var("REMOE_COST_REQUESTS").map_or(900, |count| count.parse().unwrap());
+        let cluster = &scene.cluster;
+        let mut alone = release::exclusive(cluster, 1).await;
+        // Ledgers outlive the pods of their gateways.
+        let system = Scene { cluster: cluster.clone(), namespace: release::NAMESPACE.to_owned() };
+        let ledgers = format!("ledgers-of-{}", scene.namespace);
+        let folder = claim::create(&system, &ledgers, &[]).await;
+        let replicas = [format!("replicas={REPLICAS}"), format!("gateway.replicas={REPLICAS}")];
+        let kept = format!("gateway.ledger.claimName={ledgers}");
+        alone.install(cluster, &[&replicas[0], &replicas[1], &kept]).await;
+        let doors = async || gateways::pods(cluster, REPLICAS).await;
+        let addresses = async || doors().await.iter().map(gateways::address).collect::<Vec<_>>();
+
+        let lives = Lives::default();
+        let following = tokio::spawn({
+            let (lives, scene) = (lives.clone(), scene.clone());
+            async move {
+                loop {
+                    lives.look(&scene).await;
+                    tokio::time::sleep(LOOK).await;
+                }
+            }
+        });
+        let more = json!({
+            "scaling": {"min": 0, "idleWindow": "40s"},
+            "pricing": lives::pricing(),
+            // Who is killed is replaced, and nobody else is.
+            "prediction": {"replan": "Never"},
+        });
+        let demo = demo::serving(scene, &more).await;
+        let (tell, at) = watch::channel(addresses().await);
+        let crowd = Crowd::start(CLIENTS, at, &format!("{}/demo", scene.namespace));
+        for (kill, (victim, how)) in KILLS.into_iter().enumerate() {
+            let due = (kill + 1) * count / (KILLS.len() + 1);
+            until(LONG, "answers", async || (crowd.answers() >= due).then_some(())).await;
+            until(LONG, "requests under way", async || (crowd.running() > 0).then_some(())).await;
+            let (running, answers, broken) = (crowd.running(), crowd.answers(), crowd.broken());
+            let of = if matches!(victim, Victim::Operator | Victim::Gateway) { &system } else { scene };
+            victim
+                .killed(of, how, |one| {
+                    // As a Service would: a gateway whose pod is gone is asked by nobody.
+                    let is_gone = |at: &SocketAddr| victim == Victim::Gateway && *at == gateways::address(one);
+                    tell.send_modify(|gateways| gateways.retain(|gateway| !is_gone(gateway)));
+                })
+                .await;
+            tell.send_replace(addresses().await);
+            let again = async || (crowd.answers() > answers + CLIENTS).then_some(());
+            until(LONG, "answers after a kill", again).await;
+            eprintln!(
+                "{victim:?}, {how:?}: {running} requests were under way; until another one was there {} were answered and \
+                 {} broke off",
+                crowd.answers() - answers,
+                crowd.broken() - broken
+            );
+        }
+        until(LONG, "the last answers", async || (crowd.answers() >= count).then_some(())).await;
+        let seen = crowd.stop().await;
+        assert!(seen.asked.len() > seen.told.len(), "nobody noticed any kill");
+        gateways::asleep(scene, &demo).await;
+        following.abort();
+        lives.look(scene).await;
+
+        let door = doors().await.remove(0);
+        let cost = async |arguments: &[&str]| -> Value {
+            let said = gateways::cost(cluster, &door, arguments).await;
+            serde_json::from_str(&said).expect("remoe cost prints JSON")
+        };
+        until(LONG, "ledgers that know of every end", async || {
+            (cost(&["--json"]).await["alive"] == 0).then_some(())
+        })
+        .await;
+        let account = cost(&["--json", "--reconcile"]).await;
+        let exported = exported(&gateways::cost(cluster, &door, &["--export", "json"]).await);
+        let others = seen.are_in(&exported, &account);
+        assert_eq!(account["reconciled"], true, "{account}");
+        let part = |name: &str| account[name].as_i64().unwrap();
+        let parts = ["total", "earlier", "failed", "idle", "cold_start", "overlap", "overhead", "residual"];
+        assert_eq!(parts.into_iter().map(part).sum::<i64>(), part("paid") + part("unknown"), "{account}");
+        let (lived, dearest) = lives.dollars();
+        let paid = dollars(&account["paid"]) - dollars(&account["overhead"]);
+        let estimated = account["estimated_s"].as_f64().unwrap();
+        eprintln!(
+            "{} whole answers of {} requests, {others} in the ledgers that nobody had whole; alive pod-seconds x price: \
+             ${lived:.9}; the ledgers: ${paid:.9} of functions, {estimated} s of them estimated: {account}",
+            seen.told.len(),
+            seen.asked.len(),
+        );
+        let most = lived * 0.01 + estimated * dearest;
+        assert!((paid - lived).abs() <= most, "{paid} by the ledgers, {lived} by the API: {account}");
+
+        demo.delete().await;
+        demo.gone(scene).await;
+        alone.install(cluster, &["replicas=1"]).await;
+        // Waits until nobody uses it.
+        system.kubectl(&["delete", "persistentvolumeclaim", &ledgers]).await;
+        cluster.kubectl(&["delete", "persistentvolume", &format!("{}-{ledgers}", release::NAMESPACE)]).await;
+        std::fs::remove_dir_all(&folder).expect("the ledgers' folder can be removed");
+    })
+    .await;
+}

@@ -1,0 +1,293 @@
+//! The operator's account, and the operator as a process that can be killed.
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::api::rbac::v1::ClusterRole;
+use kube::ResourceExt;
+use kube::api::{Api, DeleteParams, ListParams, PostParams};
+use remoe_e2e::cluster::Cluster;
+use remoe_e2e::deployment::{Deployment, Stream};
+use remoe_e2e::host_operator::{HostOperator, image, kubeconfig};
+use remoe_e2e::scene::Scene;
+use remoe_e2e::{audit, claim, figures, pods, release, tool};
+use remoe_test_support::deadline::{LONG, until};
+use serde_json::{Value, json};
+
+/// What the chart's role does not have is denied, and tests that look for denials see it.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_account_reads_no_secret_and_no_claim() {
+    Scene::run("the_account_reads_no_secret_and_no_claim", async |scene| {
+        let cluster = &scene.cluster;
+        let mut alone = release::exclusive(cluster, 0).await;
+        // Certificates are for namespaces that the chart lists.
+        alone.install(cluster, &["replicas=0", "identity.signer=operator"]).await;
+        let as_operator = kubeconfig(cluster, None).await;
+        let kubectl = cluster.tool("kubectl");
+        let start = audit::mark(cluster);
+        // ConfigMaps are read one by one, and never written.
+        for kind in ["secrets", "persistentvolumeclaims", "nodes", "configmaps"] {
+            let arguments = ["get", kind, "--namespace", &scene.namespace];
+            let refused = tool::attempt(&kubectl, as_operator.path(), &arguments).await.expect_err(kind);
+            assert!(refused.contains("forbidden"), "{refused}");
+        }
+        for (verb, object) in [("annotate", "configmap"), ("delete", "configmap")] {
+            let mut arguments = vec![verb, object, "kube-root-ca.crt", "--namespace", &scene.namespace];
+            arguments.extend((verb == "annotate").then_some("a=b"));
+            let refused = tool::attempt(&kubectl, as_operator.path(), &arguments).await.expect_err(verb);
+            assert!(refused.contains("forbidden"), "{refused}");
+        }
+        let allowed = ["get", "pods,moerecords,moedeployments", "--namespace", &scene.namespace];
+        tool::run(&kubectl, as_operator.path(), &allowed).await;
+        let asked = audit::since(cluster, start).into_iter().filter(|each| each.user() == release::ACCOUNT);
+        let (denied, granted): (Vec<_>, Vec<_>) = asked.partition(audit::Request::denied);
+        let kinds = |requests: &[audit::Request]| -> Vec<String> {
+            requests
+                .iter()
+                .map(audit::Request::resource)
+                .filter(|kind| !kind.is_empty())
+                .map(str::to_owned)
+                .collect()
+        };
+        let maps = ["configmaps"; 3];
+        assert_eq!(kinds(&denied), [&["secrets", "persistentvolumeclaims", "nodes"][..], &maps].concat());
+        for kind in ["pods", "moerecords", "moedeployments"] {
+            assert!(kinds(&granted).iter().any(|each| each == kind), "{kind}: {granted:?}");
+        }
+    })
+    .await;
+}
+
+/// Killed at any time, it starts again beside what it left.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operator_runs_beside_the_cluster() {
+    Scene::run("an_operator_runs_beside_the_cluster", async |scene| {
+        let cluster = &scene.cluster;
+        let alone = release::exclusive(cluster, 0).await;
+        let start = audit::mark(cluster);
+        for _life in 0..2 {
+            let operator = HostOperator::start(cluster, &alone, None).await;
+            drop(operator);
+        }
+        let asked = audit::since(cluster, start);
+        assert!(
+            asked.iter().any(|each| each.user() == release::ACCOUNT && each.resource() == "moedeployments")
+        );
+    })
+    .await;
+}
+
+/// The demo model, with its experts in remote functions or all in the main function.
+fn demo(experts: &str) -> Value {
+    json!({
+        "model": {"source": "pvc://models/demo"},
+        "profile": figures::reference(),
+        "main": {"memoryMB": {"min": 200, "max": 4000}},
+        "remoteExperts": {"mode": experts, "memoryMB": {"min": 100, "max": 1000}, "maxReplicas": 1},
+    })
+}
+
+/// Deleted in either way while the operator is killed again and again, a deployment leaves nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deployment_goes_whatever_becomes_of_the_operator() {
+    Scene::run("a_deployment_goes_whatever_becomes_of_the_operator", async |scene| {
+        let cluster = &scene.cluster;
+        let alone = release::exclusive(cluster, 0).await;
+        claim::with_demo_model(scene, "models").await;
+        for deletion in [DeleteParams::foreground(), DeleteParams::background()] {
+            let operator = HostOperator::start(cluster, &alone, None).await;
+            let deployment = Deployment::apply(scene, "demo", &demo("Always")).await;
+            deployment.settled().await;
+            let functions = pods::selected(scene, pods::FUNCTIONS).await.len();
+            deployment.api.delete("demo", &deletion).await.unwrap();
+            drop(operator);
+            let operator = HostOperator::start(cluster, &alone, None).await;
+            until(LONG, "the first pod to be on its way out", async || {
+                (pods::selected(scene, pods::FUNCTIONS).await.len() < functions).then_some(())
+            })
+            .await;
+            drop(operator);
+            let _operator = HostOperator::start(cluster, &alone, None).await;
+            deployment.gone(scene).await;
+        }
+    })
+    .await;
+}
+
+/// An image that no node has is named, and what ran before goes on.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_that_cannot_be_had_is_named() {
+    Scene::run("an_image_that_cannot_be_had_is_named", async |scene| {
+        let cluster = &scene.cluster;
+        let alone = release::exclusive(cluster, 0).await;
+        claim::with_demo_model(scene, "models").await;
+        let operator = HostOperator::start(cluster, &alone, None).await;
+        let deployment = Deployment::apply(scene, "demo", &demo("Never")).await;
+        deployment.settled().await;
+        drop(operator);
+        let absent = ["--main-image=remoe.test/absent:1", "--image-pull-policy=Never"];
+        let operator = HostOperator::named(cluster, &alone, "host", &absent).await;
+        let degraded = deployment.reason("Degraded", "ImageUnavailable").await;
+        assert!(degraded["message"].as_str().unwrap().contains("remoe.test/absent:1"), "{degraded}");
+        deployment.condition("Ready", "True").await;
+        assert_eq!(deployment.endpoints(scene).await.len(), 1, "the old main function serves on");
+        drop(operator);
+        let _operator = HostOperator::start(cluster, &alone, None).await;
+        deployment.settled().await;
+    })
+    .await;
+}
+
+/// Where experts live, as main functions were told last; without who hosts them now.
+async fn placement(scene: &Scene) -> Value {
+    let record = scene.kubectl(&["get", "moerecord", "demo-routing", "--output", "json"]).await;
+    let record: Value = serde_json::from_str(&record).expect("kubectl prints JSON");
+    let generations = record["spec"]["generations"].as_object().expect("there is a generation");
+    assert_eq!(generations.len(), 1, "{record}");
+    let told = generations.values().next().expect("there is one");
+    json!({"plan": told["plan"], "remote": told["remote"], "groups": told["groups"]})
+}
+
+/// The tag of the images is another one: the plan stays, no expert moves, every pod is replaced, and a client that
+/// streams 900 tokens from a main function that ends gets all of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn another_tag_of_the_images_costs_no_token() {
+    const TOKENS: u32 = 900;
+    const PROMPT: &str = "Read Genesis 1:1.";
+    Scene::run("another_tag_of_the_images_costs_no_token", async |scene| {
+        let cluster = &scene.cluster;
+        let alone = release::exclusive(cluster, 0).await;
+        claim::with_demo_model(scene, "models").await;
+        let operator = HostOperator::start(cluster, &alone, None).await;
+        let mut spec = demo("Always");
+        spec["workload"] = json!({
+            "maxInputTokens": 100, "maxOutputTokens": 910, "typicalInputTokens": 50, "typicalOutputTokens": 50,
+        });
+        let deployment = Deployment::apply(scene, "demo", &spec).await;
+        let plan = deployment.settled().await["plan"].clone();
+        let (before, told) = (pods::selected(scene, pods::FUNCTIONS).await, placement(scene).await);
+        let address = deployment.doors(scene).await[0];
+        let undisturbed = Stream::of(TOKENS, address, "demo", PROMPT).await.finish().await;
+        let mut stream = Stream::of(TOKENS, address, "demo", PROMPT).await;
+        stream.next().await.expect("a first token");
+        drop(operator);
+        let mut arguments = Vec::new();
+        for (flag, name) in [("main", "main"), ("remote", "remote-expert")] {
+            let (from, to) = (image(name), format!("{}-upgraded", image(name)));
+            cluster.tag(&from, &to).await;
+            arguments.push(format!("--{flag}-image={to}"));
+        }
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let _operator = HostOperator::named(cluster, &alone, "host", &arguments).await;
+        assert!(stream.finish().await == undisturbed, "the stream has other tokens");
+        let functions = until(LONG, "pods of the other tag", async || {
+            let now = pods::selected(scene, pods::FUNCTIONS).await;
+            let upgraded = |pod: &Pod| {
+                let image = pod.spec.as_ref().and_then(|spec| spec.containers[0].image.as_deref());
+                image.is_some_and(|image| image.ends_with("-upgraded"))
+            };
+            (now.len() == before.len() && now.iter().all(upgraded)).then_some(now)
+        })
+        .await;
+        assert!(functions.iter().all(|pod| before.iter().all(|known| known.uid() != pod.uid())));
+        assert_eq!(deployment.settled().await["plan"], plan);
+        assert_eq!(placement(scene).await, told);
+    })
+    .await;
+}
+
+/// Takes `verb` on `resource` from the operator's role.
+async fn forbid(cluster: &Cluster, verb: &str, resource: &str) -> ClusterRole {
+    let roles = Api::<ClusterRole>::all(cluster.client.clone());
+    let role = roles.get(release::ROLE).await.unwrap();
+    let mut less = role.clone();
+    let rules = less.rules.iter_mut().flatten();
+    let about = |resources: &Option<Vec<String>>| resources.iter().flatten().any(|each| each == resource);
+    for rule in rules.filter(|rule| about(&rule.resources)) {
+        assert!(rule.verbs.iter().any(|each| each == verb), "the role has {verb} on {resource}");
+        rule.verbs.retain(|each| each != verb);
+    }
+    // A rule without a verb is none.
+    less.rules.iter_mut().for_each(|rules| rules.retain(|rule| !rule.verbs.is_empty()));
+    roles.replace(release::ROLE, &PostParams::default(), &less).await.unwrap();
+    role
+}
+
+async fn restore(cluster: &Cluster, role: ClusterRole) {
+    let roles = Api::<ClusterRole>::all(cluster.client.clone());
+    let mut live = roles.get(release::ROLE).await.unwrap();
+    live.rules = role.rules;
+    roles.replace(release::ROLE, &PostParams::default(), &live).await.unwrap();
+}
+
+/// A role that lacks a verb is found out from the deployment: by its conditions, or by its events where
+/// they cannot tell. Once the verb is back nothing is left of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_verb_that_the_role_lacks_is_named() {
+    Scene::run("a_verb_that_the_role_lacks_is_named", async |scene| {
+        let cluster = &scene.cluster;
+        let mut alone = release::exclusive(cluster, 1).await;
+        // The role is the chart's again for whoever comes next, also after a failure.
+        alone.install(cluster, &["replicas=1"]).await;
+        claim::with_demo_model(scene, "models").await;
+        let role = forbid(cluster, "create", "pods").await;
+        let deployment = Deployment::apply(scene, "demo", &demo("Never")).await;
+        let planned = deployment.reason("Planned", "NotPermitted").await;
+        assert!(
+            planned["message"].as_str().unwrap().contains("cannot create resource \"pods\""),
+            "{planned}"
+        );
+        restore(cluster, role).await;
+        deployment.settled().await;
+
+        for (verb, resource, change) in [
+            ("patch", "moedeployments/status", json!({"spec": {"replicas": 2}})),
+            ("create", "moeplans", json!({"spec": {"pricing": {"cpuCoreHour": "0.3"}}})),
+        ] {
+            let role = forbid(cluster, verb, resource).await;
+            deployment.patch(&change).await;
+            let what = format!("an event about {verb} on {resource}");
+            until(LONG, &what, async || {
+                let events = scene.api::<Event>().list(&ListParams::default()).await.unwrap();
+                let told = |event: &Event| {
+                    let note = event.note.as_deref().unwrap_or_default();
+                    event.reason.as_deref() == Some("ReconcileFailed")
+                        && note.contains(&format!("cannot {verb} resource \"{resource}\""))
+                };
+                events.items.iter().any(told).then_some(())
+            })
+            .await;
+            restore(cluster, role).await;
+            deployment.settled().await;
+        }
+        assert_eq!(deployment.status().await["functions"], "2/2");
+    })
+    .await;
+}
+
+/// Where network policies are enforced, the operator reaches the main functions: the policy names the
+/// chart's pods.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_policy_lets_the_operator_in() {
+    Scene::run("the_policy_lets_the_operator_in", async |scene| {
+        let cluster = &scene.cluster;
+        let _operator = release::shared(cluster).await;
+        Deployment::apply(scene, "demo", &demo("Never")).await;
+        let policies = scene.api::<k8s_openapi::api::networking::v1::NetworkPolicy>();
+        let policy = until(LONG, "the policy of main functions", async || {
+            policies.get_opt("demo-main").await.unwrap()
+        })
+        .await;
+        let policy = serde_json::to_value(policy).unwrap();
+        let peer = &policy["spec"]["ingress"][1]["from"][0];
+        let namespace = &peer["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"];
+        assert_eq!(namespace, release::NAMESPACE);
+        let labels = peer["podSelector"]["matchLabels"].as_object().unwrap();
+        let selector: Vec<String> =
+            labels.iter().map(|(key, value)| format!("{key}={}", value.as_str().unwrap())).collect();
+        let operators = Api::<Pod>::namespaced(cluster.client.clone(), release::NAMESPACE);
+        let selected = operators.list(&ListParams::default().labels(&selector.join(","))).await.unwrap();
+        assert!(!selected.items.is_empty(), "{selector:?}");
+        assert!(selected.items.iter().all(|pod| pod.name_any().starts_with(release::NAME)));
+    })
+    .await;
+}

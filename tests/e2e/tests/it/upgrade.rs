@@ -1,0 +1,121 @@
+//! From the release that kept what it found out and told in ConfigMaps to this one, on a running deployment.
+
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use kube::ResourceExt;
+use kube::api::{DeleteParams, PostParams};
+use remoe_e2e::deployment::{Deployment, Stream};
+use remoe_e2e::host_operator::HostOperator;
+use remoe_e2e::scene::Scene;
+use remoe_e2e::{audit, claim, pods, release};
+use remoe_test_support::deadline::{LONG, until};
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+
+const TOKENS: u32 = 900;
+const PROMPT: &str = "Read Genesis 1:1.";
+
+/// The figures are measured: they are stored as well.
+fn spec() -> Value {
+    json!({
+        "model": {"source": "pvc://models/demo"},
+        "main": {"memoryMB": {"min": 200, "max": 2000, "step": 100}},
+        "remoteExperts": {
+            "mode": "Always", "maxReplicas": 1, "memoryMB": {"min": 100, "max": 1000, "step": 100},
+        },
+        "workload": {
+            "maxInputTokens": 100, "maxOutputTokens": 910, "typicalInputTokens": 50, "typicalOutputTokens": 50,
+        },
+    })
+}
+
+/// What is recorded, by name.
+async fn records(scene: &Scene) -> BTreeMap<String, Value> {
+    let listed = scene.kubectl(&["get", "moerecords", "--output", "json"]).await;
+    let listed: Value = serde_json::from_str(&listed).expect("kubectl prints JSON");
+    let records = listed["items"].as_array().expect("a list has items").iter();
+    records.map(|record| (record["metadata"]["name"].as_str().unwrap().to_owned(), record.clone())).collect()
+}
+
+/// What `record` says, as that release kept it.
+fn config_map(record: &Value) -> ConfigMap {
+    let spec = &record["spec"];
+    let mut labels = record["metadata"]["labels"].clone();
+    let data: Map<String, Value> = match spec["of"].as_str() {
+        Some("Model") => {
+            labels["remoe.dev/subject"] = spec["subject"].clone();
+            [("model.json".to_owned(), spec["json"].clone())].into_iter().collect()
+        }
+        Some("Profile") => [("profile.json".to_owned(), spec["json"].clone())].into_iter().collect(),
+        Some("Routing") => {
+            let generations = spec["generations"].as_object().expect("generations have names").iter();
+            generations.map(|(of, told)| (format!("{of}.json"), json!(told.to_string()))).collect()
+        }
+        other => panic!("{other:?} is not known"),
+    };
+    let map = json!({
+        "metadata": {
+            "name": record["metadata"]["name"], "labels": labels,
+            "ownerReferences": record["metadata"]["ownerReferences"],
+        },
+        "data": data,
+    });
+    serde_json::from_value(map).expect("the ConfigMap is well formed")
+}
+
+/// Pods of functions, and how often each was started again.
+async fn functions(scene: &Scene) -> BTreeMap<String, i32> {
+    let all = pods::selected(scene, pods::FUNCTIONS).await;
+    all.iter().map(|pod: &Pod| (pod.uid().unwrap(), pods::restarts(pod))).collect()
+}
+
+/// What that release stored is read once the chart is this one, and recorded as this one does. No pod is made or ended, nothing is asked or measured
+/// again, and a client that streams does not notice.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_an_earlier_release_kept_in_config_maps_is_taken_over() {
+    Scene::run("what_an_earlier_release_kept_in_config_maps_is_taken_over", async |scene| {
+        let cluster = &scene.cluster;
+        let mut alone = release::exclusive(cluster, 0).await;
+        claim::with_demo_model(scene, "models").await;
+        let operator = HostOperator::start(cluster, &alone, None).await;
+        let demo = Deployment::apply(scene, "demo", &spec()).await;
+        demo.reason("Planned", "MeasuredProfile").await;
+        let settled = demo.settled().await;
+        let (before, kept) = (functions(scene).await, records(scene).await);
+        assert_eq!(kept.len(), 3, "{kept:?}");
+        let address = demo.doors(scene).await[0];
+        let undisturbed = Stream::of(TOKENS, address, "demo", PROMPT).await.finish().await;
+        let mut stream = Stream::of(TOKENS, address, "demo", PROMPT).await;
+        stream.next().await.expect("a first token");
+
+        drop(operator);
+        for record in kept.values() {
+            let maps = scene.api::<ConfigMap>();
+            maps.create(&PostParams::default(), &config_map(record)).await.expect("the ConfigMap is taken");
+        }
+        // That release knew no records, and its chart no definition of them.
+        cluster.kubectl(&["delete", "crd", "moerecords.remoe.dev"]).await;
+        alone.install(cluster, &["replicas=0"]).await;
+        let start = audit::mark(cluster);
+        let operator = HostOperator::start(cluster, &alone, None).await;
+        until(LONG, "the records", async || {
+            let now = records(scene).await;
+            let is_same = |(name, record): (&String, &Value)| {
+                now.get(name).map(|it| &it["spec"]) == Some(&record["spec"])
+            };
+            kept.iter().all(is_same).then_some(())
+        })
+        .await;
+        assert!(stream.finish().await == undisturbed, "the stream has other tokens");
+        let now = demo.settled().await;
+        assert_eq!((&now["plan"], &now["functions"]), (&settled["plan"], &settled["functions"]));
+        assert_eq!(functions(scene).await, before);
+        let written = operator.writes(cluster, start);
+        let pods: Vec<_> = written.iter().filter(|request| request.resource() == "pods").collect();
+        assert!(pods.is_empty(), "{pods:?}");
+        for name in kept.keys() {
+            scene.api::<ConfigMap>().delete(name, &DeleteParams::default()).await.expect("it is still there");
+        }
+        demo.delete().await;
+    })
+    .await;
+}

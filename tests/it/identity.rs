@@ -1,0 +1,379 @@
+//! Functions with identities: the right ones work as without, everybody else is refused, whatever they try,
+//! and certificates change under running requests.
+
+use remoe_test_support::control::{Control, greedy};
+use remoe_test_support::deadline::{SOON, until, within};
+use remoe_test_support::expert_stream::client_within;
+use remoe_test_support::fixture::Model;
+use remoe_test_support::function::{MainFunction, Options, RemoteFunction};
+use remoe_test_support::metrics::Metrics;
+use remoe_test_support::placement::{all_experts, remote_sets};
+use remoe_test_support::realm::{DEPLOYMENT, LIFE, Realm, main_of, operator, remote_of, with_identity};
+use remoe_test_support::stranger::{control_answers, expert_answers};
+use remoe_wire::identity::{Counterpart, Identity, Keyring, Trust};
+use remoe_wire::v1::{DescribeMainRequest, DescribeRequest, LayerExperts};
+use rustix::process::Signal;
+use std::net::SocketAddr;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::sleep;
+use tonic::Code;
+
+/// A main function and a remote one of one deployment, half of the experts remote.
+struct Deployment {
+    realm: Realm,
+    main: MainFunction,
+    remote: RemoteFunction,
+    sets: Vec<LayerExperts>,
+}
+
+impl Deployment {
+    async fn start(model: &Model, options: Options) -> Self {
+        let realm = Realm::default();
+        let trust = realm.trust(&operator(), &main_of(DEPLOYMENT));
+        let main = MainFunction::start_within(&model.folder, realm.main(options.clone()), trust).await;
+        let experts = all_experts(&model.checkpoint());
+        let remote = RemoteFunction::start(&model.folder, &experts, realm.remote(options)).await;
+        let sets = remote_sets(&model.checkpoint(), 0.5);
+        main.control.route(&[remote.address()], &sets).await;
+        Self { realm, main, remote, sets }
+    }
+
+    async fn refused(&self, reason: &str) -> (u64, u64) {
+        let series = format!("remoe_connections_refused_total{{reason=\"{reason}\"}}");
+        let main = Metrics::read(self.main.http()).await.value(&series);
+        let remote = Metrics::read(self.remote.announcement.metrics.unwrap()).await.value(&series);
+        (main, remote)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_those_who_may_are_answered() {
+    let model = Model::fixture("mixtral-basic");
+    let deployment = Deployment::start(&model, Options::dtype("float32")).await;
+    let Deployment { realm, main, remote, .. } = &deployment;
+    let (control, experts) = (main.announcement.grpc, remote.address());
+    let prompt = &model.expected().unwrap().prompts[0];
+    let tokens = prompt.greedy.len() as u32;
+    // As transformers answers, and as functions without identities do.
+    let works = async || {
+        let answer = main.control.generate(greedy(&prompt.ids, tokens)).await.finished;
+        assert_eq!(answer.tokens, prompt.greedy);
+        let calls = answer.experts.unwrap();
+        assert!(calls.remote > 0 && (calls.fallback, calls.retries) == (0, 0), "{calls:?}");
+    };
+    works().await;
+    let by_main = realm.trust(&main_of(DEPLOYMENT), &remote_of(DEPLOYMENT));
+    let mut right = client_within(experts, Some(by_main));
+    right.describe(DescribeRequest {}).await.unwrap();
+
+    let (ours, other) = (realm, Realm::default());
+    // Certificates of the right authority with other names on them.
+    for own in [main_of(DEPLOYMENT), remote_of(DEPLOYMENT), main_of("other"), remote_of("other")] {
+        let trust = ours.trust(&own, &main_of(DEPLOYMENT));
+        for (call, answer) in control_answers(control, Some(trust)).await {
+            assert_eq!(answer, Some(Code::PermissionDenied), "{call} as {own}");
+        }
+    }
+    for own in [operator(), remote_of(DEPLOYMENT), main_of("other"), remote_of("other")] {
+        let trust = ours.trust(&own, &remote_of(DEPLOYMENT));
+        for (call, answer) in expert_answers(experts, Some(trust)).await {
+            assert_eq!(answer, Some(Code::PermissionDenied), "{call} as {own}");
+        }
+    }
+    let identity = deployment.refused("identity").await;
+    assert!(identity.0 >= 16 && identity.1 >= 8, "{identity:?}");
+
+    // The right names, of another authority, and after their time; no TLS at all.
+    let before = deployment.refused("handshake").await;
+    let mut tried = 0;
+    let (to_main, to_remote) = (main_of(DEPLOYMENT), remote_of(DEPLOYMENT));
+    for (as_operator, as_main) in [
+        (Some(other.trust(&operator(), &to_main)), Some(other.trust(&to_main, &to_remote))),
+        (Some(mixed(&other, ours, &operator(), &to_main)), Some(mixed(&other, ours, &to_main, &to_remote))),
+        (Some(expired(ours, &operator(), &to_main).await), Some(expired(ours, &to_main, &to_remote).await)),
+        (None, None),
+    ] {
+        let answers = control_answers(control, as_operator).await;
+        let answers = answers.into_iter().chain(expert_answers(experts, as_main).await);
+        for (call, answer) in answers {
+            tried += 1;
+            let answer = answer.unwrap_or_else(|| panic!("{call} was answered"));
+            assert_ne!(answer, Code::PermissionDenied, "{call} does not get as far");
+        }
+    }
+    assert_eq!(tried, 24);
+    no_certificate(control).await;
+    no_certificate(experts).await;
+    let after = deployment.refused("handshake").await;
+    assert!(after.0 >= before.0 + 17 && after.1 >= before.1 + 9, "{before:?} {after:?}");
+    assert!(!right.describe(DescribeRequest {}).await.unwrap().into_inner().draining);
+    assert_eq!(
+        main.control.client().describe(DescribeMainRequest::default()).await.unwrap().into_inner().generation,
+        1
+    );
+    works().await;
+}
+
+/// A certificate of one authority, shown by somebody who believes in another.
+fn mixed(signs: &Realm, believed: &Realm, own: &Identity, peer: &Identity) -> Trust {
+    let folder = signs.write("mixed", &signs.sign(own, LIFE), believed.certificate());
+    Trust { keyring: Keyring::of_folder(folder).unwrap(), peer: Counterpart::Named(peer.clone()) }
+}
+
+/// A certificate whose time is over.
+async fn expired(realm: &Realm, own: &Identity, peer: &Identity) -> Trust {
+    let trust = realm.trust_for(own, peer, Duration::ZERO);
+    until(SOON, "the end of a certificate", async || {
+        (!trust.keyring.current().are_valid_in(Duration::ZERO)).then_some(())
+    })
+    .await;
+    trust
+}
+
+/// TLS without a certificate ends with an alert, not with an answer.
+async fn no_certificate(address: SocketAddr) {
+    let ended = tokio::task::spawn_blocking(move || {
+        use std::io::{Read, Write};
+        let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
+        let config = rustls::ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .unwrap()
+            .dangerous()
+            .with_custom_certificate_verifier(std::sync::Arc::new(anyone::Anyone))
+            .with_no_client_auth();
+        let name = "remoe".try_into().unwrap();
+        let session = rustls::ClientConnection::new(std::sync::Arc::new(config), name).unwrap();
+        let stream = std::net::TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(SOON)).unwrap();
+        let mut stream = rustls::StreamOwned::new(session, stream);
+        let written = stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
+        written.and_then(|()| stream.read(&mut [0; 1])).err().map(|error| error.to_string())
+    });
+    let error = ended.await.unwrap().unwrap();
+    assert!(error.contains("CertificateRequired"), "{error}");
+}
+
+/// A client that believes everybody.
+mod anyone {
+    use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+    use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+    use rustls::{DigitallySignedStruct, Error, SignatureScheme};
+
+    #[derive(Debug)]
+    pub(super) struct Anyone;
+
+    impl ServerCertVerifier for Anyone {
+        fn verify_server_cert(
+            &self,
+            _: &CertificateDer<'_>,
+            _: &[CertificateDer<'_>],
+            _: &ServerName<'_>,
+            _: &[u8],
+            _: UnixTime,
+        ) -> Result<ServerCertVerified, Error> {
+            Ok(ServerCertVerified::assertion())
+        }
+
+        fn verify_tls12_signature(
+            &self,
+            _: &[u8],
+            _: &CertificateDer<'_>,
+            _: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            Ok(HandshakeSignatureValid::assertion())
+        }
+
+        fn verify_tls13_signature(
+            &self,
+            _: &[u8],
+            _: &CertificateDer<'_>,
+            _: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            Ok(HandshakeSignatureValid::assertion())
+        }
+
+        fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+            vec![SignatureScheme::ECDSA_NISTP256_SHA256]
+        }
+    }
+}
+
+/// A main function sends hidden states to remote functions of its own deployment only.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_main_function_trusts_the_remote_functions_of_its_deployment_only() {
+    let model = Model::fixture("mixtral-basic");
+    let deployment = Deployment::start(&model, Options::dtype("float32")).await;
+    let Deployment { realm, main, sets, .. } = &deployment;
+    let experts = all_experts(&model.checkpoint());
+    let pair = realm.sign(&remote_of("other"), LIFE);
+    let folder = realm.write("other", &pair, realm.certificate());
+    let options = with_identity(Options::dtype("float32"), &folder);
+    let other = RemoteFunction::start(&model.folder, &experts, options).await;
+    let open = RemoteFunction::start(&model.folder, &experts, Options::dtype("float32")).await;
+    let ack = main.control.try_route(&[other.address(), open.address()], sets).await;
+    let problem = |address: SocketAddr| {
+        let found = ack.problems.iter().find(|problem| problem.address == address.to_string());
+        found.map(|problem| problem.message.clone()).unwrap()
+    };
+    assert!(problem(other.address()).contains("spiffe://remoe/models/other/remote"), "{ack:?}");
+    problem(open.address());
+    let prompt = &model.expected().unwrap().prompts[0];
+    let answer = main.control.generate(greedy(&prompt.ids, prompt.greedy.len() as u32)).await.finished;
+    assert_eq!(answer.tokens, prompt.greedy, "served by itself meanwhile");
+    assert_eq!(answer.experts.unwrap().remote, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_certificate_for_another_part_or_without_its_key_is_refused_at_the_start() {
+    let model = Model::fixture("mixtral-basic");
+    let realm = Realm::default();
+    let root = realm.certificate();
+    let (main, remote) = (realm.sign(&main_of(DEPLOYMENT), LIFE), realm.sign(&remote_of(DEPLOYMENT), LIFE));
+    let torn = remoe_authority::Pair { key: main.key.clone(), ..remote.clone() };
+    for (pair, words) in [(&main, "no remote function's"), (&torn, "cannot be used")] {
+        let folder = realm.write("wrong", pair, root);
+        let options = with_identity(Options::default(), &folder);
+        let (status, log) = RemoteFunction::refuse(&model.folder, "0:0", options).await;
+        assert_eq!(status.code(), Some(1), "{log:?}");
+        assert!(log.iter().any(|line| line.contains(words)), "{log:?}");
+    }
+    let folder = realm.write("wrong", &remote, root);
+    let options = with_identity(Options::default(), &folder).with("--operator-identity", operator());
+    let (status, log) = MainFunction::refuse(&model.folder, options).await;
+    assert!(!status.success() && log.iter().any(|line| line.contains("no main function's")), "{log:?}");
+}
+
+/// Certificates that live for seconds are renewed, by another authority in the end, while 50 requests run.
+#[tokio::test(flavor = "multi_thread")]
+async fn certificates_change_under_running_requests() {
+    const STREAMS: usize = 50;
+    const LIVES: Duration = Duration::from_secs(3);
+    let model = Model::demo();
+    let realm = Realm::default();
+    let next = Realm::default();
+    let both = format!("{}{}", realm.certificate(), next.certificate());
+    let (to_main, to_remote) = (main_of(DEPLOYMENT), remote_of(DEPLOYMENT));
+    let renew = |signs: &Realm, authorities: &str| {
+        (
+            realm.write("operator", &signs.sign(&operator(), LIVES), authorities),
+            realm.write("main", &signs.sign(&to_main, LIVES), authorities),
+            realm.write("remote", &signs.sign(&to_remote, LIVES), authorities),
+        )
+    };
+    let (as_operator, as_main, as_remote) = renew(&realm, realm.certificate());
+    let trust =
+        |peer| Trust { keyring: Keyring::of_folder(&as_operator).unwrap(), peer: Counterpart::Named(peer) };
+    let options = with_identity(Options::default(), &as_main).with("--operator-identity", operator());
+    let options = options.with("--max-batch", STREAMS);
+    let main = MainFunction::start_within(&model.folder, options, trust(to_main.clone())).await;
+    let experts = all_experts(&model.checkpoint());
+    let options = with_identity(Options::default(), &as_remote);
+    // Loading may have taken longer than the certificates last.
+    renew(&realm, realm.certificate());
+    let remote = RemoteFunction::start(&model.folder, &experts, options).await;
+    let sets = remote_sets(&model.checkpoint(), 0.5);
+    renew(&realm, realm.certificate());
+    until(SOON, "a routing without problems", async || {
+        renew(&realm, realm.certificate());
+        let ack = main.control.try_route(&[remote.address()], &sets).await;
+        ack.problems.is_empty().then_some(())
+    })
+    .await;
+    let prompt = model.prompts().pop().unwrap();
+    let alone = main.control.generate(greedy(&prompt, 20)).await.finished;
+
+    let begun: Vec<_> =
+        futures_util::future::try_join_all((0..STREAMS).map(|_| main.control.begin(greedy(&prompt, 100))))
+            .await
+            .unwrap();
+    let running = tokio::spawn(futures_util::future::try_join_all(begun.into_iter().map(|it| it.finish())));
+    // Twice the life of what they began with, then another authority.
+    for (signs, authorities) in
+        [(&realm, realm.certificate()), (&realm, &both), (&next, &both), (&next, next.certificate())]
+    {
+        renew(signs, authorities);
+        sleep(LIVES / 2).await;
+        // Who connects now uses what is there now.
+        let client = Control::within(main.announcement.grpc, Some(trust(to_main.clone())));
+        let described =
+            within(SOON, "Describe", client.client().describe(DescribeMainRequest::default())).await;
+        assert!(described.unwrap().into_inner().generation > 0);
+    }
+    let answers = within(SOON, "the end of the running requests", running).await.unwrap().unwrap();
+    assert_eq!(answers.len(), STREAMS);
+    for answer in answers {
+        assert_eq!(answer.finished.tokens[..20], alone.tokens);
+        assert_eq!(answer.finished.experts.unwrap().fallback, 0);
+    }
+    // New connections of the engine, too.
+    renew(&next, next.certificate());
+    let client = Control::within(main.announcement.grpc, Some(trust(to_main)));
+    sleep(Duration::from_millis(600)).await;
+    let again = main.control.try_route(&[remote.address()], &sets).await;
+    assert_eq!(again.problems, []);
+    assert_eq!(client.generate(greedy(&prompt, 20)).await.finished.tokens, alone.tokens);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_remote_function_costs_no_token() {
+    let model = Model::demo();
+    let mut deployment = Deployment::start(&model, Options::default()).await;
+    let prompt = model.prompts().pop().unwrap();
+    let peace = deployment.main.control.generate(greedy(&prompt, 200)).await.finished;
+    assert!(peace.experts.unwrap().remote > 0);
+    let mut generation = deployment.main.control.begin(greedy(&prompt, 200)).await.unwrap();
+    generation.tokens(20).await.unwrap();
+    deployment.remote.process.signal(Signal::KILL);
+    let disturbed = generation.finish().await.unwrap().finished;
+    assert_eq!(disturbed.tokens, peace.tokens);
+    assert!(disturbed.experts.unwrap().fallback > 0);
+    deployment.remote.process.end(SOON).await;
+}
+
+/// Connections that say nothing, half of a handshake, or noise: the right ones get in beside them.
+#[tokio::test(flavor = "multi_thread")]
+async fn strangers_keep_nobody_out() {
+    const EACH: usize = 500;
+    /// The beginning of a ClientHello of 512 bytes.
+    const HALF: [u8; 11] = [22, 3, 1, 2, 0, 1, 0, 1, 252, 3, 3];
+    let model = Model::fixture("mixtral-basic");
+    let deployment = Deployment::start(&model, Options::dtype("float32")).await;
+    let Deployment { realm, main, remote, sets } = &deployment;
+    let mut held = Vec::new();
+    for number in 0..3 * EACH {
+        for address in [main.announcement.grpc, remote.address()] {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            let said: &[u8] = match number % 3 {
+                0 => &[],
+                1 => &HALF,
+                _ => &[0xa5; 2000],
+            };
+            // It may have been closed by then.
+            let _closed = stream.write_all(said).await;
+            // Descriptors are not what is tested.
+            if number % 3 < 2 {
+                held.push(stream);
+            }
+            if held.len() > 2 * EACH {
+                held.remove(0);
+            }
+        }
+    }
+    let fresh = Control::within(main.announcement.grpc, Some(realm.trust(&operator(), &main_of(DEPLOYMENT))));
+    let described = within(SOON, "Describe", fresh.client().describe(DescribeMainRequest::default())).await;
+    assert_eq!(described.unwrap().into_inner().generation, 1);
+    // Those who were there have not been sent away, and new links are let in.
+    main.control.route(&[remote.address()], sets).await;
+    let prompt = &model.expected().unwrap().prompts[0];
+    let answer = main.control.generate(greedy(&prompt.ids, prompt.greedy.len() as u32)).await.finished;
+    assert_eq!(answer.tokens, prompt.greedy);
+    assert_eq!(answer.experts.unwrap().fallback, 0);
+    // The youngest strangers are let go after the time of a handshake.
+    let mut last = held.pop().unwrap();
+    let end = within(SOON, "the end of half a handshake", last.read(&mut [0; 1])).await;
+    assert!(matches!(end, Ok(0) | Err(_)), "{end:?}");
+    let (main, remote) = deployment.refused("timeout").await;
+    assert!(main > 0 && remote > 0);
+}

@@ -1,0 +1,149 @@
+//! How many instructions the engine's thread executes for a token, counted by callgrind: a figure without noise,
+//! which says what timings on a shared machine cannot.
+//!
+//! The kernels compute by the portable path: valgrind's fused multiply-add rounds twice, so that the others are refused.
+//! What counts is the rest, which is the same with every path: the host's work between products. valgrind shows every
+//! host the same processor, and so the figures are the same everywhere. They change with the compiler, and where
+//! somebody means them to: write the new figure then, and why.
+
+use remoe_test_support::control::greedy;
+use remoe_test_support::deadline::LONG;
+use remoe_test_support::fixture::Model;
+use remoe_test_support::function::{MainFunction, Options};
+use remoe_test_support::process;
+use rustix::process::Signal;
+use std::collections::HashMap;
+use std::process::Command;
+
+/// With which these were counted.
+const COMPILER: &str = "rustc 1.95.0";
+
+/// What is counted while it is on the stack.
+const COUNTED: &str = "main_model_fn::engine::thread::iteration::*::iterate*";
+
+/// Instructions of functions that are named as the kernels', and of everything else.
+#[derive(Debug, Clone, Copy)]
+struct Counts {
+    kernels: u64,
+    rest: u64,
+}
+
+impl Counts {
+    /// For each of `tokens` that `self` has beyond `base`.
+    fn for_each(self, base: Self, tokens: usize) -> Self {
+        let each = |more: u64, base: u64| (more - base) / tokens as u64;
+        Self { kernels: each(self.kernels, base.kernels), rest: each(self.rest, base.rest) }
+    }
+}
+
+/// A way to serve the demo model.
+struct Case {
+    name: &'static str,
+    options: &'static [(&'static str, &'static str)],
+    /// For one more token of an answer.
+    decoded: Counts,
+    /// For one more token of a prompt.
+    read: Counts,
+}
+
+const CASES: &[Case] = &[
+    Case {
+        name: "bfloat16",
+        options: &[("--dtype", "bfloat16")],
+        decoded: Counts { kernels: 98_599_400, rest: 1_149_000 },
+        read: Counts { kernels: 67_757_300, rest: 791_100 },
+    },
+    Case {
+        name: "int4",
+        options: &[("--experts-dtype", "int4")],
+        decoded: Counts { kernels: 32_276_200, rest: 1_149_000 },
+        read: Counts { kernels: 25_955_900, rest: 797_200 },
+    },
+];
+
+/// What a main function executes for a prompt of `prompt` tokens and `answer` more, all experts in it.
+async fn count(case: &Case, prompt: usize, answer: u32) -> Counts {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("callgrind");
+    let out = format!("--callgrind-out-file={}", file.display());
+    let toggle = format!("--toggle-collect={COUNTED}");
+    let under = ["valgrind", "--tool=callgrind", "--quiet", &toggle, &out].map(str::to_owned).to_vec();
+    let options = Options { under, ..Options::default() }.with("--instruction-path", "portable");
+    let options = case.options.iter().fold(options, |options, (name, value)| options.with(name, value));
+    let model = Model::demo();
+    let mut main = MainFunction::start(&model.folder, options).await;
+    main.control.route(&[], &[]).await;
+    let ids: Vec<u32> = (0..prompt as u32).map(|at| 40 + at * 7 % 400).collect();
+    let generated = main.control.begin(greedy(&ids, answer)).await.expect("it is accepted");
+    let answered = generated.finish().await.expect("it is answered");
+    assert_eq!(answered.finished.tokens.len(), answer as usize);
+    process::signal(main.process.pid(), Signal::TERM);
+    main.process.end(LONG).await;
+    parse(&std::fs::read_to_string(&file).expect("callgrind has written what it counted"))
+}
+
+/// What each function executed itself, added up, of callgrind's output (valgrind's manual, "Callgrind Format
+/// Specification"): names are written once and numbered, and the line after a call has what is its callee's.
+fn parse(output: &str) -> Counts {
+    let mut names: HashMap<&str, bool> = HashMap::new();
+    let (mut is_kernel, mut is_callees) = (false, false);
+    let mut counts = Counts { kernels: 0, rest: 0 };
+    for line in output.lines() {
+        if let Some(function) = line.strip_prefix("fn=") {
+            let (number, name) = function.split_once(' ').unwrap_or((function, ""));
+            is_kernel = *names.entry(number).or_insert(name.contains("remoe_kernels"));
+        } else if let Some((key, name)) = line.split_once('=') {
+            // A function may be named first where it is called.
+            if key == "cfn"
+                && let Some((number, name)) = name.split_once(' ')
+            {
+                names.entry(number).or_insert(name.contains("remoe_kernels"));
+            }
+            is_callees = key == "calls";
+        } else if line.starts_with(|first: char| first.is_ascii_digit() || "+-*".contains(first)) {
+            let cost = line.split(' ').nth(1).and_then(|cost| cost.parse::<u64>().ok());
+            let cost = cost.expect("a line has its position and its cost");
+            match (std::mem::take(&mut is_callees), is_kernel) {
+                (true, _) => {}
+                (false, true) => counts.kernels += cost,
+                (false, false) => counts.rest += cost,
+            }
+        }
+    }
+    counts
+}
+
+/// How far a figure may be from what is written here: its noise is below a tenth of a percent, but another C
+/// library copies memory in another way, and another compiler has other ideas.
+fn tolerance() -> f64 {
+    let version = Command::new("rustc").arg("--version").output().expect("there is a compiler");
+    if String::from_utf8_lossy(&version.stdout).starts_with(COMPILER) { 0.05 } else { 0.25 }
+}
+
+#[tokio::test]
+#[ignore = "needs valgrind: make instructions"]
+async fn a_token_takes_the_instructions_that_it_took() {
+    const PROMPT: usize = 16;
+    const LONGER: usize = 80;
+    const ANSWER: u32 = 33;
+    let tolerance = tolerance();
+    let mut wrong = Vec::new();
+    for case in CASES {
+        let base = count(case, PROMPT, 1).await;
+        assert!(base.kernels > 0, "nothing was counted: is {COUNTED} still what an iteration is called?");
+        let decoded = count(case, PROMPT, ANSWER).await.for_each(base, ANSWER as usize - 1);
+        let read = count(case, LONGER, 1).await.for_each(base, LONGER - PROMPT);
+        for (what, found, before) in [("decoded", decoded, case.decoded), ("read", read, case.read)] {
+            println!("{}, for each token that is {what}: {found:?}, before: {before:?}", case.name);
+            for (found, before) in [(found.kernels, before.kernels), (found.rest, before.rest)] {
+                if (found as f64 / before as f64 - 1.0).abs() > tolerance {
+                    wrong.push(format!("{}, {what}: {found} and not {before}", case.name));
+                }
+            }
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "by more than {tolerance}: {wrong:?}; what is meant to be otherwise is written here anew, fewer as well"
+    );
+}

@@ -1,0 +1,190 @@
+//! Ten times what real functions can answer, from two tenants: what the gateway and the main function keep in memory stays
+//! bounded, who is refused is told when to come back, who is let in is served in turns, and nothing is left of it afterwards.
+
+use remoe_test_support::deadline::{LONG, until};
+use remoe_test_support::fixture::Model;
+use remoe_test_support::raw::{self, Connection};
+use remoe_test_support::up::Up;
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval};
+
+/// For how many seconds there are too many requests.
+const SECONDS: &str = "REMOE_OVERLOAD_SECONDS";
+/// Requests that run or wait, at most.
+const MOST: usize = 24;
+/// Requests of a tenant that are on their way or answered at the same time.
+const OPEN: usize = 100;
+/// Times what can be answered.
+const OVER: f64 = 10.0;
+/// The share of it that one tenant sends; the other sends the rest. Both want more than all.
+const LOUD: f64 = 0.8;
+/// Bytes that a process may grow by: buffers of connections, and what the allocator keeps.
+const GROWTH: u64 = 64 << 20;
+const KEYS: &str = "tenants:\n- {name: loud, keys: [key-of-loud]}\n- {name: quiet, keys: [key-of-quiet]}\n";
+
+fn request(key: &str) -> String {
+    let body = json!({"prompt": [1, 2, 3, 4], "max_tokens": 48, "temperature": 0, "ignore_eos": true,
+        "return_token_ids": true});
+    raw::post("/v1/completions", &body.to_string()).replacen(
+        "\r\n",
+        &format!("\r\nAuthorization: Bearer {key}\r\n"),
+        1,
+    )
+}
+
+/// Requests in a second, where as many clients as there is room for ask one after the other.
+async fn sustainable(address: SocketAddr, expected: &Value) -> f64 {
+    let (begun, answered) = (Instant::now(), AtomicUsize::new(0));
+    let client = async || {
+        while begun.elapsed() < Duration::from_secs(2) {
+            let answer = raw::ask(address, request("key-of-quiet")).await.ok();
+            assert_eq!(answer["choices"][0]["token_ids"], *expected);
+            answered.fetch_add(1, Ordering::SeqCst);
+        }
+    };
+    tokio::join!(client(), client(), client(), client(), client(), client(), client(), client());
+    answered.into_inner() as f64 / begun.elapsed().as_secs_f64()
+}
+
+/// What became of a tenant's requests.
+#[derive(Default)]
+struct Tally {
+    answered: AtomicUsize,
+    refused: AtomicUsize,
+    /// The most answers of others that one who was answered has waited for.
+    overtaken: AtomicUsize,
+    /// The longest that one who was answered has waited, in microseconds.
+    longest: AtomicU64,
+}
+
+/// Sends `rate` requests a second with `key` for as long as `presses` says.
+async fn press(
+    (address, key): (SocketAddr, &'static str),
+    rate: f64,
+    (all, presses): (&Arc<AtomicUsize>, &AtomicBool),
+    expected: &Value,
+) -> Tally {
+    let tally = Arc::new(Tally::default());
+    let mut due = interval(Duration::from_secs_f64(1.0 / rate));
+    due.set_missed_tick_behavior(MissedTickBehavior::Burst);
+    let open = Arc::new(Semaphore::new(OPEN));
+    let mut sent = JoinSet::new();
+    while presses.load(Ordering::SeqCst) {
+        due.tick().await;
+        let permit = open.clone().acquire_owned().await.unwrap();
+        let (tally, all, expected) = (tally.clone(), all.clone(), expected.clone());
+        sent.spawn(async move {
+            let _until_answered = permit;
+            let (before, begun) = (all.load(Ordering::SeqCst), Instant::now());
+            let mut connection = Connection::open(address).await;
+            connection.write(request(key)).await.unwrap();
+            let answer = connection.answer().await.unwrap();
+            match answer.head.status {
+                200 => {
+                    assert_eq!(answer.ok()["choices"][0]["token_ids"], expected);
+                    let others = all.fetch_add(1, Ordering::SeqCst) - before;
+                    tally.answered.fetch_add(1, Ordering::SeqCst);
+                    tally.overtaken.fetch_max(others, Ordering::SeqCst);
+                    let took = u64::try_from(begun.elapsed().as_micros()).unwrap();
+                    tally.longest.fetch_max(took, Ordering::SeqCst);
+                }
+                status => {
+                    assert!(matches!(status, 429 | 503), "{}", answer.text());
+                    let after: u32 = answer.head.header("retry-after").parse().unwrap();
+                    assert!((1..=60).contains(&after), "come back after {after} s");
+                    tally.refused.fetch_add(1, Ordering::SeqCst);
+                }
+            }
+        });
+        while sent.try_join_next().map(Result::unwrap).is_some() {}
+    }
+    while let Some(ended) = sent.join_next().await {
+        ended.unwrap();
+    }
+    Arc::into_inner(tally).expect("all clients are done")
+}
+
+/// Bytes of the process in memory.
+fn resident(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ten_times_what_functions_answer_is_shared_refused_and_over_when_it_ends() {
+    let seconds = std::env::var(SECONDS).map_or(6, |text| text.parse().unwrap());
+    let model = Model::fixture("olmoe-basic");
+    let folder = tempfile::tempdir().unwrap();
+    let keys = folder.path().join("keys.yaml");
+    std::fs::write(&keys, KEYS).unwrap();
+    let most = MOST.to_string();
+    let arguments = ["--remote-ratio", "0.5", "--keys", keys.to_str().unwrap(), "--max-requests", &most];
+    let up = Up::start_with(&model.folder, &[&arguments[..], &["--max-batch", "8"]].concat()).await;
+    let address = up.ready.http();
+    let expected = raw::ask(address, request("key-of-quiet")).await.ok()["choices"][0]["token_ids"].clone();
+    let rate = sustainable(address, &expected).await;
+
+    let processes = [up.process.pid(), up.ready.main().pid.unwrap()];
+    let before = processes.map(resident);
+    let (all, presses) = (Arc::new(AtomicUsize::new(0)), AtomicBool::new(true));
+    let watch = async {
+        let (begun, mut largest) = (Instant::now(), before);
+        while begun.elapsed() < Duration::from_secs(seconds) {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            for (largest, process) in largest.iter_mut().zip(processes) {
+                *largest = resident(process).max(*largest);
+            }
+        }
+        presses.store(false, Ordering::SeqCst);
+        largest
+    };
+    let tenant = |key, share: f64| press((address, key), share * OVER * rate, (&all, &presses), &expected);
+    let begun = Instant::now();
+    let (loud, quiet, largest) =
+        tokio::join!(tenant("key-of-loud", LOUD), tenant("key-of-quiet", 1.0 - LOUD), watch);
+    let took = begun.elapsed().as_secs_f64();
+
+    let of = |count: &AtomicUsize| count.load(Ordering::SeqCst);
+    eprintln!("{rate:.1} requests/s can be answered; {:.1} were, for {took:.1} s", of(&all) as f64 / took);
+    for (name, tally) in [("loud", &loud), ("quiet", &quiet)] {
+        let (answered, refused, overtaken) = (of(&tally.answered), of(&tally.refused), of(&tally.overtaken));
+        let longest = tally.longest.load(Ordering::SeqCst) as f64 / 1e6;
+        eprintln!(
+            "{name}: {:.1} requests/s, {answered} answered within {longest:.2} s (all that may wait take {:.2} s), none after \
+             more than {overtaken} others, {refused} refused",
+            (answered + refused) as f64 / took,
+            MOST as f64 / rate,
+        );
+        assert!(10 * answered >= 4 * of(&all), "{name}: {answered} of {}", of(&all));
+        assert!(refused > 0, "{name}");
+        // Tenants take turns: each of those before it is met with one of the other tenant's at most. A client begins to count
+        // before it is let in: those that are open then may come first.
+        assert!(overtaken <= 2 * MOST + 2 * OPEN, "{name}: {overtaken} others were answered meanwhile");
+    }
+    for ((name, before), largest) in ["gateway", "main function"].into_iter().zip(before).zip(largest) {
+        eprintln!("{name}: {} MiB before, {} MiB at most", before >> 20, largest >> 20);
+        assert!(largest.saturating_sub(before) < GROWTH, "{name}: {before} bytes, then {largest}");
+    }
+
+    // It is over: nobody waits, the same functions serve, and nobody is refused.
+    let status = async || {
+        let get = raw::get("/status").replacen("\r\n", "\r\nAuthorization: Bearer key-of-loud\r\n", 1);
+        raw::ask(address, get).await.ok()["models"][0].clone()
+    };
+    until(LONG, "nobody to wait", async || {
+        let status = status().await;
+        let left = ["waiting", "in_flight", "waiting_bytes"].map(|field| status[field].as_u64().unwrap());
+        (left == [0; 3]).then_some(())
+    })
+    .await;
+    let after = sustainable(address, &expected).await;
+    eprintln!("afterwards {after:.1} requests/s can be answered");
+    assert_eq!(status().await["functions"][0]["pid"].as_u64(), up.ready.main().pid.map(u64::from));
+}

@@ -1,0 +1,31 @@
+//! What the end-to-end tests drive the real binaries with: functions as child processes, their
+//! control interface, HTTP, metrics, a recording remote function and generated checkpoints.
+//!
+//! Nothing here returns errors: a step that fails ends the test with a message that says which, and
+//! every wait has a deadline.
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
+
+pub mod binaries;
+pub mod checkpoint;
+pub mod collector;
+pub mod command;
+pub mod control;
+pub mod crowd;
+pub mod deadline;
+pub mod expert_stream;
+pub mod fake;
+pub mod fixture;
+pub mod function;
+pub mod http;
+pub mod main_http;
+pub mod metrics;
+pub mod once;
+pub mod placement;
+pub mod process;
+pub mod raw;
+pub mod realm;
+pub mod recorder;
+pub mod scenes;
+pub mod stranger;
+pub mod unfinished;
+pub mod up;

@@ -1,0 +1,211 @@
+//! `remoe up`, with its events.
+
+use crate::binaries;
+use crate::control::Control;
+use crate::deadline::{self, LONG, within};
+use crate::process::{Process, lives};
+use serde::Deserialize;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+use tokio::sync::mpsc;
+
+/// An event of `up`.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Event {
+    /// `ready`, `restarted`, `asleep`, `awake`, `joined` or `replanned`.
+    pub event: String,
+    /// The model that it is about.
+    pub model: String,
+    /// Where users speak HTTP.
+    pub endpoint: String,
+    /// The parts of the start, in the first event.
+    pub start: Option<StartParts>,
+    /// What a planned main function was given, in the first event.
+    pub main: Option<MainGiven>,
+    /// All functions as they are.
+    pub functions: Vec<FunctionState>,
+}
+
+/// The parts of a start, in seconds.
+#[derive(Debug, Clone, Copy, Deserialize)]
+pub struct StartParts {
+    /// What a plan is made from.
+    pub facts_s: f64,
+    /// The plan.
+    pub plan_s: f64,
+    /// Until all functions listened.
+    pub functions_s: f64,
+    /// Until the placement was in force.
+    pub placement_s: f64,
+}
+
+/// What a planned main function was given.
+#[derive(Debug, Clone, Copy, Deserialize)]
+pub struct MainGiven {
+    /// Requests at once.
+    pub concurrency: u32,
+    /// Its threads.
+    pub threads: usize,
+    /// Memory for keys and values.
+    pub kv_cache_bytes: u64,
+    /// Positions that those hold.
+    pub kv_cache_tokens: u64,
+}
+
+/// A function in an event.
+#[derive(Debug, Clone, Deserialize)]
+pub struct FunctionState {
+    /// Its process.
+    pub pid: Option<u32>,
+    /// Where it speaks gRPC.
+    pub address: Option<SocketAddr>,
+    /// Where it serves `/metrics`.
+    pub metrics: Option<SocketAddr>,
+    /// `main` or `remote`.
+    pub role: String,
+    /// Its experts.
+    pub experts: String,
+    /// What it is doing.
+    pub state: String,
+}
+
+impl Event {
+    /// The main function.
+    #[must_use]
+    pub fn main(&self) -> &FunctionState {
+        self.functions.iter().find(|function| function.role == "main").expect("there is a main function")
+    }
+
+    /// Process ids of the remote functions.
+    #[must_use]
+    pub fn remote_pids(&self) -> Vec<u32> {
+        let remote = self.functions.iter().filter(|function| function.role == "remote");
+        remote.filter_map(|function| function.pid).collect()
+    }
+
+    /// Process ids of all functions.
+    #[must_use]
+    pub fn pids(&self) -> Vec<u32> {
+        self.functions.iter().filter_map(|function| function.pid).collect()
+    }
+
+    /// Whether all functions serve and none of `gone` is among them.
+    #[must_use]
+    pub fn is_whole_without(&self, gone: &[u32]) -> bool {
+        self.functions.iter().all(|function| {
+            function.state == "serving" && function.pid.is_some_and(|pid| !gone.contains(&pid))
+        })
+    }
+
+    /// The HTTP address.
+    #[must_use]
+    pub fn http(&self) -> SocketAddr {
+        let address = self.endpoint.strip_prefix("http://").expect("the endpoint is an HTTP URL");
+        address.parse().expect("the endpoint is an address")
+    }
+
+    /// The control interface of the main function.
+    #[must_use]
+    pub fn control(&self) -> Control {
+        Control::new(self.main().address.expect("the main function listens"))
+    }
+}
+
+/// A running `remoe up`.
+pub struct Up {
+    /// Its process.
+    pub process: Process,
+    /// The first event.
+    pub ready: Event,
+    events: mpsc::UnboundedReceiver<String>,
+}
+
+impl Up {
+    /// Starts `model` with half of its experts in `replicas` remote functions, on any free port, and
+    /// waits until it is ready.
+    pub async fn start(model: &Path, replicas: u32) -> Self {
+        let count = replicas.to_string();
+        let up = Self::start_with(model, &["--remote-ratio", "0.5", "--replicas", &count]).await;
+        assert_eq!(up.ready.remote_pids().len(), replicas as usize, "{:?}", up.ready);
+        up
+    }
+
+    /// Starts `model` with further arguments, on any free port, and waits until it is ready.
+    pub async fn start_with(model: &Path, arguments: &[&str]) -> Self {
+        let model = model.to_str().expect("paths of tests are UTF-8");
+        Self::start_models(&[model], arguments).await
+    }
+
+    /// Starts `models` with further arguments, on any free port, and waits until the first is ready.
+    pub async fn start_models(models: &[&str], arguments: &[&str]) -> Self {
+        Self::start_logging(models, arguments, None).await
+    }
+
+    /// The same with what `filter` names in its log, as `REMOE_LOG` has it.
+    pub async fn start_logging(models: &[&str], arguments: &[&str], filter: Option<&str>) -> Self {
+        let filter = filter.map(|filter| ("REMOE_LOG", filter.to_owned()));
+        Self::start_in(models, arguments, filter.as_slice()).await
+    }
+
+    /// The same with `variables` in its environment.
+    pub async fn start_in(models: &[&str], arguments: &[&str], variables: &[(&str, String)]) -> Self {
+        let mut command = Command::new(binaries::program("remoe"));
+        command.args(["up", "--json", "--port", "0", "--threads", "1"]).args(arguments).args(models);
+        command.env_remove("REMOE_LOG").env_remove("REMOE_API_KEY");
+        command.env("REMOE_BIN_DIR", binaries::folder());
+        command.envs(variables.iter().map(|(name, value)| (name, value)));
+        let (sender, mut events) = mpsc::unbounded_channel();
+        let mut process = Process::start("remoe up", command, move |line| drop(sender.send(line)));
+        let Some(line) = within(LONG, "the first event of `up`", events.recv()).await else {
+            panic!("`up` ended before it was ready: {:?}", process.end(LONG).await)
+        };
+        let ready = parse(&line);
+        assert_eq!(ready.event, "ready");
+        Self { process, ready, events }
+    }
+
+    /// Waits until everything serves again, without the processes `gone`.
+    pub async fn whole_without(&mut self, gone: &[u32]) -> Event {
+        within(LONG, "an event of `up` with all functions serving anew", async {
+            loop {
+                let line = self.events.recv().await.expect("`up` lives on");
+                let event = parse(&line);
+                assert_eq!(event.event, "restarted");
+                if event.is_whole_without(gone) {
+                    return event;
+                }
+            }
+        })
+        .await
+    }
+
+    /// Waits for the next event, which is `name`.
+    pub async fn next(&mut self, name: &str) -> Event {
+        self.next_of(&[name]).await
+    }
+
+    /// Waits for the next event, which is one of `names`.
+    pub async fn next_of(&mut self, names: &[&str]) -> Event {
+        let line = within(LONG, "an event of `up`", self.events.recv()).await.expect("`up` lives on");
+        let event = parse(&line);
+        assert!(names.contains(&event.event.as_str()), "{event:?}, expected one of {names:?}");
+        event
+    }
+
+    /// The events that have come and were not read.
+    pub fn unread(&mut self) -> Vec<Event> {
+        std::iter::from_fn(|| self.events.try_recv().ok()).map(|line| parse(&line)).collect()
+    }
+}
+
+/// Waits until none of the processes is left.
+pub async fn all_gone(pids: &[u32], limit: Duration) {
+    let what = format!("the end of the processes {pids:?}");
+    deadline::until(limit, &what, async || (!pids.iter().any(|&pid| lives(pid))).then_some(())).await;
+}
+
+fn parse(line: &str) -> Event {
+    serde_json::from_str(line).unwrap_or_else(|error| panic!("event {line:?}: {error}"))
+}
