@@ -4,12 +4,23 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 
-# LibTorch: the machine's own through LIBTORCH, else fetched once into a cache (scripts/libtorch.py).
-CARGO = LIBTORCH="$$(python3 scripts/libtorch.py)" LIBTORCH_CXX11_ABI=1 cargo
+# Programs and tests of `make test` and CI are built with the profile `ci`, what people run with `release`.
+PROFILE ?= ci
+# LibTorch: the machine's own through LIBTORCH, else fetched once into the cache (scripts/libtorch.py). Artefacts of
+# dependencies lie in the cache as well (scripts/build_folder.py).
+CARGO = CARGO_BUILD_BUILD_DIR="$$(scripts/build_folder.py)" LIBTORCH="$$(scripts/libtorch.py)" LIBTORCH_CXX11_ABI=1 cargo
+# The whole workspace, even where some programs are built: one set of features, so that nothing is compiled twice.
+RELEASE_BUILD = CARGO_BUILD_BUILD_DIR="$$(scripts/build_folder.py)" scripts/build.py --release --workspace
+DEMO_PROGRAMS := --bin remoe --bin main-model-fn --bin remote-expert-fn
+# Where tests find the programs.
+PROGRAMS := target/$(PROFILE)
 PYTHON_PACKAGES := target/python
-# The test programs that need a cluster: those that run with every change, and all of them.
-E2E_CI_PROGRAMS := cluster demo gateway images profile sources
-E2E_PROGRAMS := $(E2E_CI_PROGRAMS) deployments election follows identity ledger mission namespaces operator partition scales upgrade wakes
+# Modules of the cluster tests: those that every change must pass, and the others, in parts of at most 40 minutes.
+E2E_EVERY_CHANGE := demo gateway mission
+E2E_PARTS := 1 2 3
+E2E_PART_1 := deployments images profile sources
+E2E_PART_2 := election identity ledger namespaces operator partition
+E2E_PART_3 := follows scales upgrade wakes demo gateway mission
 
 .PHONY: help
 help: ## List the targets
@@ -20,13 +31,20 @@ tools:
 	@scripts/check-tools
 
 .PHONY: build
-build: tools ## Build target/release/remoe and the function binaries
-	$(CARGO) build --release --workspace --bins
+build: tools ## Build the programs into target/release
+	LIBTORCH="$$(scripts/libtorch.py)" LIBTORCH_CXX11_ABI=1 $(RELEASE_BUILD) --bins
 
 # Only what the demo runs: no LibTorch, no operator, no tests.
 .PHONY: demo-build
 demo-build: tools
-	python3 scripts/build.py --package remoe --package main-model-fn --package remote-expert-fn --bins
+	$(RELEASE_BUILD) $(DEMO_PROGRAMS)
+
+# What the tests run: the programs of the profile. PROGRAMS_ARE_THERE=yes: another job has built them.
+.PHONY: programs
+programs: tools
+ifndef PROGRAMS_ARE_THERE
+	$(CARGO) build --profile $(PROFILE) --workspace --bins
+endif
 
 .PHONY: demo
 demo: demo-build ## Start the demo model with half of its experts remote, chat once, show where experts ran
@@ -37,8 +55,8 @@ up: demo-build ## Serve the demo model on http://127.0.0.1:8000 until Ctrl-C
 	target/release/remoe up --model demo/model --served-model-name remoe-demo --remote-ratio 0.5
 
 .PHONY: test
-test: build $(PYTHON_PACKAGES)/.complete ## Run every test
-	PYTHONPATH="$$PWD/$(PYTHON_PACKAGES)" $(CARGO) test --release --workspace --no-fail-fast
+test: programs $(PYTHON_PACKAGES)/.complete ## Run every test that needs no cluster (TESTS="-E 'test(template)'" chooses)
+	PYTHONPATH="$$PWD/$(PYTHON_PACKAGES)" REMOE_BIN_DIR="$(PROGRAMS)" CARGO='$(CARGO)' scripts/run-tests $(PROFILE) $(TESTS)
 
 # Client libraries that the tests drive the server with.
 $(PYTHON_PACKAGES)/.complete: tests/python/requirements.txt tests/python/unbounded.txt
@@ -49,22 +67,24 @@ $(PYTHON_PACKAGES)/.complete: tests/python/requirements.txt tests/python/unbound
 # valgrind is Debian's package.
 .PHONY: instructions
 instructions: build ## Count what the engine executes for a token, beside what it did before (valgrind)
-	$(CARGO) test --release --workspace --test instructions -- --ignored --nocapture
+	$(CARGO) test --release --workspace --test end_to_end -- --ignored --nocapture instructions::
 
 .PHONY: lint
 lint: tools ## Check formatting and run clippy, warnings denied
+	scripts/check_docs.py
 	cargo fmt --all --check
-	$(CARGO) clippy --release --workspace --all-targets -- -D warnings
+	$(CARGO) clippy --profile $(PROFILE) --workspace --all-targets -- -D warnings
 
 .PHONY: deny
 deny: ## Check dependencies: bans, licences, sources; advisories where they can be reached
-	cargo deny --locked check bans licenses sources
-	@if cargo deny --locked fetch db 2>/dev/null; then cargo deny --locked check --disable-fetch advisories; \
+	"$$(scripts/tool.py cargo-deny)" --locked check bans licenses sources
+	@deny="$$(scripts/tool.py cargo-deny)"; \
+	if "$$deny" --locked fetch db 2>/dev/null; then "$$deny" --locked check --disable-fetch advisories; \
 	else echo "deny: the advisory database cannot be reached, advisories were not checked"; fi
 
 .PHONY: generate
-generate: ## Write the gRPC code anew from wire/proto
-	REMOE_UPDATE_GENERATED=1 cargo test --release -p remoe-wire --test generated_code
+generate: ## Generate the gRPC code from wire/proto
+	REMOE_UPDATE_GENERATED=1 $(CARGO) test --profile $(PROFILE) --package remoe-wire --test it -- generated_code::
 
 .PHONY: bench
 bench: build ## Measure speed against the machine's limits (BENCH="--only kernels,wire", BENCH=--quick)
@@ -74,11 +94,7 @@ bench: build ## Measure speed against the machine's limits (BENCH="--only kernel
 # A workspace of its own, without LibTorch; a finding is kept in fuzz/findings (docs/fuzzing.md).
 .PHONY: fuzz
 fuzz: ## Fuzz everything that reads bytes from outside, for long (FUZZ="--seconds 600 chat" changes how)
-	python3 fuzz/run.py $(FUZZ)
-
-.PHONY: fuzz-short
-fuzz-short: ## The same, a fixed number of runs in about a minute
-	python3 fuzz/run.py --short $(FUZZ)
+	fuzz/run.py $(FUZZ)
 
 .PHONY: chart
 chart: ## Check the Helm chart: CRDs, version, helm lint, helm template
@@ -90,24 +106,28 @@ chart-crds: ## Copy crds/ into the chart
 	cp crds/*.yaml charts/remoe/files/crds/
 
 .PHONY: images
-images: build ## Write target/images/remoe-*.tar, container images of what was built here
-	python3 images/build.py operator gateway main remote-expert
+images: programs ## Write target/images/remoe-*.tar, container images of $(PROGRAMS) (PROFILE=dist for those that are published)
+	images/build.py --binaries $(PROGRAMS) operator gateway main remote-expert
 
-# Only what is linked with LibTorch is built anew: 2.4 GB of wheels the first time, 10 GB of disk in all.
+# Only what is linked with LibTorch is built again: 2.4 GB of wheels the first time, 10 GB of disk in all.
 .PHONY: image-cuda
-image-cuda: build ## Write target/images/remoe-main-cuda.tar, main functions for GPUs
-	LIBTORCH="$$(python3 scripts/libtorch.py --cuda)" LIBTORCH_CXX11_ABI=1 CARGO_TARGET_DIR=target/cuda \
-		cargo build --release --workspace --bin main-model-fn-torch
-	python3 images/build.py main-cuda
+image-cuda: programs ## Write target/images/remoe-main-cuda.tar, main functions for GPUs
+	LIBTORCH="$$(scripts/libtorch.py --cuda)" LIBTORCH_CXX11_ABI=1 CARGO_TARGET_DIR=target/cuda \
+		cargo build --profile $(PROFILE) --workspace --bin main-model-fn-torch
+	images/build.py --binaries $(PROGRAMS) --cuda-binaries target/cuda/$(PROFILE) main-cuda
 
 .PHONY: check-image-cuda
 check-image-cuda: image-cuda ## Start that image's program where no GPU is: it says so and exits with 3 (root)
 	tests/images/cuda.py target/images/remoe-main-cuda.tar
 
 .PHONY: monitoring
-monitoring: build ## Lint the dashboards, and have a real Prometheus (Debian's package) evaluate every expression of them and of every rule under load
+monitoring: programs ## Lint the dashboards, and have a real Prometheus (Debian's package) evaluate every expression of them and of every rule under load
 	tests/monitoring/lint.py
-	tests/monitoring/check.py
+	REMOE_BIN_DIR="$(PROGRAMS)" tests/monitoring/check.py
+
+.PHONY: release
+release: ## Make what a release consists of in target/release-VERSION, and publish nothing (RELEASE=--no-cuda)
+	scripts/release $(RELEASE)
 
 # A real cluster on this host: root, and Go 1.24 or later the first time (docs/cluster.md).
 .PHONY: cluster-up
@@ -119,18 +139,23 @@ cluster-down: ## Remove it and everything it left
 	tests/cluster/cluster.py down
 
 .PHONY: e2e
-e2e: images cluster-up ## Run the cluster tests in that cluster (E2E="install::" chooses, as cargo test does)
+e2e: images cluster-up ## Run the cluster tests in that cluster (E2E="demo:: gateway::" chooses)
 	tests/cluster/cluster.py load target/images/remoe-*.tar
 	eval "$$(tests/cluster/cluster.py env)" && $(MAKE) e2e-run
 
-# The whole workspace, so that crates have the features that they were built with.
+# In one process: the tests share one release of the chart.
 .PHONY: e2e-run
 e2e-run:
-	$(CARGO) test --release --workspace $(addprefix --test ,$(E2E_PROGRAMS)) -- $(E2E)
+	REMOE_BIN_DIR="$(PROGRAMS)" $(CARGO) test --profile $(PROFILE) --workspace --test cluster -- --test-threads 3 $(E2E)
+
+# Those of the operator's tests that talk to a real API server.
+.PHONY: e2e-operator
+e2e-operator:
+	CARGO='$(CARGO)' scripts/run-tests $(PROFILE) -E 'package(remoe-operator) & test(api_server::)'
 
 .PHONY: e2e-ci
-e2e-ci: ## Those of them that every change must pass, in a cluster that is removed afterwards; says why where there can be none
-	E2E_PROGRAMS="$(E2E_CI_PROGRAMS)" scripts/e2e-ci
+e2e-ci: ## Run those that every change must pass, in a cluster that is removed afterwards
+	scripts/e2e-ci --operator $(addsuffix ::,$(E2E_EVERY_CHANGE))
 
 .PHONY: clients
 clients: demo-build $(PYTHON_PACKAGES)/.complete ## Drive the demo model with the clients that people use (CLIENTS="curl litellm" chooses)
@@ -140,14 +165,42 @@ clients: demo-build $(PYTHON_PACKAGES)/.complete ## Drive the demo model with th
 first-page: ## Follow README's first page from a clean clone, in a terminal and a browser
 	scripts/first_page
 
+# Parts of `make nightly`, each at most 40 minutes on two cores.
 .PHONY: nightly
-nightly: families first-page clients check-image-cuda $(PYTHON_PACKAGES)/.complete ## The image for GPUs without one, and the same with all cluster tests, random models of every family, a thousand random schemas, ten thousand requests of which the ledger has every one, ten million remembered ones, README's first page and the clients that people use
-	PYTHONPATH="$$PWD/$(PYTHON_PACKAGES)" REMOE_RANDOM_SCHEMAS=1000 $(CARGO) test --release --workspace --test structured
-	REMOE_COST_REQUESTS=10000 $(CARGO) test --release --workspace --test cost
-	REMOE_CONNECTIONS=50000 $(CARGO) test --release --workspace --test hostile
-	REMOE_OVERLOAD_SECONDS=120 $(CARGO) test --release --workspace --test overload
-	REMOE_STORE_RECORDS=10000000 $(CARGO) test --release --workspace --test bounded
-	REMOE_COST_REQUESTS=10000 E2E_PROGRAMS="$(E2E_PROGRAMS)" scripts/e2e-ci
+NIGHTLY := release families long clients images $(addprefix cluster-,$(E2E_PARTS)) fuzz monitoring
+nightly: $(addprefix nightly-,$(NIGHTLY)) ## Everything that does not fit beside a change (make nightly-PART: $(NIGHTLY))
+
+.PHONY: nightly-release
+nightly-release: build ## All tests on release programs, and their instruction counts
+	$(MAKE) test PROFILE=release
+	$(MAKE) instructions
+
+.PHONY: nightly-families
+nightly-families: families ## Random models of every family beside transformers
+
+.PHONY: nightly-long
+nightly-long: programs $(PYTHON_PACKAGES)/.complete ## Long forms of tests: schemas, costs, connections, overload, a large store
+	$(MAKE) test TESTS="-E 'package(remoe-tests) & test(/^(structured|cost|hostile_clients|overload)::/) | test(bounded::)'" \
+		REMOE_RANDOM_SCHEMAS=1000 REMOE_COST_REQUESTS=10000 REMOE_CONNECTIONS=50000 REMOE_OVERLOAD_SECONDS=120 REMOE_STORE_RECORDS=10000000
+
+.PHONY: nightly-clients
+nightly-clients: first-page clients ## README's first page, and the clients that people use
+
+.PHONY: nightly-images
+nightly-images: check-image-cuda ## The image for GPUs, where there is none
+
+.PHONY: $(addprefix nightly-cluster-,$(E2E_PARTS))
+$(addprefix nightly-cluster-,$(E2E_PARTS)): nightly-cluster-%:
+	REMOE_COST_REQUESTS=10000 scripts/e2e-ci $(addsuffix ::,$(E2E_PART_$*))
+
+.PHONY: nightly-monitoring
+nightly-monitoring: ## Dashboards and rules in a real Prometheus
+	command -v prometheus >/dev/null || apt-get install --yes --no-install-recommends prometheus
+	$(MAKE) monitoring
+
+.PHONY: nightly-fuzz
+nightly-fuzz: ## Every fuzz target for two minutes, from another seed each time
+	fuzz/run.py --seconds 120 --seed 0
 
 FAMILIES_PYTHON := target/families
 .PHONY: families
@@ -162,8 +215,8 @@ $(FAMILIES_PYTHON)/.complete: tests/fixtures/requirements.txt
 
 .PHONY: env
 env: ## Print what cargo needs in its environment, for use outside of make: eval "$(make -s env)"
-	@echo "export LIBTORCH=$$(python3 scripts/libtorch.py) LIBTORCH_CXX11_ABI=1"
+	@echo "export CARGO_BUILD_BUILD_DIR=$$(scripts/build_folder.py) LIBTORCH=$$(scripts/libtorch.py) LIBTORCH_CXX11_ABI=1"
 
 .PHONY: clean
-clean: ## Remove what was built (the LibTorch cache stays)
+clean: ## Remove what was built here (the cache stays)
 	rm -rf target

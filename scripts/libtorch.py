@@ -28,6 +28,8 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import cache
+
 VERSION = "2.11.0"
 HERE = Path(__file__).resolve().parent
 
@@ -91,13 +93,6 @@ def complete(folder: Path) -> bool:
     """The marker is the last file that is written, so it vouches for the rest."""
     marker = folder / "build-version"
     return marker.is_file() and marker.read_text().split("+")[0].strip() == VERSION
-
-
-def cache_root() -> Path:
-    if chosen := os.environ.get("REMOE_CACHE"):
-        return Path(chosen).absolute()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "remoe"
 
 
 def given(flavour: Flavour) -> Path | None:
@@ -175,7 +170,7 @@ def main() -> None:
         fail("no C compiler found; install it with: apt-get install g++")
     if subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True).returncode != 0:
         fail("Python has no pip; install it with: apt-get install python3-pip")
-    root = cache_root()
+    root = cache.root()
     root.mkdir(parents=True, exist_ok=True)
     folder = root / f"libtorch-{VERSION}-{flavour.name}"
     if not complete(folder):
