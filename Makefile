@@ -24,7 +24,7 @@ E2E_PART_3 := follows scales upgrade wakes demo gateway mission
 
 .PHONY: help
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 .PHONY: tools
 tools:
@@ -106,7 +106,7 @@ chart-crds: ## Copy crds/ into the chart
 	cp crds/*.yaml charts/remoe/files/crds/
 
 .PHONY: images
-images: programs ## Write target/images/remoe-*.tar, container images of $(PROGRAMS) (PROFILE=dist for those that are published)
+images: programs ## Write target/images/remoe-{operator,gateway,main,remote-expert}.tar, container images of the programs (PROFILE=dist for those that are published)
 	images/build.py --binaries $(PROGRAMS) operator gateway main remote-expert
 
 # Only what is linked with LibTorch is built again: 2.4 GB of wheels the first time, 10 GB of disk in all.
@@ -151,7 +151,7 @@ e2e-run:
 # Those of the operator's tests that talk to a real API server.
 .PHONY: e2e-operator
 e2e-operator:
-	CARGO='$(CARGO)' scripts/run-tests $(PROFILE) -E 'package(remoe-operator) & test(api_server::)'
+	CARGO='$(CARGO)' scripts/run-tests $(PROFILE) --profile long -E 'package(remoe-operator) & test(api_server::)'
 
 .PHONY: e2e-ci
 e2e-ci: ## Run those that every change must pass, in a cluster that is removed afterwards
@@ -168,7 +168,7 @@ first-page: ## Follow README's first page from a clean clone, in a terminal and 
 # Parts of `make nightly`, each at most 40 minutes on two cores.
 .PHONY: nightly
 NIGHTLY := release families long clients images $(addprefix cluster-,$(E2E_PARTS)) fuzz monitoring
-nightly: $(addprefix nightly-,$(NIGHTLY)) ## Everything that does not fit beside a change (make nightly-PART: $(NIGHTLY))
+nightly: $(addprefix nightly-,$(NIGHTLY)) ## Everything that does not fit beside a change (make nightly-PART runs one part)
 
 .PHONY: nightly-release
 nightly-release: build ## All tests on release programs, and their instruction counts
@@ -179,8 +179,9 @@ nightly-release: build ## All tests on release programs, and their instruction c
 nightly-families: families ## Random models of every family beside transformers
 
 .PHONY: nightly-long
-nightly-long: programs $(PYTHON_PACKAGES)/.complete ## Long forms of tests: schemas, costs, connections, overload, a large store
-	$(MAKE) test TESTS="-E 'package(remoe-tests) & test(/^(structured|cost|hostile_clients|overload)::/) | test(bounded::)'" \
+nightly-long: ## Long forms of tests: schemas, costs, connections, overload, a large store
+	$(MAKE) test PROFILE=release \
+		TESTS="--profile long -E 'package(remoe-tests) & test(/^(structured|cost|overload)::/) | package(remoe-gateway) & test(/^hostile::/) | test(/^bounded::/)'" \
 		REMOE_RANDOM_SCHEMAS=1000 REMOE_COST_REQUESTS=10000 REMOE_CONNECTIONS=50000 REMOE_OVERLOAD_SECONDS=120 REMOE_STORE_RECORDS=10000000
 
 .PHONY: nightly-clients
@@ -195,7 +196,7 @@ $(addprefix nightly-cluster-,$(E2E_PARTS)): nightly-cluster-%:
 
 .PHONY: nightly-monitoring
 nightly-monitoring: ## Dashboards and rules in a real Prometheus
-	command -v prometheus >/dev/null || apt-get install --yes --no-install-recommends prometheus
+	command -v prometheus >/dev/null || { apt-get update && apt-get install --yes --no-install-recommends prometheus; }
 	$(MAKE) monitoring
 
 .PHONY: nightly-fuzz

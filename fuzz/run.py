@@ -33,7 +33,7 @@ def targets() -> list[str]:
 
 def build(names: list[str], profile: str) -> Path:
     """The folder of the programs that were built."""
-    command = ["cargo", "build", "--profile", profile]
+    command = ["cargo", "build", "--locked", "--profile", profile]
     for name in names:
         command += ["--bin", name]
     # The coverage flags stand in fuzz/.cargo/config.toml, which cargo finds from here.

@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 """Print the folder of cargo's intermediate artefacts, for CARGO_BUILD_BUILD_DIR.
 
-It lies in the cache (scripts/cache.py), one for each toolchain and lock file, so that dependencies are compiled once for
-all checkouts; programs stay at target/. What has not been used for longest is removed when all together take more than
-REMOE_CACHE_GB (default 30). Where the cache cannot be written, the folder is target/ of this checkout.
+It lies in the cache (scripts/cache.py): one for each compiler, lock file and checkout; programs stay at target/. A new one
+begins with the dependencies that another checkout has compiled. Artefacts of this workspace are never shared: cargo tells
+those of two checkouts apart by their times alone. What has not been used for longest is removed when all together take
+more than REMOE_CACHE_GB (default 30). Where the cache cannot be written, the folder is target/ of this checkout.
 """
 
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,14 +22,19 @@ import cache
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 LARGEST_GB = 30
+# What cargo ends the names of a unit's files with.
+HASH = re.compile(r"-([0-9a-f]{16})(?:\.|$)")
 
 
-def key() -> str:
-    """What artefacts of dependencies depend on: the compiler, and the packages of the lock file that come from elsewhere."""
-    compiler = subprocess.run(["rustc", "-vV"], cwd=REPOSITORY, capture_output=True, check=True).stdout
-    packages = tomllib.loads((REPOSITORY / "Cargo.lock").read_text())["package"]
-    sources = sorted(f"{package['name']} {package['version']} {package['source']}" for package in packages if "source" in package)
-    return hashlib.sha256(compiler + "\n".join(sources).encode()).hexdigest()[:12]
+def packages() -> tuple[list[str], set[str]]:
+    """The dependencies from elsewhere, each with version and source, and the names of the workspace's own packages."""
+    every = tomllib.loads((REPOSITORY / "Cargo.lock").read_text())["package"]
+    foreign = sorted(f"{package['name']} {package['version']} {package['source']}" for package in every if "source" in package)
+    return foreign, {package["name"] for package in every if "source" not in package}
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:12]
 
 
 def disk_use(folder: Path) -> int:
@@ -62,18 +69,52 @@ def remove_unused(folder: Path) -> bool:
 
 
 def prune(builds: Path, limit: int) -> None:
-    """Keeps the sum below `limit`, those that were used last first. Looks once an hour: it takes seconds."""
+    """Keeps the sum below `limit`, those that were used last first, and the very last. Looks once an hour: it takes seconds."""
     stamp = builds / ".pruned"
     if stamp.exists() and time.time() - stamp.stat().st_mtime < 3600:
         return
     stamp.touch()
     folders = sorted((path for path in builds.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime, reverse=True)
     total = 0
-    for folder in folders:
+    for index, folder in enumerate(folders):
         size = disk_use(folder)
         total += size
-        if total > limit and remove_unused(folder):
+        if index and total > limit and remove_unused(folder):
             total -= size
+
+
+def seed(folder: Path, sibling: Path, members: set[str]) -> None:
+    """Copies the dependencies of `sibling`: of each profile the units that are not of the workspace's packages."""
+    for fingerprints in sibling.glob("*/.fingerprint"):
+        profile, target = fingerprints.parent, folder / fingerprints.parent.name
+        # A unit has a fingerprint only when its artefacts are complete.
+        units = [unit.name for unit in fingerprints.iterdir() if HASH.sub("", unit.name) not in members]
+        kept = {match[1] for unit in units if (match := HASH.search(unit))}
+        for part in (".fingerprint", "build", "deps"):
+            (target / part).mkdir(parents=True, exist_ok=True)
+            for entry in (profile / part).iterdir() if (profile / part).exists() else ():
+                if (match := HASH.search(entry.name)) and match[1] in kept:
+                    copy = shutil.copytree if entry.is_dir() else shutil.copy2
+                    copy(entry, target / part / entry.name)
+
+
+def folder_of_this_checkout(builds: Path) -> Path:
+    foreign, members = packages()
+    compiler = subprocess.run(["rustc", "-vV"], cwd=REPOSITORY, capture_output=True, check=True).stdout
+    key = digest(compiler + "\n".join(foreign).encode())
+    folder = builds / f"{key}-{digest(os.fsencode(REPOSITORY))}"
+    with open(builds / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            siblings = sorted(builds.glob(f"{key}-*"), key=lambda path: path.stat().st_mtime)
+            unfinished = builds / f".{folder.name}"
+            shutil.rmtree(unfinished, ignore_errors=True)
+            unfinished.mkdir()
+            if siblings:
+                seed(unfinished, siblings[-1], members)
+            unfinished.rename(folder)
+    os.utime(folder)
+    return folder
 
 
 def main() -> None:
@@ -83,11 +124,9 @@ def main() -> None:
         sys.exit(f"invalid REMOE_CACHE_GB={os.environ['REMOE_CACHE_GB']}: expected a number of gigabytes")
     try:
         builds = cache.root() / "build"
-        folder = builds / key()
-        folder.mkdir(parents=True, exist_ok=True)
-        os.utime(folder)
+        builds.mkdir(parents=True, exist_ok=True)
+        folder = folder_of_this_checkout(builds)
         prune(builds, limit)
-        folder.mkdir(exist_ok=True)
         print(folder)
     except OSError as error:
         print(f"build cache unavailable: {error}; building in target/", file=sys.stderr)

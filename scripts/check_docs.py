@@ -95,6 +95,8 @@ def words(path: Path) -> list[str]:
         if path.suffix == ".rs" and (found := OPENING.match(line)):
             faults.append(f"{number}: a doc comment that begins with {found[1]!r}: begin with a verb or a noun")
         if path.suffix == ".md":
+            if found := re.search(r"@@\w+@@", line):
+                faults.append(f"{number}: {found[0]} is to be filled in")
             is_exempt = line.lstrip().startswith("|") or "](" in line or "<" in line or "http" in line
             if len(line) > WIDTH and not is_exempt:
                 faults.append(f"{number}: {len(line)} characters, at most {WIDTH}")

@@ -38,7 +38,7 @@ from layout import STATE, Cluster
 
 # Commands that are needed, and the Debian package that has each.
 PROGRAMS = {"ip": "iproute2", "openssl": "openssl", "unshare": "util-linux", "mount": "mount"}
-NODE_PROGRAMS = {"runc": "runc"}
+NODE_PROGRAMS = {"runc": "runc", "prometheus": "prometheus"}
 UP_DEADLINE_S = 180
 APT_DEADLINE_S = 900
 LOAD_DEADLINE_S = 600

@@ -1,5 +1,5 @@
 //! Everything that a tenant can write, written by one who means harm, and what must hold whatever it is. Tests throw dice; a
-//! fuzz target (`fuzz/src/tenant.rs`) has a fuzzer choose.
+//! fuzz target (`fuzz/harness/src/tenant.rs`) has a fuzzer choose.
 
 use crate::api::{
     GatewayDemand, MixOf, MoEDeployment, MoEDeploymentStatus, MoERecord, RESTARTED_AT, RequestLoad,
