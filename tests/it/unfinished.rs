@@ -1,8 +1,8 @@
 //! Peers that begin messages and never finish them, that keep large ones, and that only connect: what
 //! they make a function hold is bounded, and the others are served meanwhile.
 
-use remoe_test_support::checkpoint::{Sizes, generate};
 use remoe_test_support::binaries;
+use remoe_test_support::checkpoint::{Sizes, generate};
 use remoe_test_support::deadline::{SOON, until, within};
 use remoe_test_support::expert_stream::{ExpertStream, describe};
 use remoe_test_support::fixture::Model;
