@@ -16,8 +16,11 @@ const BASE: usize = 1 << 20;
 const LIMITS: RequestLimits =
     RequestLimits { vocab_size: 460, context_length: 128, cache_pages: 10, max_choices: 4, max_requests: 8 };
 
+/// Checks a body of a chat, or of a completion.
+type Check = Box<dyn Fn(bool, &[u8]) -> Checked>;
+
 thread_local! {
-    static CHECKS: OnceCell<Box<dyn Fn(bool, &[u8]) -> Checked>> = const { OnceCell::new() };
+    static CHECKS: OnceCell<Check> = const { OnceCell::new() };
 }
 
 pub(crate) fn run(is_chat: bool, body: &[u8]) {
