@@ -20,7 +20,7 @@ ALL = (*KUBERNETES, "helm", "pause")
 PACKAGES = {"pause": "./pause", "kubernetes": "./kubernetes", "helm": "helm.sh/helm/v3/cmd/helm"}
 SETTING = "REMOE_CLUSTER_ASSETS"
 GO_AT_LEAST = (1, 24)
-BUILD_DEADLINE_S = 3600
+BUILD_DEADLINE_S = 5400
 
 
 class Missing(Exception):
