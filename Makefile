@@ -143,10 +143,13 @@ e2e: images cluster-up ## Run the cluster tests in that cluster (E2E="demo:: gat
 	tests/cluster/cluster.py load target/images/remoe-*.tar
 	eval "$$(tests/cluster/cluster.py env)" && $(MAKE) e2e-run
 
-# In one process: the tests share one release of the chart.
+# A process for each module: its tests share one release of the chart, and those of several would see each other's deployments.
 .PHONY: e2e-run
+e2e-run: E2E ?= $(addsuffix ::,$(foreach part,$(E2E_PARTS),$(E2E_PART_$(part))))
 e2e-run:
-	REMOE_BIN_DIR="$(PROGRAMS)" $(CARGO) test --profile $(PROFILE) --workspace --test cluster -- --test-threads 3 $(E2E)
+	for module in $(E2E); do \
+		REMOE_BIN_DIR="$(PROGRAMS)" $(CARGO) test --profile $(PROFILE) --workspace --test cluster -- "$$module" || exit 1; \
+	done
 
 # Those of the operator's tests that talk to a real API server.
 .PHONY: e2e-operator

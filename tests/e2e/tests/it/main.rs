@@ -1,5 +1,5 @@
-//! The tests that need a real cluster. They run in one process, because they share one release of the chart; a name like
-//! `demo::` chooses the tests of a module.
+//! The tests that need a real cluster. The tests of a module share one release of the chart. Modules run in a process each
+//! (`make e2e-run`), because they would see each other's deployments.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
 
 mod demo;
