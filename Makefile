@@ -16,7 +16,7 @@ DEMO_PROGRAMS := --bin remoe --bin main-model-fn --bin remote-expert-fn
 PROGRAMS := target/$(PROFILE)
 PYTHON_PACKAGES := target/python
 # Modules of the cluster tests: those that every change must pass, and the others, in parts of at most 40 minutes.
-E2E_EVERY_CHANGE := demo gateway mission
+E2E_EVERY_CHANGE := demo gateway
 E2E_PARTS := 1 2 3
 E2E_PART_1 := deployments images profile sources
 E2E_PART_2 := election identity ledger namespaces operator partition
