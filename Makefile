@@ -106,7 +106,7 @@ chart-crds: ## Copy crds/ into the chart
 	cp crds/*.yaml charts/remoe/files/crds/
 
 .PHONY: images
-images: programs ## Write target/images/remoe-{operator,gateway,main,remote-expert}.tar, container images of the programs (PROFILE=dist for those that are published)
+images: programs ## Write target/images/remoe-*.tar, container images of the programs (PROFILE=dist for those that are published)
 	images/build.py --binaries $(PROGRAMS) operator gateway main remote-expert
 
 # Only what is linked with LibTorch is built again: 2.4 GB of wheels the first time, 10 GB of disk in all.
@@ -140,7 +140,7 @@ cluster-down: ## Remove it and everything it left
 
 .PHONY: e2e
 e2e: images cluster-up ## Run the cluster tests in that cluster (E2E="demo:: gateway::" chooses)
-	tests/cluster/cluster.py load target/images/remoe-*.tar
+	tests/cluster/cluster.py load target/images/remoe-{operator,gateway,main,remote-expert}.tar
 	eval "$$(tests/cluster/cluster.py env)" && $(MAKE) e2e-run
 
 # A process for each module: its tests share one release of the chart, and those of several would see each other's deployments.
