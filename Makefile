@@ -19,7 +19,7 @@ PYTHON_PACKAGES := target/python
 E2E_EVERY_CHANGE := demo gateway
 E2E_PARTS := 1 2 3
 E2E_PART_1 := deployments images profile sources
-E2E_PART_2 := election identity ledger namespaces operator partition
+E2E_PART_2 := election guides identity ledger namespaces operator partition
 E2E_PART_3 := follows scales upgrade wakes demo gateway mission
 
 .PHONY: help
@@ -182,10 +182,10 @@ nightly-release: build ## All tests on release programs, and their instruction c
 nightly-families: families ## Random models of every family beside transformers
 
 .PHONY: nightly-long
-nightly-long: ## Long forms of tests: schemas, costs, connections, overload, a large store
+nightly-long: ## Long forms of tests: schemas, costs, connections, overload, a large store, all problems of planner and operator
 	$(MAKE) test PROFILE=release \
-		TESTS="--profile long -E 'package(remoe-tests) & test(/^(structured|cost|overload)::/) | package(remoe-gateway) & test(/^hostile::/) | test(/^bounded::/)'" \
-		REMOE_RANDOM_SCHEMAS=1000 REMOE_COST_REQUESTS=10000 REMOE_CONNECTIONS=50000 REMOE_OVERLOAD_SECONDS=120 REMOE_STORE_RECORDS=10000000
+		TESTS="--profile long -E 'package(remoe-tests) & test(/^(structured|cost|overload)::/) | package(remoe-gateway) & test(/^hostile::/) | test(/^bounded::/) | package(remoe-planner) | test(/^tests::tenants::/)'" \
+		REMOE_ALL_PROBLEMS=1 REMOE_RANDOM_SCHEMAS=1000 REMOE_COST_REQUESTS=10000 REMOE_CONNECTIONS=50000 REMOE_OVERLOAD_SECONDS=120 REMOE_STORE_RECORDS=10000000
 
 .PHONY: nightly-clients
 nightly-clients: first-page clients ## README's first page, and the clients that people use

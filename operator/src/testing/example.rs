@@ -5,6 +5,7 @@ use crate::api::{MixOf, MoEDeployment, MoEPlanSpec, ProfileSource, RemotePlan, R
 use crate::build::{PodExtras, Revision, Surroundings, plan_hash, revision};
 use crate::facts::ModelFacts;
 use crate::planning::{KnownProfile, Planning};
+use crate::testing::solutions;
 use remoe_planner::{Group, Options, Remote, solve};
 use remoe_predictor::Shares;
 use remoe_profile::Profile;
@@ -103,7 +104,7 @@ pub fn planning(owner: &MoEDeployment) -> Planning {
 
 /// The planner's plan, with a function for each layer that has remote experts.
 pub fn plan(owner: &MoEDeployment) -> MoEPlanSpec {
-    let mut plan = planning(owner).solve(None).unwrap();
+    let mut plan = solutions::solve(&planning(owner), None).unwrap();
     if let Some(largest) = plan.groups.iter().map(|group| group.memory_mb).max() {
         let of_layer = |set: LayerExperts| {
             let experts = format_listing(std::slice::from_ref(&set));

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs, unreachable_pub)]
 
 pub(crate) mod example;
+pub(crate) mod solutions;
 pub(crate) mod spoiled;
 pub mod tenant;
 pub(crate) mod world;

@@ -6,7 +6,6 @@ use crate::api::{
 };
 use crate::build::Surroundings;
 use crate::conversations::Heard;
-use crate::digest::digest;
 use crate::facts::ModelFacts;
 use crate::following::{rest_after_giving_up, rest_after_nothing};
 use crate::known::{Lacking, know, lacking};
@@ -14,12 +13,12 @@ use crate::load;
 use crate::names::{COMPONENT, Component, label};
 use crate::observed::Observed;
 use crate::planned::{Planned, Task, followed, solved, task};
-use crate::planning::{Planning, PlanningError};
 use crate::resting;
 use crate::routing::RoutingTable;
 use crate::status::{Findings, status};
 use crate::steps::{Keep, Steps, Write, steps};
 use crate::testing::example::{around, deployment, facts};
+use crate::testing::solutions;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::api::ObjectMeta;
@@ -29,12 +28,9 @@ use remoe_scaling::History;
 use remoe_wire::placement_digest;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Mutex;
 
 /// More looks than anything here takes.
 const ENOUGH: usize = 60;
-/// Solutions that are remembered: who asks for another one every time does not fill the memory.
-const MOST_SOLUTIONS: usize = 256;
 
 #[derive(Clone)]
 pub struct World {
@@ -136,7 +132,7 @@ impl World {
         let (answer, happening) = match task(&self.owner, &observed, &known, &self.around) {
             Task::Done(state) => ((state, None), None),
             Task::Solve { planning, previous } => {
-                (solved(&self.owner, solve(&planning, previous)).unwrap(), None)
+                (solved(&self.owner, solutions::solve(&planning, previous.as_deref())).unwrap(), None)
             }
             Task::Follow(task) => {
                 let better =
@@ -426,23 +422,6 @@ impl World {
         let lists = [of(&there.services), of(&there.network_policies), of(&there.budgets), of(&there.plans)];
         pods.chain(records).chain(lists.into_iter().flatten()).collect()
     }
-}
-
-/// The solution, computed once for all that ask for the same.
-fn solve(planning: &Planning, previous: Option<Box<MoEPlanSpec>>) -> Result<MoEPlanSpec, PlanningError> {
-    type Solutions = BTreeMap<(String, String), Result<MoEPlanSpec, PlanningError>>;
-    static SOLUTIONS: Mutex<Solutions> = Mutex::new(BTreeMap::new());
-    let asked = (planning.inputs.clone(), digest(&previous).unwrap());
-    let known = SOLUTIONS.lock().unwrap().get(&asked).cloned();
-    known.unwrap_or_else(|| {
-        let solution = planning.solve(previous.as_deref());
-        let mut solutions = SOLUTIONS.lock().unwrap();
-        if solutions.len() >= MOST_SOLUTIONS {
-            solutions.clear();
-        }
-        solutions.insert(asked, solution.clone());
-        solution
-    })
 }
 
 fn put<K: Resource<DynamicType = ()> + Clone>(list: &mut Vec<K>, keep: &Keep<K>, uid: String) {

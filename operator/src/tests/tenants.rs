@@ -10,8 +10,15 @@ use kube::ResourceExt;
 use serde_json::{Value, json};
 use std::thread;
 
-/// Objects that are spoiled, a few of them for each look.
-const OBJECTS: usize = 10_000;
+/// Objects that are spoiled, a few of them for each look: in every change, and by `make nightly`.
+const OBJECTS: [usize; 2] = [2_000, 10_000];
+/// Of the numbers at their limits every change takes one in so many. There are five limits, so that every number is tried.
+const STRIDE: usize = 4;
+
+/// Whether all is tried, which takes minutes: `make nightly` sets it.
+fn is_nightly() -> bool {
+    std::env::var_os("REMOE_ALL_PROBLEMS").is_some()
+}
 
 /// `value` with each of its numbers at each limit, one at a time; those of a value within a value too.
 fn at_limits(value: &Value) -> Vec<Value> {
@@ -50,7 +57,8 @@ fn at_limits(value: &Value) -> Vec<Value> {
 /// `object` so, as far as the API takes it.
 fn with_limits<K: serde::Serialize + DeserializeOwned>(object: &K) -> Vec<K> {
     let changed = at_limits(&serde_json::to_value(object).unwrap());
-    changed.into_iter().filter_map(|object| serde_json::from_value(object).ok()).collect()
+    let stride = if is_nightly() { 1 } else { STRIDE };
+    changed.into_iter().step_by(stride).filter_map(|object| serde_json::from_value(object).ok()).collect()
 }
 
 #[test]
@@ -125,7 +133,7 @@ fn what_gateways_say_together_is_looked_at() {
 }
 
 #[test]
-fn ten_thousand_spoiled_objects_are_looked_at_and_others_are_healed_meanwhile() {
+fn spoiled_objects_are_looked_at_and_others_are_healed_meanwhile() {
     let tenants = tenants();
     let mut neighbour = World::new(json!({"replicas": 2}));
     neighbour.owner.metadata.name = Some("other".to_owned());
@@ -134,7 +142,7 @@ fn ten_thousand_spoiled_objects_are_looked_at_and_others_are_healed_meanwhile() 
     let functions = neighbour.there.pods.len();
     let mut dice = Dice::Thrown(7);
     let (mut spoiled, mut looks) = (0, 0);
-    while spoiled < OBJECTS {
+    while spoiled < OBJECTS[usize::from(is_nightly())] {
         let mut world = tenants[looks % tenants.len()].clone();
         for _ in 0..=dice.below(AT_ONCE) {
             spoiled += usize::from(dice.spoil_world(&mut world));

@@ -2,7 +2,7 @@
 
 use crate::generate;
 
-use generate::{BEYOND, Beyond, MOST_TURN_WORK, Random, Shape, beyond, model_problem, small_problem};
+use generate::{BEYOND, Beyond, MOST_TURN_WORK, Random, Sample, Shape, beyond, model_problem, small_problem};
 use remoe_planner::{Answer, Cause, Options, PlanError, Problem, Verdict, solve};
 
 const TURNS: Options = Options {
@@ -50,7 +50,7 @@ fn with(problem: &Problem, cause: Cause, factor: f64) -> Problem {
 
 /// Small problems of every kind, whose remote experts have a price that makes either answer likely.
 fn problems() -> impl Iterator<Item = (u64, Problem)> {
-    (0..48).map(|seed| {
+    Sample::new().of(0..48).map(|seed| {
         let random = &mut Random::new(seed);
         let arrivals = random.one_in(2);
         let per_second = 10f64.powf(random.between(-4.0, 0.0));
