@@ -12,6 +12,7 @@ mod failure;
 mod fetch;
 mod following;
 mod groups;
+mod guides;
 mod hostile_clients;
 mod http;
 mod identity;

@@ -153,7 +153,7 @@ impl MainModel for FakeMain {
         }
         if routing.generation > remoe_wire::largest_generation(before) {
             self.generation.store(before, Ordering::Relaxed);
-            return Err(Status::invalid_argument("generation: is too far beyond the one in force"));
+            return Err(Status::invalid_argument("generation: too far above the generation in force"));
         }
         let mut endpoints: Vec<String> = routing
             .endpoints

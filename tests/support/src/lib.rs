@@ -16,6 +16,7 @@ pub mod expert_stream;
 pub mod fake;
 pub mod fixture;
 pub mod function;
+pub mod guide;
 pub mod http;
 pub mod main_http;
 pub mod metrics;

@@ -7,6 +7,7 @@ mod deployments;
 mod election;
 mod follows;
 mod gateway;
+mod guides;
 mod identity;
 mod images;
 mod ledger;
