@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What it is worth to deal experts to groups by which ones tokens use together.
+"""Benefit of dealing experts to groups by which ones tokens use together.
 
     remoe record demo/model --prompts train.jsonl --out train.npy --tokens --max-tokens 48
     python3 bench/affinity.py --train train.npy --test test.npy
@@ -87,7 +87,7 @@ def main():
     _, test = read(args.test)
     experts, layers = header["experts"], train[0].shape[0]
     tables = [(used(train, layer, experts), used(test, layer, experts)) for layer in range(layers)]
-    print(f"{layers} layers, {len(train)} requests to learn from, {len(test)} with {len(tables[0][1])} tokens to test on")
+    print(f"{layers} layers, {len(train)} training requests, {len(test)} test requests with {len(tables[0][1])} tokens")
     print("remote  groups  dealt by  messages           slowest")
     for remote in (experts, experts // 2):
         for count in (2, 4):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How often the bound on assignments (planner/src/hoeffding.rs) holds for recorded routing.
+"""Share of recorded prompts within the bound on assignments (planner/src/hoeffding.rs).
 
     python3 bench/assignments_bound.py --train train.npy --test test-*.npy
 
@@ -37,7 +37,7 @@ def main():
     counts = np.sum([record["prefill"] for record in train], axis=0, dtype=np.int64).reshape(-1, experts)
     order = np.argsort(counts, axis=1, kind="stable")
     tests = [np.asarray(record["prefill"]).reshape(-1, experts) for path in args.test for record in read(path)[1]]
-    print(f"{len(tests)} prompts, {order.shape[0]} layers; share of (prompt, layer) that keeps the bound")
+    print(f"{len(tests)} prompts, {order.shape[0]} layers; share of (prompt, layer) within the bound")
     print("remote  predicted least  most used instead  mean load / bound")
     for chosen in range(1, experts + 1):
         held = {"least": 0, "most": 0}

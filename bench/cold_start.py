@@ -50,7 +50,7 @@ def main():
     parser.add_argument("--model", required=True)
     parser.add_argument("--profile", required=True)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("flags", nargs="*", help="further flags for up, behind --")
+    parser.add_argument("flags", nargs="*", help="further flags of `remoe up`, after --")
     args = parser.parse_args()
     runs = {order: [] for order in ORDERS}
     for number in range(args.rounds + 1):

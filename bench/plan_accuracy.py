@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How true plans are: what they expect of requests beside what the requests took.
+"""Accuracy of plans: expected against measured times and costs of requests.
 
     python3 bench/plan_accuracy.py --model demo/model --out target/bench/plans-demo.json
 
@@ -30,7 +30,7 @@ MB = 1_000_000
 def run(arguments):
     done = subprocess.run(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     if done.returncode != 0:
-        sys.exit(f"{' '.join(arguments)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+        sys.exit(f"{' '.join(arguments)} exited with code {done.returncode}:\n{done.stdout}{done.stderr}")
     return json.loads(done.stdout)
 
 
@@ -201,17 +201,17 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--remoe", default="target/release/remoe")
     parser.add_argument("--model", required=True)
-    parser.add_argument("--profile", help="made anew where it is not given")
-    parser.add_argument("--rounds", type=int, default=1, help="times that every plan is served")
-    parser.add_argument("--requests", type=int, default=6, help="per plan and round")
-    parser.add_argument("--tokens", type=int, default=24, help="generated per request")
+    parser.add_argument("--profile", help="profile of the model [default: measured first]")
+    parser.add_argument("--rounds", type=int, default=1, help="runs of every plan")
+    parser.add_argument("--requests", type=int, default=6, help="requests per plan and round")
+    parser.add_argument("--tokens", type=int, default=24, help="generated tokens per request")
     parser.add_argument("--groups", type=float, metavar="VCPUS",
-                        help="slices of every layer in 1, 2 and 4 groups, every function with this quota, instead")
+                        help="plan 1, 2 and 4 groups with a slice of every layer instead, each function with this quota")
     parser.add_argument("--streams", type=lambda text: [int(count) for count in text.split(",")], default=[], metavar="N,..",
-                        help="with --groups, so many requests at once as well")
+                        help="with --groups, also measure this many concurrent requests")
     parser.add_argument("--lengths", type=lambda text: [int(count) for count in text.split(",")],
-                        default=[24, 64, 128, 200], metavar="N,..", help="tokens of prompts")
-    parser.add_argument("--out", help="where all figures go, as JSON")
+                        default=[24, 64, 128, 200], metavar="N,..", help="lengths of prompts, in tokens")
+    parser.add_argument("--out", help="output file of all figures, as JSON")
     args = parser.parse_args()
     facts = run([args.remoe, "inspect", "--model", args.model, "--json"])
     with tempfile.TemporaryDirectory() as folder:
@@ -272,7 +272,7 @@ def report(result):
     for streams in sorted({row["streams"] for row in result["streams"]}):
         rows = [row for row in result["streams"] if row["streams"] == streams]
         measured = statistics.median(row["measured"]["tpot_s"] for row in rows) * 1e3
-        print(f"  {streams} at once: tpot {measured:.2f} ms (expected {rows[0]['expected']['tpot_s'] * 1e3:.2f}, "
+        print(f"  {streams} concurrent: tpot {measured:.2f} ms (expected {rows[0]['expected']['tpot_s'] * 1e3:.2f}, "
               f"{statistics.median(errors(rows, 'tpot_s')):+.0%})")
 
 
@@ -285,7 +285,7 @@ def by_length(requests):
     for length in sorted({request["input_tokens"] for request in requests}):
         rows = [request for request in requests if request["input_tokens"] == length]
         error = statistics.median(errors(rows, "tpot_s"))
-        print(f"  TPOT behind {length} tokens: {median_step(rows, 'measured') * 1e3:.2f} ms measured, "
+        print(f"  TPOT after {length} tokens: {median_step(rows, 'measured') * 1e3:.2f} ms measured, "
               f"{median_step(rows, 'expected') * 1e3:.2f} expected, median error {error:+.1%} ({len(rows)} requests)")
 
 
@@ -302,7 +302,7 @@ def speed_ups(results):
             for other in others:
                 measured, expected = (median_step(of(one), which) / median_step(of(other), which)
                                       for which in ("measured", "expected"))
-                print(f"  {remote} experts remote, {streams} at once, {other['groups']} groups: {measured:.2f} times as quick "
+                print(f"  {remote} experts remote, {streams} concurrent, {other['groups']} groups: {measured:.2f} times as fast "
                       f"as {one['groups']}, {expected:.2f} expected: {measured / expected:.2f} of it")
 
 
@@ -319,7 +319,7 @@ def summarise(results):
     beside = [row for result in results for row in result["streams"]]
     for streams in sorted({row["streams"] for row in beside}):
         found = sorted(abs(error) for error in errors([row for row in beside if row["streams"] == streams], "tpot_s"))
-        print(f"  TPOT of {streams} at once: median error {statistics.median(found):.1%}, "
+        print(f"  TPOT of {streams} concurrent: median error {statistics.median(found):.1%}, "
               f"90 % within {found[int(0.9 * (len(found) - 1))]:.1%} ({len(found)} requests)")
     functions = [row for result in results for row in result["memory"]]
     if not functions:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a shared prefix saves: the second request with the same first tokens beside the first one, and beside itself alone.
+"""Time saved by a shared prefix: the second request with the same first tokens, against the first one and against itself alone.
 
     python3 bench/shared_prefix.py --model target/bench/models/olmoe-4 --rounds 5
 
@@ -63,10 +63,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--remoe", default="target/release/remoe")
     parser.add_argument("--model", required=True)
-    parser.add_argument("--prefix", type=int, default=2000, help="tokens that both requests begin with")
-    parser.add_argument("--own", type=int, default=16, help="tokens that follow, of each request its own")
+    parser.add_argument("--prefix", type=int, default=2000, help="tokens of the shared prefix")
+    parser.add_argument("--own", type=int, default=16, help="further tokens of each request")
     parser.add_argument("--tokens", type=int, default=32, help="tokens of an answer")
-    parser.add_argument("--vocab", type=int, default=50000, help="ids are drawn below this")
+    parser.add_argument("--vocab", type=int, default=50000, help="size of the vocabulary for random ids")
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     draw = random.Random(17)
@@ -85,7 +85,7 @@ def main():
             second, tokens, kept = shared.complete(prompt, args.tokens)
             _, expected, none = alone.complete(prompt, args.tokens)
             if kept == 0 or none > 0:
-                sys.exit(f"{kept} tokens were kept where both requests went, {none} where one did")
+                sys.exit(f"expected prefix cache hits in the shared deployment alone, got {kept} cached tokens there and {none} in the other")
             firsts.append(first)
             seconds.append(second)
             ratios.append(second / first)
@@ -93,9 +93,9 @@ def main():
     finally:
         for deployment in deployments:
             deployment.end()
-    print(f"first request, seconds to its first token: {spread(firsts)}")
-    print(f"second request: {spread(seconds)}; second / first: {spread(ratios)}")
-    print(f"the same {args.tokens} tokens as alone: {same} of {args.rounds}")
+    print(f"TTFT of the first request, in seconds: {spread(firsts)}")
+    print(f"TTFT of the second request: {spread(seconds)}; second / first: {spread(ratios)}")
+    print(f"equal answers of {args.tokens} tokens: {same} of {args.rounds}")
     sys.exit(0 if same == args.rounds else 1)
 
 

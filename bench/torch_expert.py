@@ -18,7 +18,7 @@ import time
 try:
     import torch
 except ModuleNotFoundError:
-    sys.exit("torch_expert.py: torch absent")
+    sys.exit("torch_expert.py: missing torch")
 
 # As ffn_speed does: enough weights that they come from memory, a quarter of them for many tokens.
 WEIGHT_BYTES = 400 << 20
@@ -43,7 +43,7 @@ def plain_expert(x, weights):
 def pack(weights, tokens):
     packed = [torch.ops.mkldnn._reorder_linear_weight(weight, tokens) for weight in weights]
     if not all(weight.is_mkldnn for weight in packed):
-        sys.exit("oneDNN has packed nothing")
+        sys.exit("cannot pack weights: oneDNN packed nothing")
     return packed
 
 
@@ -51,7 +51,7 @@ def check(x, packed, weights):
     expected = plain_expert(x.float(), [weight.float() for weight in weights])
     error = (packed_expert(x, packed).float() - expected).norm() / expected.norm()
     if not error < 0.02:
-        sys.exit(f"the packed expert differs from the plain one by {error}")
+        sys.exit(f"wrong result of the packed expert: differs from the plain one by {error}")
 
 
 def main():

@@ -71,7 +71,7 @@ def main() -> None:
         endpoint = ready["endpoint"]
         print(f"\nendpoint  {endpoint}")
         for function in ready["functions"]:
-            print(f"  {function['role']:<6}  pid {function['pid']}  {function['address']}  experts {function['experts']}")
+            print(f"  {function['name']:<9}  pid {function['pid']}  {function['address']}  experts {function['experts']}")
         print(f"\n> {PROMPT}\n")
         first, usage = chat(endpoint, PROMPT)
         figures = usage["remoe"]
@@ -79,13 +79,13 @@ def main() -> None:
         tokens = usage["completion_tokens"]
         decode = figures["decode_s"]
         print(f"\nprompt {usage['prompt_tokens']} tokens, answer {tokens} tokens")
-        print(f"first token after {1000 * first:.0f} ms, then {(tokens - 1) / decode if decode else 0:.0f} tokens/s")
+        print(f"time to first token {1000 * first:.0f} ms, then {(tokens - 1) / decode if decode else 0:.0f} tokens/s")
         print(
             f"expert calls: {experts['local']} local, {experts['remote']} remote, "
             f"{experts['fallback']} by fallback, {experts['retries']} retries"
         )
         if not experts["remote"]:
-            sys.exit("demo: no expert call was remote")
+            sys.exit("demo: expected remote expert calls, got none")
     finally:
         process.terminate()
         process.wait(timeout=60)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What the gateway adds to a warm request: the same streams through it and directly, in turns.
+"""Overhead of the gateway for a warm request: the same streams through it and directly, in turns.
 
     scripts/gateway_overhead.py [ROUNDS]
 
@@ -44,12 +44,12 @@ class Connection:
         while not came.endswith(b"0\r\n\r\n"):
             part = self.socket.recv(1 << 16)
             if not part:
-                raise SystemExit(f"the connection ended: {came[-500:]!r}")
+                raise SystemExit(f"connection closed within an answer: {came[-500:]!r}")
             came += part
             if first is None and b"data: " in came:
                 first = time.perf_counter() - begin
         if b"data: [DONE]" not in came:
-            raise SystemExit(f"no whole answer: {came[-500:]!r}")
+            raise SystemExit(f"incomplete answer: {came[-500:]!r}")
         return first, (time.perf_counter() - begin - first) / (TOKENS - 1)
 
 

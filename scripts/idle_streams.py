@@ -72,9 +72,9 @@ def main():
         whole = sum(b"data: [DONE]" in text for text in came.values())
         after = resident(up.pid)
         each = (during - before) * 1e3 / count
-        print(f"{count} streams: {before:.1f} MB before, {during:.1f} MB while they wait ({each:.1f} kB each), {after:.1f} MB after; {whole} ended whole")
+        print(f"{count} streams: {before:.1f} MB before, {during:.1f} MB while they wait ({each:.1f} kB each), {after:.1f} MB after; {whole} complete")
         if whole < count:
-            raise SystemExit("not every stream was answered")
+            raise SystemExit(f"{count - whole} of {count} streams were not answered")
     finally:
         if function:
             os.kill(function, signal.SIGCONT)

@@ -159,7 +159,7 @@ def link(flavour: Flavour, lib: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cuda", action="store_true", help="the one for GPUs")
+    parser.add_argument("--cuda", action="store_true", help="LibTorch for NVIDIA GPUs (CUDA)")
     flavour = CUDA if parser.parse_args().cuda else CPU
     if folder := given(flavour):
         print(folder)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""From nothing to the first token: with remote functions, and everything in one process, in turns.
+"""Time of a wake to the first token: with remote functions, and everything in one process, in turns.
 
     scripts/wake_times.py [MODEL] [ROUNDS] [-- FURTHER ARGUMENTS OF up]
 
 Starts `remoe up` for MODEL (the demo model) twice, with half of its experts remote and with none, both so that they fall asleep
-when nobody asks for a second, and asks each of them ROUNDS (10) times for one token when nothing of it runs, in turns. Prints
+after a second without requests, and asks each of them ROUNDS (10) times for one token when nothing of it runs, in turns. Prints
 for both the time from the start of `remoe up` to the first answer, the medians (and the least and the most) of the time from a
 request to its answer, with the parts that the gateway told, and how much the first is of the second.
 """
@@ -56,7 +56,7 @@ class Deployment:
     def wake(self):
         """The same when nothing of it runs."""
         if not self.asleep.wait(120):
-            raise SystemExit("it does not fall asleep")
+            raise SystemExit("the model did not fall asleep within 120 s")
         # The process that was told to end has ended, and gives its memory back.
         time.sleep(0.5)
         self.asleep.clear()

@@ -19,7 +19,7 @@ const NAME: &str = "Remoe";
 #[derive(Debug, thiserror::Error)]
 pub enum AuthorityError {
     /// The key or the certificate of the authority cannot be used, or signing failed.
-    #[error("the authority cannot sign: {0}")]
+    #[error("cannot sign a certificate: {0}")]
     Signing(#[from] rcgen::Error),
     /// What was signed, or the authority's own certificate, cannot be used.
     #[error(transparent)]
@@ -98,8 +98,7 @@ impl Authority {
         let (certificate, key) = (pair.certificate.as_bytes(), pair.key.as_bytes());
         let credentials = Credentials::from_pem(certificate, key, self.certificate.as_bytes())?;
         if !credentials.are_valid_at(SystemTime::now()) {
-            let message =
-                "what the authority signs is not valid: its certificate has expired, or is another key's";
+            let message = "the authority's own certificate expired, or belongs to another key";
             return Err(IdentityError::Unusable(message.to_owned()).into());
         }
         Ok(credentials)
@@ -170,11 +169,14 @@ mod tests {
         };
         let root = authority.certificate();
         assert!(read(&one.certificate, &one.key, root).is_ok());
-        assert!(refused(&one.certificate, &other.key, root).contains("cannot be used"), "another's key");
-        assert!(refused("", &one.key, root).contains("there is none"));
-        assert!(refused(&one.certificate, "", root).contains("the key is not PEM"));
-        assert!(refused(&one.certificate, &one.key, "").contains("there is no authority"));
-        assert!(refused(&kept.certificate, &kept.key, root).contains("has 0 names"));
+        assert!(
+            refused(&one.certificate, &other.key, root).contains("cannot use the certificate"),
+            "another's key"
+        );
+        assert!(refused("", &one.key, root).contains("missing certificate"));
+        assert!(refused(&one.certificate, "", root).contains("cannot parse the key as PEM"));
+        assert!(refused(&one.certificate, &one.key, "").contains("missing authority"));
+        assert!(refused(&kept.certificate, &kept.key, root).contains("got 0"));
         let (_, second) = Authority::create(DAY).unwrap();
         let torn = Authority::open(&Pair { certificate: kept.certificate, key: second.key }).unwrap();
         assert!(torn.credentials(&main(), DAY).is_err(), "a certificate of one, the key of another");

@@ -34,7 +34,7 @@ impl Context {
         if path.is_file() {
             return Ok(path);
         }
-        let why = format!("it is not in {}; `make bench` builds it", self.programs.display());
+        let why = format!("not in {}; run `make bench`", self.programs.display());
         Err(BenchError::new(format!("finding {name}"), why))
     }
 

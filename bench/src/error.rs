@@ -33,6 +33,6 @@ impl<T, E: Display> While<T> for std::result::Result<T, E> {
 
 impl<T> While<T> for Option<T> {
     fn doing<D: Into<String>>(self, doing: impl FnOnce() -> D) -> Result<T> {
-        self.ok_or_else(|| BenchError::new(doing(), "it is not there"))
+        self.ok_or_else(|| BenchError::new(doing(), "missing"))
     }
 }

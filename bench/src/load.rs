@@ -38,11 +38,7 @@ impl fmt::Display for Load {
             others * 100.0,
             stolen * 100.0
         )?;
-        if self.is_quiet() {
-            Ok(())
-        } else {
-            write!(f, " **Too busy to judge: no bar is called met or missed.**")
-        }
+        if self.is_quiet() { Ok(()) } else { write!(f, " **Machine too busy: bars not judged.**") }
     }
 }
 
@@ -113,6 +109,6 @@ mod tests {
         assert!(load(0.01, 0.0).is_quiet());
         assert!(!load(0.3, 0.0).is_quiet());
         assert!(!load(0.01, 0.1).is_quiet());
-        assert!(load(0.3, 0.0).to_string().contains("Too busy to judge"));
+        assert!(load(0.3, 0.0).to_string().contains("Machine too busy"));
     }
 }

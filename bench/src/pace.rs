@@ -30,7 +30,7 @@ impl Interrupt {
                 tokio::select! { _ = int.recv() => (), _ = term.recv() => () }
             });
             set.0.store(true, Ordering::Relaxed);
-            eprintln!("ending after this round");
+            eprintln!("stopping after this round");
         };
         std::thread::Builder::new().name("signals".to_owned()).spawn(listen).doing(listening)?;
         Ok(interrupt)
@@ -117,10 +117,9 @@ impl fmt::Display for Ending {
         let Self { wanted, done, cause } = self;
         match cause {
             Cause::Complete => write!(f, "{done} rounds."),
-            Cause::TimeLimit => write!(
-                f,
-                "**{done} of {wanted} rounds**: the time limit was reached, --time-limit takes a longer one."
-            ),
+            Cause::TimeLimit => {
+                write!(f, "**{done} of {wanted} rounds**: time limit reached; raise --time-limit.")
+            }
             Cause::Interrupted => write!(f, "**{done} of {wanted} rounds**: interrupted."),
             Cause::Failed(error) => write!(f, "**{done} of {wanted} rounds**: {error}"),
         }

@@ -36,7 +36,7 @@ impl Process {
             return Ok(line.trim_end().to_owned());
         }
         let status = self.child.wait().map_or_else(|error| error.to_string(), |status| status.to_string());
-        Err(BenchError::new(format!("waiting for {}", self.name), format!("it ended: {status}")))
+        Err(BenchError::new(format!("waiting for {}", self.name), format!("ended early: {status}")))
     }
 
     /// Tells it `line` and returns what it says next.

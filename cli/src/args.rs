@@ -23,7 +23,7 @@ pub(crate) struct Cli {
     /// Print one JSON object on standard output, everything else on standard error
     #[arg(long, global = true, help_heading = "Output")]
     pub(crate) json: bool,
-    /// Show everything that the functions log
+    /// Show all log lines of the functions
     #[arg(long, short, global = true, help_heading = "Output")]
     pub(crate) verbose: bool,
     #[command(subcommand)]
@@ -32,7 +32,7 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Show what a checkpoint is and what its parts weigh
+    /// Show the architecture of a checkpoint and the sizes of its parts
     #[command(after_help = INSPECT_EXAMPLES)]
     Inspect(InspectArgs),
     /// Show the next-token logits of a prompt and the experts that it used
@@ -47,20 +47,20 @@ pub(crate) enum Command {
     /// Serve a model over HTTP until Ctrl-C
     #[command(after_help = UP_EXAMPLES)]
     Up(Box<UpArgs>),
-    /// Show what runs on this machine
+    /// List the deployments on this machine
     Ps,
-    /// End what runs on this machine, by its model or process
+    /// Stop a deployment on this machine, by model name or process id
     Stop(StopArgs),
-    /// Show what runs, waits and sleeps behind an address, until Ctrl-C
+    /// Show running and waiting requests and the state of each model at an endpoint, until Ctrl-C
     Top(TopArgs),
-    /// Show what requests cost and where the money for functions went
+    /// Show the cost of requests and of functions, from a ledger
     Cost(CostArgs),
-    /// Write what a Prometheus and a Grafana need to show cost, serving, plan and health
+    /// Write a configuration for Prometheus and Grafana, with dashboards of cost, serving, plan and health
     Dashboards(DashboardsArgs),
-    /// Decide where every expert lives, and what that costs
+    /// Plan the placement of experts, with its latency and cost
     #[command(after_help = PLAN_EXAMPLES)]
     Plan(PlanArgs),
-    /// Measure what this machine takes to run a model
+    /// Measure the hardware profile of this machine for a model
     #[command(after_help = PROFILE_EXAMPLES)]
     Profile(ProfileArgs),
     /// Run a set of prompts and record which experts they use
@@ -68,12 +68,12 @@ pub(crate) enum Command {
     Record(RecordArgs),
     /// Predict which experts prompts use, from recorded activations
     Predictor(PredictorArgs),
-    /// Compare what strategies of placing experts cost, on published models and on one's own
+    /// Compare the cost of placement strategies, on published models and on your own
     #[command(after_help = EVAL_EXAMPLES)]
     Eval(EvalArgs),
-    /// Make a Mixture-of-Experts checkpoint of a dense one
+    /// Convert a dense checkpoint into a Mixture-of-Experts one
     Convert(ConvertArgs),
-    /// Look at what this machine has for serving models, and say what to do about what is missing
+    /// Check this machine for serving models, and advise on what is missing
     Doctor(DoctorArgs),
     /// Print the completion script of a shell
     #[command(after_help = COMPLETIONS_EXAMPLES)]
@@ -91,10 +91,10 @@ pub(crate) struct RunArgs {
     /// One prompt to answer, instead of a conversation
     #[arg(value_name = "PROMPT")]
     pub(crate) prompt: Option<String>,
-    /// What the model is told before the conversation
+    /// System prompt
     #[arg(long, value_name = "TEXT")]
     pub(crate) system: Option<String>,
-    /// Generate at most this many tokens for each answer [default: what the context leaves]
+    /// Generate at most this many tokens for each answer [default: the rest of the context]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_tokens: Option<u32>,
     #[command(flatten)]
@@ -103,17 +103,17 @@ pub(crate) struct RunArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct StopArgs {
-    /// Name of a model, or a process id, as `remoe ps` shows them
+    /// Model name or process id, as shown by `remoe ps`
     #[arg(value_name = "NAME|PID", required_unless_present = "all", conflicts_with = "all")]
     pub(crate) what: Option<String>,
-    /// End everything
+    /// Stop all deployments
     #[arg(long)]
     pub(crate) all: bool,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArgs {
-    /// A model that is to fit
+    /// Model to check for fit
     #[command(flatten)]
     pub(crate) source: Option<ModelArgs>,
 }
@@ -126,7 +126,7 @@ pub(crate) struct CompletionsArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct ManArgs {
-    /// Folder for the pages; made where it is missing
+    /// Output folder; created if missing
     #[arg(value_name = "DIR")]
     pub(crate) folder: PathBuf,
 }
@@ -135,7 +135,7 @@ pub(crate) struct ManArgs {
 pub(crate) struct InspectArgs {
     #[command(flatten)]
     pub(crate) source: ModelArgs,
-    /// Also compare experts with themselves quantised to int8, int4 and MXFP4: reads some of each layer's weights
+    /// Measure the quantisation error of int8, int4 and MXFP4 experts; reads some weights of each layer
     #[arg(long)]
     pub(crate) quantization_error: bool,
 }
@@ -150,19 +150,19 @@ pub(crate) struct LogitsArgs {
     pub(crate) deployment: DeploymentArgs,
 }
 
-/// How tokens are chosen.
+/// Sampling of tokens.
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct SamplingArgs {
-    /// Randomness of the choice; 0 takes the likeliest token
+    /// Sampling temperature; 0 takes the most likely token
     #[arg(long, value_name = "T", default_value_t = 0.0, value_parser = temperature, allow_negative_numbers = true)]
     pub(crate) temperature: f32,
-    /// Choose among the likeliest tokens that make up this probability
+    /// Nucleus sampling: sample from the most likely tokens up to this probability mass
     #[arg(long, value_name = "P", value_parser = probability, allow_negative_numbers = true)]
     pub(crate) top_p: Option<f32>,
-    /// Choose among this many of the likeliest tokens
+    /// Sample from the K most likely tokens
     #[arg(long, value_name = "K")]
     pub(crate) top_k: Option<u32>,
-    /// The same seed gives the same answers
+    /// Random seed; equal seeds give equal answers
     #[arg(long, value_name = "S", default_value_t = 0)]
     pub(crate) seed: u64,
 }
@@ -176,15 +176,15 @@ pub(crate) struct GenerateArgs {
     pub(crate) max_tokens: u32,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
-    /// End before this text; may be given several times
+    /// Stop before this text; may be repeated
     #[arg(long, value_name = "TEXT", value_parser = stop_string)]
     pub(crate) stop: Vec<String>,
-    /// Go on after an end-of-sequence token
+    /// Continue after an end-of-sequence token
     #[arg(long)]
     pub(crate) ignore_eos: bool,
     #[command(flatten)]
     pub(crate) deployment: DeploymentArgs,
-    /// Plan the placement, and show what the plan expected beside what was measured
+    /// Plan the placement, and print expected beside measured figures
     #[arg(long, value_enum, value_name = "WHERE", help_heading = "Planning", conflicts_with_all = ["plan", "remote_ratio", "replicas"])]
     pub(crate) remote: Option<RemoteArg>,
     #[command(flatten)]
@@ -202,20 +202,20 @@ pub(crate) struct GenerateArgs {
 pub(crate) struct UpArgs {
     #[command(flatten)]
     pub(crate) deployment: DeploymentArgs,
-    /// Further models, served at the same address
+    /// Further models, served at the same endpoint
     #[arg(value_name = "MODEL", value_parser = OsStringValueParser::new().try_map(ModelLocation::try_from))]
     pub(crate) further: Vec<ModelLocation>,
-    /// MoEDeployment to serve here as a cluster would; flags stand in place of its fields
+    /// MoEDeployment to serve on this machine; flags override its fields
     #[arg(long, short, value_name = "FILE")]
     pub(crate) file: Option<PathBuf>,
-    /// Whether planned experts may be remote
+    /// Remote experts in the plan
     #[arg(long, value_enum, default_value_t, help_heading = "Planning", conflicts_with_all = ["plan", "remote_ratio", "replicas"])]
     pub(crate) remote: RemoteArg,
     #[command(flatten)]
     pub(crate) planning: PlanningArgs,
     #[command(flatten)]
     pub(crate) concurrency: ConcurrencyArgs,
-    /// What starts when
+    /// Start order of the functions
     #[arg(long, value_enum, default_value_t, value_name = "ORDER", help_heading = "Planning")]
     pub(crate) start: StartOrder,
     /// Address to listen on
@@ -224,95 +224,95 @@ pub(crate) struct UpArgs {
     /// Port to listen on; 0 takes any free one
     #[arg(long, default_value_t = 8000)]
     pub(crate) port: u16,
-    /// The model's name in the HTTP interface, one for each model in order [default: its folder's or
-    /// repository's]
+    /// Name of the model in the HTTP interface; repeat the flag for several models, in their order
+    /// [default: the name of its folder or repository]
     #[arg(long, value_name = "NAME")]
     pub(crate) served_model_name: Vec<String>,
-    /// Time without requests, as 60s or 500ms, after which a model sleeps: its functions end, and the next
-    /// request starts them [default: never]
+    /// Idle window, such as 60s or 500ms: a model without requests for this long scales to zero, and the next
+    /// request wakes it [default: never]
     #[arg(long, value_name = "TIME", value_parser = planning::duration)]
     pub(crate) idle: Option<Duration>,
-    /// Time without use, as 10s or 500ms, after which a group of remote functions sleeps while its main function runs: who
-    /// asks for its experts wakes it, and the main function loads them itself until it is there [default: groups sleep with
-    /// their model]
+    /// Idle window of a remote group, such as 10s or 500ms: an unused group sleeps while its main function runs. A
+    /// request for its experts wakes it; until it is ready the main function computes them [default: groups sleep
+    /// with their model]
     #[arg(long, value_name = "TIME", value_parser = planning::duration)]
     pub(crate) remote_idle: Option<Duration>,
     #[command(flatten)]
     pub(crate) follow: FollowArgs,
-    /// File of keys and the tenants that they belong to, with what each may use
+    /// File of API keys by tenant, with models, rate limits and budgets
     #[arg(long, value_name = "FILE")]
     pub(crate) keys: Option<PathBuf>,
-    /// Folder that is told what every request and every function costs; `remoe cost` adds it up
+    /// Folder of the ledger: usage records of requests and functions, for `remoe cost`
     #[arg(long, value_name = "DIR")]
     pub(crate) ledger: Option<PathBuf>,
-    /// Key that clients must present as a bearer token
+    /// API key that clients send as a bearer token [default: none]
     #[arg(long, value_name = "KEY", env = "REMOE_API_KEY", hide_env_values = true)]
     pub(crate) api_key: Option<String>,
-    /// File that gets a line of JSON for every answer; - is standard error [default: none]
+    /// Access log: one line of JSON per answer; - is standard error [default: none]
     #[arg(long, value_name = "FILE")]
     pub(crate) access_log: Option<PathBuf>,
-    /// Port that answers /metrics of everything without a key [default: none]
+    /// Port that serves /metrics of all tenants without a key [default: none]
     #[arg(long, value_name = "PORT")]
     pub(crate) metrics_port: Option<u16>,
-    /// Origins that browsers may call from; * is all of them [default: none]
+    /// Allowed CORS origins; * allows all [default: none]
     #[arg(long, value_name = "ORIGIN,ORIGIN,..", value_delimiter = ',')]
     pub(crate) cors_origins: Vec<String>,
-    /// Largest body of a request [default: 4MiB]
+    /// Maximum size of a request body [default: 4MiB]
     #[arg(long, value_name = "SIZE", value_parser = sizes::<u64>(1..=1 << 30))]
     pub(crate) body_limit: Option<u64>,
-    /// Requests that run or wait; further ones are refused with 429 [default: 256]
+    /// Maximum number of running and waiting requests; further ones get 429 [default: 256]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub(crate) max_requests: Option<u32>,
 }
 
-/// How a placement follows what requests use.
+/// Placement that follows expert usage.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct FollowArgs {
-    /// Let the placement follow requests: a wake is planned for those that wait, and when others are used than it
-    /// was made for it is revised, at most once in so long, as 60s [default: it stays as it is]
+    /// Revise the placement when expert usage drifts, at most once per TIME, such as 60s; a wake is planned for the
+    /// waiting requests [default: keep the placement]
     #[arg(long, value_name = "TIME", value_parser = planning::duration, conflicts_with = "plan", help_heading = "Following requests")]
     pub(crate) replan: Option<Duration>,
-    /// Folder that remembers past requests, by the vectors of their prompts and counts of experts, nothing of their
-    /// text [default: they are remembered until this ends]
+    /// Folder of the training history: prompt vectors and expert counts of past requests, no text
+    /// [default: kept in memory]
     #[arg(long, value_name = "DIR", requires = "replan", help_heading = "Following requests")]
     pub(crate) experience: Option<PathBuf>,
-    /// What that folder may take for each model
+    /// Size limit of the training history per model
     #[arg(long, value_name = "SIZE", requires = "experience", default_value = "64MiB", value_parser = sizes::<u64>(1..=1 << 40), help_heading = "Following requests")]
     pub(crate) experience_bytes: u64,
-    /// Remember nothing of single requests; predictions come from the predictor alone
+    /// Keep no training history of single requests; predict from the predictor alone
     #[arg(long, requires = "replan", conflicts_with = "experience", help_heading = "Following requests")]
     pub(crate) forget: bool,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct TopArgs {
-    /// Where the models answer
+    /// URL of the gateway
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8000")]
     pub(crate) endpoint: String,
-    /// Key to present, where keys are asked for
+    /// API key, if the gateway needs one
     #[arg(long, value_name = "KEY", env = "REMOE_API_KEY", hide_env_values = true)]
     pub(crate) api_key: Option<String>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct CostArgs {
-    /// Folder that `remoe up --ledger` was given, or one with such folders in it, as a cluster's gateways have
+    /// Ledger folder of `remoe up --ledger`, or a folder of ledgers, as cluster gateways write them
     #[arg(value_name = "DIR", required_unless_present = "ledger", conflicts_with = "ledger")]
     folder: Option<PathBuf>,
-    /// The same
+    /// Same as DIR
     #[arg(long, value_name = "DIR")]
     ledger: Option<PathBuf>,
-    /// Show that what was paid for the time of functions is what the ledger says it was for; fails where more than 1 %
-    /// is left over
+    /// Reconcile the ledger: compare the cost of functions with its parts; fails if more than 1 % is not
+    /// accounted for
     #[arg(long)]
     pub(crate) reconcile: bool,
-    /// Print every request instead
+    /// Print every request instead of the summary
     #[arg(long, value_enum, value_name = "FORM", conflicts_with = "reconcile")]
     pub(crate) export: Option<ExportForm>,
 }
 
 impl CostArgs {
-    /// Where the ledger is.
+    /// Folder of the ledger.
     pub(crate) fn ledger(&self) -> &Path {
         self.folder.as_deref().or(self.ledger.as_deref()).unwrap_or(Path::new("."))
     }
@@ -323,51 +323,51 @@ pub(crate) struct DashboardsArgs {
     /// Folder to write to
     #[arg(value_name = "DIR")]
     pub(crate) folder: PathBuf,
-    /// Where the models answer
+    /// URL of the gateway
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8000")]
     pub(crate) endpoint: String,
-    /// File with the key to present, where keys are asked for
+    /// File with the API key, if the gateway needs one
     #[arg(long, value_name = "FILE")]
     pub(crate) api_key_file: Option<PathBuf>,
-    /// Where Grafana reaches Prometheus
+    /// URL of Prometheus for Grafana
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9090")]
     pub(crate) prometheus: String,
-    /// Between two looks of Prometheus, as 15s
+    /// Scrape interval of Prometheus, such as 15s
     #[arg(long, value_name = "TIME", default_value = "15s")]
     pub(crate) interval: String,
 }
 
-/// How requests are printed.
+/// Form of the exported requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ExportForm {
     /// A table with a header
     Csv,
-    /// A JSON object a line
+    /// One JSON object per line
     Json,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct RecordArgs {
-    /// Prompts, one JSON object a line: {"prompt": ".."}, or a line of LMSYS-Chat-1M, ShareGPT, WikiText,
-    /// C4 or SlimPajama; the first 500 characters of each are taken
+    /// Prompts, one JSON object per line: {"prompt": ".."} or a line of LMSYS-Chat-1M, ShareGPT, WikiText, C4 or
+    /// SlimPajama; uses the first 500 characters of each
     #[arg(long, value_name = "FILE")]
     pub(crate) prompts: PathBuf,
-    /// File that the records are appended to
+    /// File to append the activation records to
     #[arg(long, value_name = "FILE")]
     pub(crate) out: PathBuf,
     /// Generate at most this many tokens for each prompt
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_tokens: u32,
-    /// Randomness of the choice; 0 takes the likeliest token
+    /// Sampling temperature; 0 takes the most likely token
     #[arg(long, value_name = "T", default_value_t = 0.0, value_parser = temperature, allow_negative_numbers = true)]
     pub(crate) temperature: f32,
-    /// The same seed gives the same answers
+    /// Random seed; equal seeds give equal answers
     #[arg(long, value_name = "S", default_value_t = 0)]
     pub(crate) seed: u64,
     /// Record the experts of every token, not only counts
     #[arg(long)]
     pub(crate) tokens: bool,
-    /// Prompts that are answered at the same time
+    /// Concurrent prompts
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = at_least_one)]
     pub(crate) concurrency: usize,
     #[command(flatten)]
@@ -379,43 +379,44 @@ pub(crate) struct RecordArgs {
 /// The prompt, in one of its forms.
 #[derive(Debug, Args)]
 pub(crate) struct PromptArgs {
-    /// The prompt as text
+    /// Prompt as text
     #[arg(long, value_name = "TEXT", required_unless_present = "prompt_ids", conflicts_with = "prompt_ids")]
     pub(crate) prompt: Option<String>,
-    /// The prompt as token ids, exactly these
+    /// Prompt as token ids, used as they are
     #[arg(long, value_name = "ID,ID,..", value_delimiter = ',', num_args = 1, value_parser = token_id)]
     pub(crate) prompt_ids: Vec<u32>,
-    /// Render the text as a user's message with the model's chat template
+    /// Apply the model's chat template to the prompt, as a user message
     #[arg(long, requires = "prompt", conflicts_with = "prompt_ids")]
     pub(crate) chat: bool,
 }
 
-/// Which functions run, and how.
+/// Functions of a deployment.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct DeploymentArgs {
     #[command(flatten)]
     pub(crate) source: ModelArgs,
-    /// Type to compute in [default: the checkpoint's]
+    /// Compute dtype [default: that of the checkpoint]
     #[arg(long, value_enum)]
     pub(crate) dtype: Option<Dtype>,
-    /// Keep routed experts as int8, int4 or mxfp4, quantised as they are loaded, or as fp8 where they are stored so [default: they stay in the type computed in]
+    /// Quantise routed experts to int8, int4 or mxfp4 at load time, or keep stored fp8 experts
+    /// [default: the compute dtype]
     #[arg(long, value_name = "int8|int4|mxfp4|fp8")]
     pub(crate) experts_dtype: Option<ExpertsDtype>,
-    /// Keep the embedding, attention, dense layers, shared experts and the head as int8 or int4, or by its name in the type computed in
-    /// [default: int8 beside quantised experts, on CPUs]
+    /// Dtype of all other weights (embedding, attention, dense layers, shared experts, head): int8, int4, or the
+    /// compute dtype by name [default: int8 beside quantised experts on CPUs, else the compute dtype]
     #[arg(long, value_name = "int8|int4|bfloat16|float32")]
     pub(crate) dense_dtype: Option<DenseDtype>,
-    /// Positions of a text at most: fewer than the model serves otherwise, or more than the training of its longrope had, which
+    /// Maximum context length in tokens, prompt and answer together; with longrope a value above the trained length
     /// rotates every position as in long texts
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) max_model_len: Option<usize>,
-    /// cpu, cuda or cuda:INDEX [default: cuda where there is one]
+    /// Device of the main function: cpu, cuda or cuda:INDEX [default: cuda if available]
     #[arg(long, value_parser = device)]
     pub(crate) device: Option<String>,
-    /// Operations of the main function [default: torch on cuda, native on CPUs]
+    /// Backend of the main function [default: torch on cuda, native on CPUs]
     #[arg(long, value_enum, env = "REMOE_BACKEND")]
     pub(crate) backend: Option<Backend>,
-    /// Share of each layer's experts that are remote [default: 0; for up planned, with --replicas 0.5]
+    /// Share of each layer's experts that are remote [default: 0; up: planned, or 0.5 with --replicas]
     #[arg(
         long,
         value_name = "B",
@@ -424,7 +425,7 @@ pub(crate) struct DeploymentArgs {
         conflicts_with = "plan"
     )]
     pub(crate) remote_ratio: Option<f64>,
-    /// Which experts make up that share
+    /// Selection of the remote experts
     #[arg(
         long,
         value_enum,
@@ -434,13 +435,13 @@ pub(crate) struct DeploymentArgs {
         requires = "remote_ratio"
     )]
     pub(crate) remote_set: RemoteSet,
-    /// Recorded activations that say which experts are used least, for --remote-set history
+    /// Activation records for --remote-set history
     #[arg(long, value_name = "FILE", help_heading = "Placement", requires = "remote_ratio")]
     pub(crate) history: Option<PathBuf>,
-    /// Remote processes, each hosting all remote experts; with --groups those of each group [default: 1]
+    /// Replicas of each remote group [default: 1]
     #[arg(long, value_name = "Z", help_heading = "Placement", conflicts_with = "plan")]
     pub(crate) replicas: Option<u32>,
-    /// Deal the remote experts of each layer to this many groups of processes, which work at the same time
+    /// Remote groups: each holds a slice of every layer's remote experts, and all work in parallel [default: 1]
     #[arg(
         long,
         value_name = "G",
@@ -449,27 +450,27 @@ pub(crate) struct DeploymentArgs {
         conflicts_with = "plan"
     )]
     pub(crate) groups: Option<u32>,
-    /// File that names the remote experts of each layer, or of each group of processes
+    /// Plan file: the remote experts of each layer or group
     #[arg(long, value_name = "FILE", help_heading = "Placement")]
     pub(crate) plan: Option<PathBuf>,
-    /// Threads of each function; in a plan of the main function, and of a remote one at most [default: all
-    /// cores, or as planned]
+    /// Threads of each function; in a plan, threads of the main function and the limit of a remote one
+    /// [default: all cores, or as planned]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) threads: Option<usize>,
-    /// Memory limit of each remote function, as 500MB, 2GiB or plain bytes; in a plan exactly this much
+    /// Memory limit of each remote function, such as 500MB, 2GiB or plain bytes; in a plan its exact size
     #[arg(long, value_name = "SIZE", value_parser = sizes::<u64>(1..=u64::MAX))]
     pub(crate) remote_memory: Option<u64>,
-    /// Memory for keys and values
+    /// Memory of the KV cache
     #[arg(long, value_name = "SIZE", value_parser = sizes::<u64>(1..=u64::MAX))]
     pub(crate) kv_cache_bytes: Option<u64>,
-    /// Sequences in one forward, at most
+    /// Maximum batch size, in sequences
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) max_batch: Option<usize>,
-    /// Remote functions that start at the same time, at most, those first that waiting requests need most; after a
-    /// sleep it is served when so many of them are there [default: all]
+    /// Maximum number of remote functions that start at the same time, most needed first; after a sleep, requests run
+    /// once this many are ready [default: all]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) starts_at_once: Option<usize>,
-    /// Seconds until everything must be ready
+    /// Time limit of the start, in seconds
     #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = seconds)]
     pub(crate) ready_timeout: Duration,
 }
@@ -507,47 +508,45 @@ const READY_TIMEOUT: Duration = Duration::from_secs(120);
 /// A predictor that was saved.
 #[derive(Debug, Args)]
 pub(crate) struct PredictorFolder {
-    /// Folder of a predictor, made by `remoe predictor build`, for --remote-set prediction [default:
-    /// MODEL/predictor]
+    /// Folder of a predictor from `remoe predictor build`, for --remote-set prediction [default: MODEL/predictor]
     #[arg(long, value_name = "DIR", help_heading = "Placement")]
     pub(crate) predictor: Option<PathBuf>,
 }
 
-/// Which experts are remote where a share of them is.
+/// Selection of the remote experts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum RemoteSet {
-    /// The last ids
+    /// The experts with the highest ids
     #[default]
     Last,
-    /// Those that the recorded activations of --history used least
+    /// The least used experts in --history
     History,
-    /// Those that a saved predictor expects to be used least, by the prompt where there is one
+    /// The experts that --predictor expects to be used least, for the prompt if there is one
     Prediction,
 }
 
-/// What starts when.
+/// Start order of the functions.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum StartOrder {
-    /// The plan is made, then all functions start at the same time
+    /// Plan, then start all functions at the same time
     #[default]
     Planned,
-    /// The main function starts at once with the memory that the worst case needs, while the plan for the
-    /// rest is made
+    /// Start the main function at once with worst-case memory, and plan the rest meanwhile
     Preallocated,
-    /// The plan is made, then one function starts after the other
+    /// Plan, then start one function after the other
     Sequential,
 }
 
-/// Which set of operations computes what is no expert; answers are the same bits within one.
+/// Backend of the non-expert operations; answers are bit-identical within one backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Backend {
-    /// The kernels' own, on CPUs
+    /// Remoe's kernels, on CPUs
     Native,
-    /// LibTorch's
+    /// LibTorch
     Torch,
 }
 
-/// What can be computed in.
+/// Compute dtype.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Dtype {
     Float32,
@@ -568,11 +567,11 @@ const MOST_TEMPERATURE: f32 = 2.0;
 const STOP_BYTES: usize = 1024;
 
 pub(crate) fn temperature(text: &str) -> Result<f32, String> {
-    let value: f32 = text.parse().map_err(|_| "is not a number".to_owned())?;
+    let value: f32 = text.parse().map_err(|_| "expected a number".to_owned())?;
     if (0.0..=MOST_TEMPERATURE).contains(&value) {
         Ok(value)
     } else {
-        Err(format!("must be from 0 to {MOST_TEMPERATURE}"))
+        Err(format!("expected 0 to {MOST_TEMPERATURE}"))
     }
 }
 
@@ -580,38 +579,42 @@ pub(crate) fn stop_string(text: &str) -> Result<String, String> {
     if (1..=STOP_BYTES).contains(&text.len()) {
         Ok(text.to_owned())
     } else {
-        Err(format!("must have 1 to {STOP_BYTES} bytes"))
+        Err(format!("expected 1 to {STOP_BYTES} bytes"))
     }
 }
 
 pub(crate) fn probability(text: &str) -> Result<f32, String> {
-    let value: f32 = text.parse().map_err(|_| "is not a number".to_owned())?;
-    if value > 0.0 && value <= 1.0 { Ok(value) } else { Err("must be above 0 and at most 1".to_owned()) }
+    let value: f32 = text.parse().map_err(|_| "expected a number".to_owned())?;
+    if value > 0.0 && value <= 1.0 {
+        Ok(value)
+    } else {
+        Err("expected a number above 0 and up to 1".to_owned())
+    }
 }
 
 fn token_id(text: &str) -> Result<u32, String> {
-    text.trim().parse().map_err(|_| "token ids are whole numbers".to_owned())
+    text.trim().parse().map_err(|_| "expected token ids as whole numbers".to_owned())
 }
 
 fn at_least_one(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(value @ 1..) => Ok(value),
-        _ => Err("must be 1 or more".to_owned()),
+        _ => Err("expected 1 or more".to_owned()),
     }
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
-    let value: f64 = text.parse().map_err(|_| "is not a number of seconds".to_owned())?;
+    let value: f64 = text.parse().map_err(|_| "expected seconds as a number".to_owned())?;
     match Duration::try_from_secs_f64(value) {
         Ok(duration) if !duration.is_zero() && value <= 1e6 => Ok(duration),
-        _ => Err("must be above 0 and at most 1000000".to_owned()),
+        _ => Err("expected a number above 0 and up to 1000000".to_owned()),
     }
 }
 
 fn host(text: &str) -> Result<IpAddr, String> {
     match text {
         "localhost" => Ok(IpAddr::from([127, 0, 0, 1])),
-        _ => text.parse().map_err(|_| "must be an IP address".to_owned()),
+        _ => text.parse().map_err(|_| "expected an IP address".to_owned()),
     }
 }
 
@@ -623,7 +626,7 @@ fn device(text: &str) -> Result<String, String> {
     if matches!(text, "cpu" | "cuda") || index_is_number() {
         Ok(text.to_owned())
     } else {
-        Err("must be cpu, cuda or cuda:INDEX".to_owned())
+        Err("expected cpu, cuda or cuda:INDEX".to_owned())
     }
 }
 
@@ -636,13 +639,13 @@ const EXAMPLES: &str = "Examples:
 Sizes are 500MB, 2GiB or plain bytes.
 
 Environment:
-  REMOE_BIN_DIR  Folder of the function programs, where they are not beside remoe
-  REMOE_BACKEND  As --backend
-  REMOE_LOG      What the functions log, for example debug; all of it is shown
-  REMOE_API_KEY  As --api-key of up
-  REMOE_MODEL_CACHE  As --model-cache
-  HF_TOKEN, HF_ENDPOINT  For models hf://ORGANISATION/NAME
-  AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL  For models s3://BUCKET/PREFIX";
+  REMOE_BIN_DIR  Folder of the function programs, if not the folder of remoe
+  REMOE_BACKEND  Same as --backend
+  REMOE_LOG      Log filter of the functions, for example debug; all lines are shown
+  REMOE_API_KEY  Same as --api-key
+  REMOE_MODEL_CACHE  Same as --model-cache
+  HF_TOKEN, HF_ENDPOINT  Access to models hf://ORGANISATION/NAME
+  AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL  Access to models s3://BUCKET/PREFIX";
 
 const INSPECT_EXAMPLES: &str = "Examples:
   remoe inspect --model ./model
@@ -662,8 +665,8 @@ const RUN_EXAMPLES: &str = "Examples:
   remoe run ./model 'What is a lake?' --remote-ratio 0.5
   printf 'What is a lake?\\nAnd a pond?\\n' | remoe run ./model
 
-In the terminal: /help lists what can be set, Ctrl-C ends an answer, Ctrl-D the conversation. Text between
-\"\"\" and \"\"\" and lines that end in a backslash go on in the next line.";
+In the terminal: /help lists the commands and settings, Ctrl-C ends an answer, Ctrl-D the conversation. Text
+between \"\"\" and \"\"\" may span lines; a backslash at the end of a line continues it.";
 
 const COMPLETIONS_EXAMPLES: &str = "Examples:
   remoe completions bash > ~/.local/share/bash-completion/completions/remoe

@@ -39,9 +39,8 @@ fn with_threads(sizes: SizeRange, threads: usize, vcpu_bytes: f64) -> Result<Siz
     let min_bytes = sizes.min_bytes + steps * sizes.step_bytes;
     if min_bytes > sizes.max_bytes {
         let message = format!(
-            "{threads} threads need {threads} vCPUs, which come with {} GB of memory in a plan; the main \
-             function may have {:.1} GB: ask for fewer, for more with --main-memory-mb, or name the placement \
-             with --remote-ratio",
+            "invalid --threads: {threads} threads need {threads} vCPUs, which take {} GB of memory in a plan; the main \
+             function has at most {:.1} GB; lower --threads, raise --main-memory-mb, or set --remote-ratio",
             least / GB,
             sizes.largest() / GB
         );

@@ -171,7 +171,10 @@ impl Wanted {
             .map_err(|error| CliError::placement(error, Some(path.to_owned())))?;
         let sized = self.placement.processes().iter().any(|process| process.memory_bytes.is_some());
         if sized && self.options.remote_memory_bytes.is_some() {
-            let message = format!("{} says what each remote function may take", path.display());
+            let message = format!(
+                "cannot apply --remote-memory: {} already sets the memory of each remote function; omit the flag",
+                path.display()
+            );
             return Err(CliError::arguments("--remote-memory", message));
         }
         if serde_json::from_str::<WithProblem>(&text).is_err() {
@@ -274,7 +277,7 @@ impl Wanted {
         let launcher = match limited.then(Cgroups::find) {
             Some(Ok(cgroups)) => launcher.with_limits(cgroups),
             Some(Err(error)) => {
-                progress.line(&format!("sizes of functions are not enforced here: {error}"));
+                progress.line(&format!("memory and CPU limits of functions are not enforced: {error}"));
                 launcher
             }
             None => launcher,
@@ -314,7 +317,7 @@ impl Wanted {
         let with_functions = async {
             let (supervisor, status) = self.start(progress).await?;
             let main = status.functions.iter().find_map(|function| function.grpc);
-            let main = main.ok_or_else(|| CliError::runtime("the main function is gone"))?;
+            let main = main.ok_or_else(|| CliError::runtime("cannot reach the main function: it ended"))?;
             let result = work(control::main_client(main)?).await;
             supervisor.shutdown(self.drain).await;
             result

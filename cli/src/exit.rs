@@ -6,6 +6,7 @@ use remoe_model::CheckpointError;
 use remoe_planner::PlanError;
 use remoe_wire::{ErrorCode, ServiceError};
 use serde::Serialize;
+use std::borrow::Cow;
 use std::path::PathBuf;
 
 /// Exit codes, and the `code` of an error object.
@@ -49,6 +50,14 @@ impl CliError {
 
     pub(crate) fn arguments(field: &str, message: impl Into<String>) -> Self {
         Self { field: Some(field.to_owned()), ..Self::new(Code::Arguments, message) }
+    }
+
+    /// Returns the message, preceded by the flag unless the message names it. Messages of libraries rarely do.
+    pub(crate) fn text(&self) -> Cow<'_, str> {
+        match self.field.as_deref().filter(|field| field.starts_with("--")) {
+            Some(flag) if !names(&self.message, flag) => Cow::Owned(format!("{flag}: {}", self.message)),
+            _ => Cow::Borrowed(&self.message),
+        }
     }
 
     pub(crate) fn interrupted() -> Self {
@@ -96,6 +105,12 @@ impl From<clap::Error> for CliError {
             ..Self::new(Code::Arguments, message.trim())
         }
     }
+}
+
+/// Reports if `text` contains `flag`, and not only a longer flag that begins with it.
+fn names(text: &str, flag: &str) -> bool {
+    let is_longer = |rest: &str| rest.starts_with(|next: char| next.is_ascii_alphanumeric() || next == '-');
+    text.match_indices(flag).any(|(at, found)| !text.get(at + found.len()..).is_some_and(is_longer))
 }
 
 /// The flag in clap's name of an argument, which may be `--flag <VALUE>` or `<VALUE|--flag <VALUE>>`.
@@ -166,5 +181,23 @@ impl From<std::io::Error> for CliError {
             return Self::new(Code::ClosedOutput, "the output is closed");
         }
         Self::runtime(format!("cannot write the output: {error}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn error_text_names_the_flag_once() {
+        for (flag, message, text) in [
+            ("--pricing", "prices.yaml: missing field", "--pricing: prices.yaml: missing field"),
+            ("--pricing", "invalid --pricing: 0", "invalid --pricing: 0"),
+            ("--model", "see --model-cache", "--model: see --model-cache"),
+            ("gate", "main exited with code 4", "main exited with code 4"),
+        ] {
+            assert_eq!(CliError::arguments(flag, message).text(), text);
+        }
+        assert_eq!(CliError::runtime("cannot start").text(), "cannot start");
     }
 }

@@ -66,7 +66,7 @@ fn failed(error: &CliError, as_json: bool) -> ExitCode {
     if as_json {
         json::print_error(error);
     }
-    output::progress::print_error(&error.message);
+    output::progress::print_error(&error.text());
     ExitCode::from(error.code as u8)
 }
 
@@ -79,7 +79,7 @@ fn with_resource(mut arguments: Vec<OsString>) -> Result<Vec<OsString>, CliError
     let resource = resource::expand(file, up)?;
     if !resource.left_out.is_empty() {
         let fields = resource.left_out.join(", ");
-        output::progress::print_warning(&format!("only a cluster has this, it is left out: {fields}"));
+        output::progress::print_warning(&format!("ignored outside a cluster: {fields}"));
     }
     // Before any `--`: behind the command, which follows flags without values.
     let command =

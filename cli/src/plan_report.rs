@@ -4,7 +4,7 @@ use crate::output::table;
 use remoe_planner::{
     Alternative, Answer, Baseline, Change, Device, Evaluation, Explanation, Infeasible, Layer, LayerPlan,
     Life, Plan, Preallocation, Problem, Reason, Refusal, Remedy, Selection, Sturdiness, Verdict, Violation,
-    WrongCase, amount, limit_name, rounded_up,
+    Way, WrongCase, amount, limit_name, rounded_up,
 };
 
 /// A plan with everything behind it; with `verbose` also how it was found, in the terms of the Remoe paper.
@@ -31,9 +31,9 @@ pub(crate) fn answer(problem: &Problem, answer: &Answer, verbose: bool) -> Strin
 pub(crate) fn evaluation(problem: &Problem, evaluation: &Evaluation) -> String {
     let mut parts = vec![layers(problem, None, evaluation), times(problem, evaluation), costs(evaluation)];
     parts.push(match evaluation.violations.as_slice() {
-        [] => "Every limit is kept.".to_owned(),
+        [] => "All limits are met.".to_owned(),
         violations => table::with_header(
-            &["limit not kept", "value", "allowed"],
+            &["limit exceeded", "value", "allowed"],
             violations.iter().map(violation).collect(),
         ),
     });
@@ -53,9 +53,9 @@ pub(crate) fn preallocation(answer: &Preallocation) -> String {
             step.tpot_seconds.map_or_else(String::new, seconds),
         ]
     });
-    let header = ["i", "remote experts", "fits", "experts need", "main function", "first token", "per token"];
+    let header = ["i", "remote experts", "fits", "expert memory", "main function", "TTFT", "TPOT"];
     let walk = table::with_header(&header, rows.collect());
-    format!("main function {} at i = {}, in the worst case\n\n{walk}", bytes(answer.main_bytes), answer.i)
+    format!("main function of {} at i = {}, in the worst case\n\n{walk}", bytes(answer.main_bytes), answer.i)
 }
 
 fn remote(plan: &Plan) -> String {
@@ -63,7 +63,7 @@ fn remote(plan: &Plan) -> String {
     let (layers, experts) =
         sets.fold((0, 0), |(layers, experts), layer| (layers + 1, experts + layer.remote.len()));
     match experts {
-        0 => "nothing: all experts are in the main function".to_owned(),
+        0 => "none: all experts are in the main function".to_owned(),
         experts if plan.groups.is_empty() => {
             format!("{experts} experts of {layers} layers, {} replicas", plan.replicas())
         }
@@ -129,51 +129,47 @@ fn groups(plan: &Plan, evaluation: &Evaluation) -> Option<String> {
         let layers = group.experts.iter().filter(|experts| !experts.is_empty()).count();
         let ends = sleeps.then(|| match (group.idle_seconds, terms.life) {
             (Some(idle), Some(life)) => format!(
-                "after {} without requests: alive {} of the time, not ready for {} of the requests",
+                "{}: alive {} of the time, {} cold requests",
                 seconds(idle),
                 percent(life.alive_share),
                 percent(life.cold_share)
             ),
-            _ => "no".to_owned(),
+            _ => "none".to_owned(),
         });
         let cells = [
-            index.to_string(),
+            format!("group-{index}"),
             format!("{experts} of {layers} layers"),
             percent(terms.share),
             size(group.memory_bytes, group.vcpus),
             group.replicas.to_string(),
-            format!("{} an hour", dollars(terms.rate * 3600.0)),
+            format!("{}/hour", dollars(terms.rate * 3600.0)),
         ];
         cells.into_iter().chain(ends).collect()
     });
     let rows: Vec<Vec<String>> = rows.collect();
-    let mut header = vec!["group", "experts", "share of the work", "memory", "replicas", "while alive"];
-    header.extend(sleeps.then_some("ends by itself"));
+    let mut header = vec!["group", "experts", "share of pairs", "memory", "replicas", "cost while alive"];
+    header.extend(sleeps.then_some("idle window"));
     (!plan.groups.is_empty()).then(|| table::with_header(&header, rows))
 }
 
 fn life(life: &Life) -> String {
-    let cold = format!(
-        "{} of the requests, first token after {}",
-        percent(life.cold_share),
-        seconds(life.cold_ttft_seconds)
-    );
+    let cold = format!("{} of requests, TTFT {}", percent(life.cold_share), seconds(life.cold_ttft_seconds));
     table::of_pairs(&[
         (
             "alive",
-            format!("{} of the time, {:.1} wakes an hour", percent(life.alive_share), life.wakes_per_hour),
+            format!("{} of the time, {:.1} wakes per hour", percent(life.alive_share), life.wakes_per_hour),
         ),
         ("cold", cold),
         (
             "load",
             format!(
-                "{} of what the main functions can serve, {:.2} requests at once, {} of waiting",
+                "utilisation {}, {:.2} concurrent requests, queue wait {}",
                 percent(life.utilisation),
                 life.in_flight,
                 seconds(life.wait_seconds)
             ),
         ),
-        ("cost of an hour", dollars(life.dollars_per_hour)),
+        ("cost per hour", dollars(life.dollars_per_hour)),
     ])
 }
 
@@ -181,9 +177,12 @@ fn life(life: &Life) -> String {
 fn sturdiness(sturdy: &Sturdiness) -> String {
     let Sturdiness { tried, broken, worst_above, broken_of_cheapest, above_cheapest, cases } = sturdy;
     let cheapest = match above_cheapest {
-        none if *none <= 0.0 => "it is the cheapest plan".to_owned(),
+        none if *none <= 0.0 => "this is the cheapest plan".to_owned(),
         above => {
-            format!("{} more than the cheapest plan, which breaks {broken_of_cheapest}", percent(*above))
+            format!(
+                "costs {} more than the cheapest plan, which violates limits in {broken_of_cheapest}",
+                percent(*above)
+            )
         }
     };
     let names = |chosen: &dyn Fn(&WrongCase) -> bool| {
@@ -195,14 +194,14 @@ fn sturdiness(sturdy: &Sturdiness) -> String {
     let survives = names(&|case| case.broken.is_empty() && !case.broken_of_cheapest.is_empty());
     let rows = [
         (
-            "when figures are wrong",
+            "robustness to wrong figures",
             format!(
-                "limits are broken in {broken} of {tried} cases, {} dearer at worst; {cheapest}",
+                "violates limits in {broken} of {tried} cases, costs up to {} more than planned; {cheapest}",
                 percent(*worst_above)
             ),
         ),
-        ("survives, as the cheapest does not", survives),
-        ("breaks", breaks),
+        ("robust where the cheapest plan is not", survives),
+        ("violates limits with", breaks),
     ];
     let said: Vec<(&str, String)> = rows.into_iter().filter(|(_, text)| !text.is_empty()).collect();
     table::of_pairs(&said)
@@ -226,7 +225,7 @@ pub(crate) fn verdict(verdict: &Verdict) -> String {
             rival.why.clone(),
         ]
     });
-    let header = ["way", "cost", "first token", "per token", "keeps the limits", "why"];
+    let header = ["placement", "cost", "TTFT", "TPOT", "meets the limits", "reason"];
     format!("{}\n\n{}", table::with_header(&header, rows.collect()), verdict.sentence)
 }
 
@@ -235,8 +234,8 @@ fn times(problem: &Problem, evaluation: &Evaluation) -> String {
         format!("{} of {} ({})", seconds(value), seconds(limit), percent(value / limit))
     };
     table::of_pairs(&[
-        ("first token", of(evaluation.ttft_seconds, problem.slo.ttft_seconds)),
-        ("per token", of(evaluation.tpot_seconds, problem.slo.tpot_seconds)),
+        ("TTFT", of(evaluation.ttft_seconds, problem.slo.ttft_seconds)),
+        ("TPOT", of(evaluation.tpot_seconds, problem.slo.tpot_seconds)),
         ("prefill", seconds(evaluation.prefill_seconds)),
         ("decode", seconds(evaluation.decode_seconds)),
     ])
@@ -250,7 +249,7 @@ fn costs(evaluation: &Evaluation) -> String {
     table::of_pairs(&[
         ("cost of the main function", part(evaluation.main_cost)),
         ("cost of remote functions", part(evaluation.remote_cost)),
-        ("cost in all", dollars(evaluation.total_cost)),
+        ("total cost", dollars(evaluation.total_cost)),
     ])
 }
 
@@ -266,42 +265,38 @@ fn baselines(problem: &Problem, answer: &Answer) -> String {
             seconds(baseline.tpot_seconds),
             match baseline.violations.as_slice() {
                 [] => "yes".to_owned(),
-                violations => format!("no: {}", violations.join(", ")),
+                violations => {
+                    let names = violations.iter().map(|limit| limit_name(limit));
+                    format!("no: {}", names.collect::<Vec<_>>().join(", "))
+                }
             },
         ]
     };
     let on_gpu = |layer: &Layer| layer.gpu_expert_seconds.is_some();
     let on_cpus = |layer: &Layer| layer.cpu_nonexpert_seconds.is_some();
-    let too_large = "no size of the main function holds it";
+    let too_large = "no main function size has enough memory";
     let without_cpu = match problem.layers.iter().all(on_cpus) {
         true => too_large,
-        false => "cpu_nonexpert_seconds is not stated",
+        false => "missing cpu_nonexpert_seconds",
     };
     let without_gpu = match (problem.layers.iter().all(on_gpu), problem.device) {
         (true, _) => too_large,
         (false, Device::Cpu) => "the main function has no GPU",
-        (false, Device::Gpu) => "gpu_expert_seconds is not stated",
+        (false, Device::Gpu) => "missing gpu_expert_seconds",
     };
     let all = [
-        ("experts on CPUs", &baselines.mix, saving.mix, too_large),
-        ("everything on CPUs", &baselines.cpu, saving.cpu, without_cpu),
-        ("everything on the GPU", &baselines.gpu, saving.gpu, without_gpu),
-        ("ideal offloading", &baselines.fetch, saving.fetch, without_gpu),
+        (Way::Mix.baseline_name(), &baselines.mix, saving.mix, too_large),
+        (Way::Cpu.baseline_name(), &baselines.cpu, saving.cpu, without_cpu),
+        (Way::Gpu.baseline_name(), &baselines.gpu, saving.gpu, without_gpu),
+        (Way::Fetch.baseline_name(), &baselines.fetch, saving.fetch, without_gpu),
     ];
-    let header = [
-        "instead",
-        "cost",
-        "the plan saves",
-        "main function",
-        "first token",
-        "per token",
-        "keeps the limits",
-    ];
+    let header =
+        ["baseline", "cost", "saving of the plan", "main function", "TTFT", "TPOT", "meets the limits"];
     let known =
         all.iter().filter_map(|(name, baseline, saving, _)| Some(row(name, baseline.as_ref()?, *saving)));
     let known: Vec<Vec<String>> = known.collect();
     let absent = all.iter().filter(|(_, baseline, ..)| baseline.is_none());
-    let absent: Vec<String> = absent.map(|(name, .., why)| format!("not compared: {name}, {why}")).collect();
+    let absent: Vec<String> = absent.map(|(name, .., why)| format!("not compared: {name}: {why}")).collect();
     let table = (!known.is_empty()).then(|| table::with_header(&header, known));
     table.into_iter().chain(absent).collect::<Vec<_>>().join("\n")
 }
@@ -322,23 +317,23 @@ fn reasons(why: &Explanation) -> String {
             let new = why.next_best.as_ref();
             let new = new.map_or_else(|| "none".to_owned(), |new| best(new, "less"));
             return table::of_pairs(&[
-                ("remote experts", "those of the previous plan".to_owned()),
+                ("remote experts", "unchanged from the previous plan".to_owned()),
                 ("best now", new),
             ]);
         }
     };
     let binding = why.binding.as_ref().map_or_else(
-        || "none: every neighbouring plan costs more".to_owned(),
+        || "none: local optimum".to_owned(),
         |binding| {
             let save = dollars(binding.would_save);
-            format!("{}: one step beyond it would save {save}", limit_name(&binding.limit))
+            format!("{}: relaxing it by one step would save {save}", limit_name(&binding.limit))
         },
     );
     let next = why.next_best.as_ref().map_or_else(|| "none".to_owned(), |next| best(next, "more"));
     let paper = why.continuous.as_ref().map(|form| match (form.above, form.refused) {
         (Some(above), _) => format!("{} more", percent(above)),
         (None, Some(refusal)) => format!("does not apply: {}", refused(refusal)),
-        (None, None) => "misses a limit".to_owned(),
+        (None, None) => "violates a limit".to_owned(),
     });
     let mut pairs = vec![("remote experts", selection), ("binding limit", binding), ("next best", next)];
     pairs.extend(paper.map(|paper| ("continuous form", paper)));
@@ -349,21 +344,21 @@ fn refused(refusal: Refusal) -> &'static str {
     match refusal {
         Refusal::PoorFit => "no exponential decay fits some layer's times (R2 below 0.95)",
         Refusal::NotConvex => "the objective is not convex in some layer",
-        Refusal::ReservedBilling => "reserved billing is no sum over layers",
-        Refusal::TooSlow => "no memory keeps the time per output token",
+        Refusal::ReservedBilling => "reserved billing is not separable by layer",
+        Refusal::TooSlow => "no memory size meets the TPOT limit",
     }
 }
 
 fn change(change: &Change) -> String {
     let verdict = match change.reason {
-        Reason::Unchanged => "The previous plan stays: it is the best one.",
-        Reason::WithinHysteresis => "The previous plan stays: the best one saves too little.",
+        Reason::Unchanged => "Keeps the previous plan: it is optimal.",
+        Reason::WithinHysteresis => "Keeps the previous plan: the best one saves less than the hysteresis.",
         Reason::MovesTooMuch => {
-            "The previous plan stays: loading the best one costs more than it saves while it is expected to stand."
+            "Keeps the previous plan: loading the best one costs more than it saves over its expected lifetime."
         }
-        Reason::Cheaper => "The previous plan goes: this one saves enough.",
-        Reason::PreviousFails => "The previous plan goes: it is not allowed any more.",
-        Reason::NoNewPlan => "The previous plan stays: it keeps every limit, and no new plan does.",
+        Reason::Cheaper => "Replaces the previous plan: the saving exceeds the hysteresis.",
+        Reason::PreviousFails => "Replaces the previous plan: it violates the limits.",
+        Reason::NoNewPlan => "Keeps the previous plan: it meets all limits, and no new plan does.",
     };
     let mut lines = vec![verdict.to_owned()];
     lines.push(match change.new_cost {
@@ -374,14 +369,11 @@ fn change(change: &Change) -> String {
         lines.push(format!("main function {} -> {}", bytes(from.0), bytes(to.0)));
     }
     if let Some(moved) = change.moved_bytes.filter(|moved| moved.0 > 0.0) {
-        lines.push(format!(
-            "{} of experts would have to be loaded by functions that do not have them",
-            bytes(moved.0)
-        ));
+        lines.push(format!("functions would load {} of experts", bytes(moved.0)));
     }
     if let Some(toll) = change.toll.filter(|toll| toll.seconds > 0.0) {
         lines.push(format!(
-            "that takes {} and costs {}; from then on {} are saved",
+            "loading takes {} and costs {}; saves {} after that",
             seconds(toll.seconds),
             dollars(toll.dollars),
             dollars(toll.saves)
@@ -478,7 +470,7 @@ fn flag(remedy: &Remedy) -> String {
         "mem" => size("--remote-memory-mb"),
         "main" => size("--main-memory-mb"),
         "mains" => format!("{} main functions", remedy.at_least),
-        limit => format!("a {} of {}", limit_name(limit), amount(limit, remedy.at_least)),
+        limit => format!("{} of {} or more", limit_name(limit), amount(limit, remedy.at_least)),
     }
 }
 

@@ -15,16 +15,16 @@ pub(crate) fn explained(problem: &Problem, answer: &Answer) -> String {
     parts.extend(answer.explanation.binding.as_ref().map(binding));
     parts.extend(answer.explanation.next_best.as_ref().filter(|next| next.above > 0.0).map(|next| {
         format!(
-            "The best plan beside this one, with {} of memory in the main function and {}, costs {} more.",
+            "The next best plan ({} of main function memory, {}) costs {} more.",
             bytes(next.main_bytes),
             functions(next.replicas),
             percent(next.above)
         )
     }));
     parts.extend(answer.sturdiness.as_ref().map(|sturdy| match sturdy.broken {
-        0 => format!("It keeps its limits in all {} cases tried in which a figure was wrong.", sturdy.tried),
+        0 => format!("It meets its limits in all {} cases with wrong figures.", sturdy.tried),
         broken => {
-            format!("When figures are wrong it breaks a limit in {broken} of {} cases tried.", sturdy.tried)
+            format!("It violates a limit in {broken} of {} cases with wrong figures.", sturdy.tried)
         }
     }));
     parts.join("\n\n")
@@ -35,19 +35,17 @@ fn placement(problem: &Problem, plan: &Plan) -> String {
     let away: usize = plan.layers.iter().map(|layer| layer.remote.len()).sum();
     let memory = bytes(plan.main_bytes);
     if away == 0 {
-        return format!(
-            "All {whole} experts are in the main function, which has {memory} of memory for them."
-        );
+        return format!("The main function holds all {whole} experts in {memory} of memory.");
     }
     let placed = match plan.groups.len() {
-        0 => "each layer has functions of its own".to_owned(),
-        1 => "all of them hold the same experts".to_owned(),
-        groups => format!("they are {groups} groups, which work on every layer at the same time"),
+        0 => "each layer has its own".to_owned(),
+        1 => "replicas of one group".to_owned(),
+        groups => format!("{groups} groups, each with a slice of every layer"),
     };
-    let placed = if plan.replicas() > 1 { format!("; {placed}") } else { String::new() };
+    let placed = if plan.replicas() > 1 { format!(": {placed}") } else { String::new() };
     format!(
-        "The main function holds {} of {whole} experts in {memory} of memory: those that are used most. The other \
-         {away} are in {}{placed}.",
+        "The main function holds the {} most used of {whole} experts in {memory} of memory. The other {away} are in \
+         {}{placed}.",
         whole - away,
         functions(plan.replicas()),
     )
@@ -63,8 +61,8 @@ fn functions(count: u64) -> String {
 fn speed(problem: &Problem, answer: &Answer) -> String {
     let (request, slo, takes) = (&problem.request, &problem.slo, &answer.evaluation);
     format!(
-        "A typical request, {:.0} tokens in and {:.0} out, gets its first token after {} ({} are allowed) and then one \
-         every {} ({} are allowed).",
+        "A typical request ({:.0} tokens in, {:.0} out) has a time to first token of {} (limit {}) and a time per \
+         output token of {} (limit {}).",
         request.input_tokens,
         request.output_tokens + 1.0,
         time(takes.ttft_seconds),
@@ -80,7 +78,7 @@ fn cost(answer: &Answer) -> String {
     let parts = match answer.plan.replicas() {
         0 => String::new(),
         _ => format!(
-            ", {} of it for the main function and {} for remote functions",
+            ": {} for the main function and {} for remote functions",
             million(costs.main_cost),
             million(costs.remote_cost)
         ),
@@ -95,12 +93,12 @@ fn rivals(answer: &Answer) -> Option<String> {
         vec![format!("  {}", rival.name.name()), known.trim_end_matches("; ").to_owned()]
     };
     let lines: Vec<_> = answer.verdict.rivals.iter().map(line).collect();
-    (!lines.is_empty()).then(|| format!("All ways that were compared:\n{}", table::of_rows(lines)))
+    (!lines.is_empty()).then(|| format!("Compared placements:\n{}", table::of_rows(lines)))
 }
 
 fn binding(binding: &Binding) -> String {
     format!(
-        "What keeps it from being cheaper is the {}: one step beyond it would save {} of a million requests.",
+        "The binding limit is the {}: relaxing it by one step would save {} per million requests.",
         limit_name(&binding.limit),
         dollars(binding.would_save * MILLION)
     )

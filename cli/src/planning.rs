@@ -31,14 +31,14 @@ pub(crate) const STURDY: f64 = 0.02;
 /// No file is longer; a problem of a thousand layers of 512 experts is a tenth of it.
 const FILE_LIMIT: u64 = 256 << 20;
 
-/// What a plan for a model is made from.
+/// Inputs of the planner.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct PlanningArgs {
-    /// Profile of the model on this machine, made by `remoe profile` [default: the one in the cache]
+    /// Profile of the model on this machine, from `remoe profile` [default: the one in the cache folder]
     #[arg(long, value_name = "FILE", help_heading = "Planning")]
     pub(crate) profile: Option<PathBuf>,
-    /// Folder of a predictor, made by `remoe predictor build` [default: MODEL/predictor where there is
-    /// one; without one every expert is thought to be used alike]
+    /// Folder of a predictor from `remoe predictor build` [default: MODEL/predictor; without a predictor, plans
+    /// assume uniform expert usage]
     #[arg(long, value_name = "DIR", help_heading = "Planning")]
     pub(crate) predictor: Option<PathBuf>,
     #[command(flatten)]
@@ -49,34 +49,33 @@ pub(crate) struct PlanningArgs {
     /// Limit of the time per output token
     #[arg(long, value_name = "TIME", default_value = "200ms", value_parser = duration, help_heading = "Planning")]
     pub(crate) tpot: Duration,
-    /// Limit of the time to first token of a request that finds all functions asleep; the workload's arrivals say
-    /// when they sleep [default: none]
+    /// Limit of the time to first token of a cold request; needs arrivals in --workload [default: none]
     #[arg(long, value_name = "TIME", value_parser = duration, help_heading = "Planning")]
     pub(crate) cold_ttft: Option<Duration>,
-    /// Share of the requests that may find functions asleep, as 0.05 or 5% [default: all]
+    /// Maximum share of cold requests, such as 0.05 or 5% [default: all]
     #[arg(long, value_name = "SHARE", value_parser = share, help_heading = "Planning")]
     pub(crate) cold_share: Option<f64>,
-    /// Prices in the units of bills (examples/pricing) [default: 0.04 per core hour, 0.004 per GB hour]
+    /// Price list (examples/pricing) [default: $0.04 per core hour, $0.004 per GB hour]
     #[arg(long, value_name = "FILE", help_heading = "Planning")]
     pub(crate) pricing: Option<PathBuf>,
-    /// Memory that the main function may have, MIN:MAX:STEP in MB or with units [default: 100 to the machine's, by 100]
+    /// Memory sizes of the main function, MIN:MAX:STEP in MB or with units [default: 100 to the machine's memory,
+    /// step 100]
     #[arg(long, value_name = "MB", value_parser = sizes, help_heading = "Planning")]
     pub(crate) main_memory_mb: Option<SizeRange>,
-    /// Memory that a remote function may have, MIN:MAX:STEP in MB or with units
+    /// Memory sizes of a remote function, MIN:MAX:STEP in MB or with units
     #[arg(long, value_name = "MB", default_value = "100:5000:100", value_parser = sizes, help_heading = "Planning")]
     pub(crate) remote_memory_mb: SizeRange,
-    /// Replicas of a layer's remote function, at most
+    /// Maximum number of replicas of a layer's remote function
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64), help_heading = "Planning")]
     pub(crate) max_replicas: u32,
-    /// Groups of remote functions that each hold a part of every layer, at most [default: 16 for `plan`; none for
-    /// functions that share one machine: a function per layer, where remote experts pay]
+    /// Maximum number of remote groups, each with a slice of every layer [default: 16 for `plan`; on one machine no
+    /// groups but a function per layer, if remote experts pay]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64), help_heading = "Planning")]
     pub(crate) max_groups: Option<u32>,
-    /// vCPUs that the main function may have, MIN:MAX:STEP in millicores; they are paid apart from memory then
-    /// [default: one with every GB]
+    /// vCPUs of the main function, MIN:MAX:STEP in millicores, priced apart from memory [default: one per GB]
     #[arg(long, value_name = "M", value_parser = millicores, requires = "remote_cpu", help_heading = "Planning")]
     pub(crate) main_cpu: Option<VcpuRange>,
-    /// vCPUs that a remote function may have, MIN:MAX:STEP in millicores
+    /// vCPUs of a remote function, MIN:MAX:STEP in millicores
     #[arg(long, value_name = "M", value_parser = millicores, requires = "main_cpu", help_heading = "Planning")]
     pub(crate) remote_cpu: Option<VcpuRange>,
 }
@@ -105,15 +104,15 @@ pub(crate) fn not_beside(other: &'static str, argument: clap::Arg) -> clap::Arg 
     }
 }
 
-/// Whether experts may be remote.
+/// Use of remote experts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum RemoteArg {
-    /// Where it is cheaper
+    /// If that is cheaper
     #[default]
     Auto,
     /// In every layer with more experts than a token uses
     Always,
-    /// Nowhere
+    /// Keep all experts in the main function
     Never,
 }
 
@@ -170,7 +169,7 @@ impl PlanningArgs {
         if let Some(profile) = self.known_profile(&id)? {
             return Ok(profile);
         }
-        progress.line("no profile of this model on this machine yet: measuring one, once");
+        progress.line("no profile of this model on this machine; measuring one now (kept for later runs)");
         let request = profile::Request {
             source: source.clone(),
             inspection: inspection.clone(),
@@ -201,8 +200,8 @@ impl PlanningArgs {
         let several = problem.limits.max_groups.is_some() && profile.machine.cores > 1;
         if several && profile.origin == Origin::Measured && profile.contention.is_none() {
             progress.line(&format!(
-                "the profile of {} does not say how functions that compute at the same time slow each other down: plans in groups \
-                 are taken to be quicker than they are; `remoe profile` measures it",
+                "the profile of {} lacks contention between concurrent functions, so plans with groups look faster \
+                 than they are; run `remoe profile`",
                 profile.made.date
             ));
         }
@@ -276,8 +275,8 @@ impl PlanningArgs {
         })?;
         if profile.device.is_some() && profile.gpu_expert_seconds.is_none() {
             print_warning(
-                "what experts take on the GPU was not measured: the baselines that compute them there assume half \
-                 of an NVIDIA T4; the profile may state gpu_expert_seconds",
+                "GPU expert times were not measured; GPU baselines assume half of an NVIDIA T4; state \
+                 gpu_expert_seconds in the profile",
             );
         }
         if self.main_memory_mb.is_none() && self.main_cpu.is_none() && problem.request.concurrency > 1 {
@@ -301,9 +300,8 @@ impl PlanningArgs {
         let flags = [("--cold-ttft", self.cold_ttft.is_some()), ("--cold-share", self.cold_share.is_some())];
         if let Some((flag, _)) = flags.into_iter().find(|(_, is_given)| *is_given && !sleeps) {
             let message = format!(
-                "{flag} limits requests that find functions asleep, and these never sleep as far as is said: name when \
-                 requests come and how long functions wait for them, as arrivals: {{perHour: 20, idleSeconds: 60}}, in the \
-                 file of --workload"
+                "cannot apply {flag}: functions never sleep in this workload; state arrivals with an idle window, such \
+                 as arrivals: {{perHour: 20, idleSeconds: 60}}, in the file of --workload"
             );
             return Err(CliError::arguments(flag, message));
         }
@@ -337,7 +335,7 @@ impl PlanningArgs {
     }
 
     fn tokens(&self, checkpoint: &Checkpoint, text: &str) -> Result<Vec<u32>, CliError> {
-        prompt::tokens(checkpoint, text, true)
+        prompt::tokens(checkpoint, text, true, "--prompt")
     }
 }
 
@@ -357,7 +355,7 @@ pub(crate) async fn plan(problem: &Problem, remote: RemoteArg) -> Result<Answer,
     let problem = problem.clone();
     let options = Options { remote: remote.into(), sturdy: STURDY, ..Options::default() };
     let solved = tokio::task::spawn_blocking(move || solve(&problem, None, &options)).await;
-    Ok(solved.map_err(|error| CliError::runtime(format!("planning failed: {error}")))??)
+    Ok(solved.map_err(|error| CliError::runtime(format!("cannot plan: {error}")))??)
 }
 
 /// Memory of the main function for experts that no remote function answers for: two tokens' experts of a
@@ -378,7 +376,7 @@ pub(crate) fn read(flag: &str, path: &Path) -> Result<String, CliError> {
         .and_then(|file| file.take(FILE_LIMIT + 1).read_to_string(&mut text))
         .map_err(|error| wrong(error.to_string()))?;
     if text.len() as u64 > FILE_LIMIT {
-        return Err(wrong(format!("it is longer than {FILE_LIMIT} bytes")));
+        return Err(wrong(format!("expected at most {FILE_LIMIT} bytes")));
     }
     Ok(text)
 }
@@ -392,7 +390,7 @@ pub(crate) fn in_file(flag: &str, path: &Path, error: &dyn std::fmt::Display) ->
 
 /// `10s`, `200ms` or `1.5s`.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
-    let wrong = || "is not a time; write it as 10s or 200ms".to_owned();
+    let wrong = || "expected a time such as 10s or 200ms".to_owned();
     let (number, unit) = match (text.strip_suffix("ms"), text.strip_suffix('s')) {
         (Some(number), _) => (number, 1e-3),
         (None, Some(number)) => (number, 1.0),
@@ -401,14 +399,14 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let number: f64 = number.trim().parse().map_err(|_| wrong())?;
     let seconds = number * unit;
     if !(seconds > 0.0 && seconds <= 1e6) {
-        return Err("must be above 0 and at most a million seconds".to_owned());
+        return Err("expected a time above 0 and up to 1000000 s".to_owned());
     }
     Ok(Duration::from_secs_f64(seconds))
 }
 
 /// A share of a whole, `0.05` or `5%`.
 fn share(text: &str) -> Result<f64, String> {
-    let wrong = || "is no share of a whole; write it as 0.05 or 5%".to_owned();
+    let wrong = || "expected a share such as 0.05 or 5%".to_owned();
     let (number, whole) = text.strip_suffix('%').map_or((text, 1.0), |number| (number, 100.0));
     let share = number.trim().parse::<f64>().map_err(|_| wrong())? / whole;
     if (0.0..=1.0).contains(&share) { Ok(share) } else { Err(wrong()) }
@@ -421,7 +419,7 @@ fn millicores(text: &str) -> Result<VcpuRange, String> {
         [min, max, step] if min >= 1.0 && (min..=1e7).contains(&max) && (1.0..=1e7).contains(&step) => {
             Ok(VcpuRange { min: min / 1e3, max: max / 1e3, step: step / 1e3 })
         }
-        _ => Err("is not MIN:MAX:STEP in millicores, as in 500:8000:500".to_owned()),
+        _ => Err("expected MIN:MAX:STEP in millicores, such as 500:8000:500".to_owned()),
     }
 }
 
@@ -438,7 +436,7 @@ fn sizes(text: &str) -> Result<SizeRange, String> {
         {
             Ok(SizeRange { min_bytes, max_bytes, step_bytes })
         }
-        _ => Err("is not MIN:MAX:STEP, as in 100:5000:100 (MB) or 100MB:5GB:100MB".to_owned()),
+        _ => Err("expected MIN:MAX:STEP, such as 100:5000:100 (MB) or 100MB:5GB:100MB".to_owned()),
     }
 }
 

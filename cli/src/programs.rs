@@ -37,7 +37,7 @@ pub(crate) fn find(backend: Option<Backend>, device: Option<&str>) -> Result<Pro
 
 fn own_folder() -> Result<PathBuf, CliError> {
     let own = std::env::current_exe()
-        .map_err(|error| CliError::runtime(format!("cannot find this program's own folder: {error}")))?;
+        .map_err(|error| CliError::runtime(format!("cannot find the folder of this program: {error}")))?;
     Ok(own.parent().unwrap_or(Path::new("/")).to_owned())
 }
 
@@ -49,7 +49,7 @@ fn program(folder: &Path, name: &str) -> Result<PathBuf, CliError> {
     Err(CliError {
         path: Some(path),
         ..CliError::runtime(format!(
-            "{name} is not in {}: build it with `make build`, or name its folder in {FOLDER_VARIABLE}",
+            "cannot find {name} in {}: run `make build`, or set {FOLDER_VARIABLE} to its folder",
             folder.display()
         ))
     })

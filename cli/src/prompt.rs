@@ -6,11 +6,18 @@ use remoe_model::text::{ChatTemplate, Tokenizer};
 use remoe_model::{Checkpoint, Inspection};
 use remoe_wire::v1::{TokenIds, generate_request, inspect_request};
 
-/// Ids of `text`; `special` adds what the tokenizer's post-processor adds.
-pub(crate) fn tokens(checkpoint: &Checkpoint, text: &str, special: bool) -> Result<Vec<u32>, CliError> {
+/// Returns the ids of `text`, the value of `flag`; `special` adds what the tokenizer's post-processor adds.
+pub(crate) fn tokens(
+    checkpoint: &Checkpoint,
+    text: &str,
+    special: bool,
+    flag: &str,
+) -> Result<Vec<u32>, CliError> {
     let tokenizer = Tokenizer::open_in(checkpoint.store(), checkpoint.config().vocab_size)?;
     let tokenizer = tokenizer.ok_or_else(|| {
-        CliError::arguments("--prompt", "the model has no tokenizer.json; give --prompt-ids")
+        let remedy = if flag == "--prompt" { "; use --prompt-ids" } else { "" };
+        let message = format!("cannot tokenise {flag}: the model has no tokenizer.json{remedy}");
+        CliError::arguments(flag, message)
     })?;
     Ok(tokenizer.encode(text, special)?)
 }
@@ -22,13 +29,15 @@ impl PromptArgs {
             None => Ok(self.prompt_ids.clone()),
             Some(text) if self.chat => {
                 let template = ChatTemplate::open_in(checkpoint.store())?;
-                let template = template
-                    .ok_or_else(|| CliError::arguments("--chat", "the model has no chat template"))?;
+                let template = template.ok_or_else(|| {
+                    let message = "cannot apply --chat: the model has no chat template; omit the flag";
+                    CliError::arguments("--chat", message)
+                })?;
                 let message = serde_json::json!({"role": "user", "content": text});
                 // The template writes special tokens itself.
-                tokens(checkpoint, &template.render(&[message], true)?, false)
+                tokens(checkpoint, &template.render(&[message], true)?, false, "--prompt")
             }
-            Some(text) => tokens(checkpoint, text, true),
+            Some(text) => tokens(checkpoint, text, true, "--prompt"),
         }
     }
 
@@ -37,15 +46,17 @@ impl PromptArgs {
     pub(crate) fn check(&self, facts: &Inspection, max_tokens: u32) -> Result<(), CliError> {
         let unknown = self.prompt_ids.iter().find(|&&id| id as usize >= facts.vocab_size);
         if let Some(id) = unknown {
-            let message =
-                format!("there is no token {id}, the model has tokens 0 to {}", facts.vocab_size - 1);
+            let message = format!(
+                "invalid --prompt-ids: expected token ids from 0 to {}, got {id}",
+                facts.vocab_size - 1
+            );
             return Err(CliError::arguments("--prompt-ids", message));
         }
         let (prompt, context) = (self.prompt_ids.len(), facts.served_context());
         if prompt.saturating_add(max_tokens as usize) > context {
             let message = format!(
-                "{prompt} tokens of the prompt and {max_tokens} generated ones are more than the model's context of \
-                 {context}"
+                "invalid --max-tokens: the prompt ({prompt}) and the answer ({max_tokens}) exceed the context of \
+                 {context} tokens"
             );
             return Err(CliError::arguments("--max-tokens", message));
         }

@@ -25,22 +25,25 @@ pub(crate) fn usage(
     checkpoint: &Arc<Checkpoint>,
 ) -> Result<Option<Vec<Vec<f64>>>, CliError> {
     if args.history.is_some() && args.remote_set != RemoteSet::History {
-        return Err(CliError::arguments("--history", "goes with --remote-set history"));
+        return Err(CliError::arguments(
+            "--history",
+            "cannot apply --history: requires --remote-set history",
+        ));
     }
     match args.remote_set {
         RemoteSet::Last => Ok(None),
         RemoteSet::History => {
             let path = args.history.as_deref().ok_or_else(|| {
-                let message = "--remote-set history needs recorded activations: name the file that `remoe record` \
-                               wrote with --history";
+                let message =
+                    "missing --history: --remote-set history needs the activation records of `remoe record`";
                 CliError::arguments("--history", message)
             })?;
             Ok(Some(recorded(path, checkpoint)?))
         }
         RemoteSet::Prediction => {
             let trained = Model::predictor_of(checkpoint, foresight.predictor)?.ok_or_else(|| {
-                let message = "--remote-set prediction needs a predictor: make one with `remoe predictor build`, \
-                               and name its folder with --predictor where it is not `predictor` in the model's";
+                let message = "missing --predictor: --remote-set prediction needs a predictor; run `remoe predictor \
+                               build`, and give its folder unless it is `predictor` in the model's folder";
                 CliError::arguments("--predictor", message)
             })?;
             let prompt = foresight.prompt.map(|prompt| prompt.tokens(checkpoint)).transpose()?;
@@ -57,7 +60,10 @@ fn recorded(path: &Path, checkpoint: &Arc<Checkpoint>) -> Result<Vec<Vec<f64>>, 
     if records.is_empty() {
         return Err(CliError {
             path: Some(path.to_owned()),
-            ..CliError::arguments("--history", format!("{} holds no whole record", path.display()))
+            ..CliError::arguments(
+                "--history",
+                format!("invalid --history: no complete record in {}", path.display()),
+            )
         });
     }
     let experts = header.experts as usize;

@@ -177,9 +177,9 @@ pub(crate) fn expand(path: &Path, matches: &ArgMatches) -> Result<Expanded, CliE
         ..CliError::arguments("--file", format!("{}: {message}", path.display()))
     };
     let mut found = documents(&text).map_err(|error| in_file("--file", path, &error))?;
-    let document = found.pop().ok_or_else(|| wrong(format!("there is no {KIND}")))?;
+    let document = found.pop().ok_or_else(|| wrong(format!("missing {KIND}")))?;
     if !found.is_empty() {
-        return Err(wrong(format!("there are {} of kind {KIND}; give each a file", found.len() + 1)));
+        return Err(wrong(format!("expected one {KIND}, got {}; use one file for each", found.len() + 1)));
     }
     let resource: Resource =
         serde_path_to_error::deserialize(document).map_err(|error| in_file("--file", path, &error))?;
@@ -216,8 +216,8 @@ pub(crate) fn expand(path: &Path, matches: &ArgMatches) -> Result<Expanded, CliE
     if !given("model") && !given("model_positional") {
         if let Some(claim) = model.source.strip_prefix("pvc://") {
             return Err(wrong(format!(
-                "spec.model.source is the claim {claim}, which only a cluster has; name the model's folder on this \
-                 machine: remoe up --file {} FOLDER",
+                "cannot read spec.model.source: claim {claim} exists only in a cluster; give the model's folder: \
+                 remoe up --file {} FOLDER",
                 path.display()
             )));
         }
@@ -273,12 +273,9 @@ pub(crate) fn expand(path: &Path, matches: &ArgMatches) -> Result<Expanded, CliE
     say("max_replicas", remote.max_replicas.map(|count| count.to_string()));
     let spec = &resource.spec;
     let of_clusters = [
-        ("spec.model.endpoint (HF_ENDPOINT or AWS_ENDPOINT_URL says it here)", &model.endpoint),
-        (
-            "spec.model.credentialsSecretName (variables of the environment are taken)",
-            &model.credentials_secret_name,
-        ),
-        ("spec.model.cacheClaimName (--model-cache says it here)", &model.cache_claim_name),
+        ("spec.model.endpoint (set HF_ENDPOINT or AWS_ENDPOINT_URL)", &model.endpoint),
+        ("spec.model.credentialsSecretName (read from the environment)", &model.credentials_secret_name),
+        ("spec.model.cacheClaimName (use --model-cache)", &model.cache_claim_name),
         ("spec.mode", &spec.mode),
         ("spec.acceptedPlan", &spec.accepted_plan),
         ("spec.scaling.max", &scaling.max),
@@ -291,7 +288,7 @@ pub(crate) fn expand(path: &Path, matches: &ArgMatches) -> Result<Expanded, CliE
         ("spec.remoteExperts.payloadLimitMB", &remote.payload_limit_mb),
         ("spec.remoteExperts.template", &remote.template),
         ("spec.rollout", &spec.rollout),
-        ("spec.profile (--profile says it here)", &spec.profile),
+        ("spec.profile (use --profile)", &spec.profile),
     ];
     if follows.is_some_and(|follows| follows.privacy == Privacy::CountsOnly)
         && !given("forget")
@@ -437,7 +434,7 @@ mod tests {
                 "--remote=always",
                 "--remote-cpu=250:2000:250",
                 "--max-groups=3",
-                "spec.model.cacheClaimName (--model-cache says it here)",
+                "spec.model.cacheClaimName (use --model-cache)",
                 "spec.replicas",
             ]
         );
@@ -467,8 +464,8 @@ mod tests {
     #[test]
     fn what_is_wrong_is_said() {
         for (from, to, says) in [
-            ("hf://a/b', revision: main", "pvc://models/demo'", "only a cluster has"),
-            ("MoEDeployment", "Other", "there is no MoEDeployment"),
+            ("hf://a/b', revision: main", "pvc://models/demo'", "only in a cluster"),
+            ("MoEDeployment", "Other", "missing MoEDeployment"),
             ("v1alpha1", "v2", "expected remoe.dev/v1alpha1"),
             ("replicas: 2", "replcas: 2", "replcas"),
             ("1m30s", "soon", "spec.slo.tpot is soon"),
@@ -477,7 +474,7 @@ mod tests {
             assert!(error.contains(says), "{says}: {error}");
         }
         let twice = format!("{RESOURCE}---\n{}", RESOURCE.split_once("---\n").unwrap().1);
-        assert!(expanded(&twice, &[]).unwrap_err().contains("there are 2"));
+        assert!(expanded(&twice, &[]).unwrap_err().contains("got 2"));
     }
 
     #[test]

@@ -147,14 +147,14 @@ fn folder() -> Result<PathBuf, CliError> {
         };
     match DirBuilder::new().mode(0o700).create(&folder) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-            return Err(of_path(&folder, "make", &error));
+            return Err(of_path(&folder, "create", &error));
         }
         _ => {}
     }
     let facts = fs::symlink_metadata(&folder).map_err(|error| of_path(&folder, "read", &error))?;
     if !facts.is_dir() || facts.uid() != uid || facts.mode() & 0o077 != 0 {
         let message = format!(
-            "{} is not a folder of this user alone: remove it, or name another place in XDG_RUNTIME_DIR",
+            "cannot use runtime folder {}: it is not private to this user; remove it, or set XDG_RUNTIME_DIR",
             folder.display()
         );
         return Err(CliError { path: Some(folder), ..CliError::runtime(message) });

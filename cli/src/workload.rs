@@ -20,20 +20,20 @@ const MOST_OUTPUT: u64 = 1024;
 const TYPICAL_CONCURRENCY: u32 = 8;
 const MOST_CONCURRENCY: u32 = 256;
 
-/// What requests are like.
+/// Workload of the model.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct WorkloadArgs {
-    /// Typical and largest requests, and how often they come: {"typicalInputTokens", "typicalOutputTokens",
+    /// Workload file: sizes and rate of requests, {"typicalInputTokens", "typicalOutputTokens",
     /// "maxInputTokens", "maxOutputTokens", "concurrency", "arrivals": {"perHour", "burst", "idleSeconds",
     /// "recordedSeconds"}} in YAML or JSON, or a MoEDeployment with such a workload
     #[arg(long, value_name = "FILE", help_heading = "Planning")]
     pub(crate) workload: Option<PathBuf>,
 }
 
-/// How many requests there are.
+/// Number of concurrent requests.
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct ConcurrencyArgs {
-    /// Requests that run at once: memory and threads are for as many typical ones [default: the workload's,
+    /// Concurrent requests: sizes memory and threads for this many typical requests [default: that of the workload,
     /// else 8]
     #[arg(long, value_name = "N", help_heading = "Planning", value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_CONCURRENCY)))]
     pub(crate) concurrency: Option<u32>,
@@ -76,7 +76,7 @@ fn decimal<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D:
         .map(|decimal| match decimal {
             Decimal::Number(number) => Ok(number),
             Decimal::Text(text) => {
-                text.parse().map_err(|_| D::Error::custom(format!("{text:?} is not a decimal number")))
+                text.parse().map_err(|_| D::Error::custom(format!("expected a decimal number, got {text:?}")))
             }
         })
         .transpose()
@@ -100,8 +100,8 @@ impl WorkloadArgs {
     pub(crate) fn arrivals(&self, idle: Option<Duration>) -> Result<Option<Arrivals>, CliError> {
         let Some(form) = self.read()?.arrivals else { return Ok(None) };
         if form.per_hour.is_some() == form.recorded_seconds.is_some() {
-            let message =
-                "arrivals: either perHour (requests in an hour) or recordedSeconds (times of requests)";
+            let message = "invalid arrivals in --workload: expected either perHour (requests per hour) or \
+                           recordedSeconds (times of requests)";
             return Err(CliError::arguments("--workload", message));
         }
         Ok(Some(Arrivals {
@@ -146,13 +146,13 @@ impl WorkloadArgs {
             .unwrap_or(MOST_INPUT.min(context.saturating_sub(most_output)).max(typical_input));
         if typical_input == 0 || typical_output == 0 {
             let message =
-                "typical requests have tokens: typicalInputTokens and typicalOutputTokens start at 1";
+                "invalid --workload: expected typicalInputTokens and typicalOutputTokens of at least 1";
             return Err(CliError::arguments("--workload", message));
         }
         let stated = workload.concurrency.unwrap_or(TYPICAL_CONCURRENCY);
         if !(1..=MOST_CONCURRENCY).contains(&stated) {
             let message =
-                format!("concurrency is {stated}, expected 1 to {MOST_CONCURRENCY} requests at once");
+                format!("invalid concurrency in --workload: expected 1 to {MOST_CONCURRENCY}, got {stated}");
             return Err(CliError::arguments("--workload", message));
         }
         Ok(Request {

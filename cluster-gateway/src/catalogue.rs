@@ -131,7 +131,7 @@ impl Catalogue {
                         self.forget_others();
                     }
                 }
-                Err(error) => tracing::warn!(%error, "watching MoEDemands"),
+                Err(error) => tracing::warn!(%error, "cannot watch MoEDemands"),
             }
         }
     }
@@ -176,7 +176,7 @@ impl Catalogue {
         let Some(experience) = &self.experience else { return };
         let uids: Vec<String> = self.served.values().map(|(uid, _)| uid.clone()).collect();
         if let Err(error) = experience.keep_only(&uids) {
-            tracing::warn!(%error, "what is known of deployments that are gone stays");
+            tracing::warn!(%error, "cannot delete the training history of removed deployments");
         }
     }
 

@@ -40,7 +40,10 @@ impl Experience {
         let mut candidates = known.iter().rev().map(|(_, part)| *part).chain(fresh);
         let taken = candidates.find_map(|part| Self::lock(part).transpose());
         let taken = taken.ok_or_else(|| {
-            io::Error::other(format!("{MOST_GATEWAYS} gateways use {} already", folder.display()))
+            io::Error::other(format!(
+                "cannot use {}: {MOST_GATEWAYS} gateways share it already",
+                folder.display()
+            ))
         })??;
         let own = newest(&taken.folder);
         if let Some((newest, last)) = known.last()
@@ -48,7 +51,7 @@ impl Experience {
         {
             keep_folders(&taken.folder, |_| false)?;
             if let Err(error) = copy_folders(last, &taken.folder) {
-                tracing::warn!(%error, "what another gateway knows is not all there");
+                tracing::warn!(%error, "incomplete copy of another gateway's training history");
             }
         }
         Ok(taken)

@@ -58,7 +58,7 @@ impl Holder {
     /// to delete any Lease, which would be every Lease of the namespace.
     pub(crate) async fn release(&self) {
         if let Err(error) = self.write("").await {
-            tracing::warn!(%error, "the Lease was not given back");
+            tracing::warn!(%error, "cannot release the Lease");
         }
     }
 
@@ -106,17 +106,17 @@ pub(crate) async fn keep(holder: Holder, holds: watch::Sender<bool>) {
                 begun + RENEW
             }
             Ok(Err(error)) => {
-                tracing::warn!(%error, "the Lease was not renewed");
+                tracing::warn!(%error, "cannot renew the Lease");
                 Instant::now() + AGAIN
             }
             Err(_late) => {
-                tracing::warn!("the Lease was not renewed in time");
+                tracing::warn!("cannot renew the Lease: timeout");
                 Instant::now() + AGAIN
             }
         };
         if *holds.borrow() && until <= next {
             sleep_until(until).await;
-            tracing::error!("the Lease is lost: newcomers are held");
+            tracing::error!("lost the Lease: queueing new requests");
             holds.send_replace(false);
         }
         sleep_until(next).await;

@@ -131,8 +131,8 @@ impl Notes {
         let name = &self.name;
         match timeout(CALL, self.api.patch_status(name, &params, &patch)).await {
             Ok(Ok(_)) => return true,
-            Ok(Err(error)) => tracing::warn!(name, %error, "what there is to do was not written"),
-            Err(_late) => tracing::warn!(name, "what there is to do was not written in time"),
+            Ok(Err(error)) => tracing::warn!(name, %error, "cannot write the MoEDemand status"),
+            Err(_late) => tracing::warn!(name, "cannot write the MoEDemand status: timeout"),
         }
         false
     }

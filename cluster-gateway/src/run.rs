@@ -34,10 +34,10 @@ const PRICES: &str = "spec.pricing of each MoEDeployment";
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RunError {
     /// There is no configuration of a cluster.
-    #[error("cannot tell how to reach the cluster: {0}")]
+    #[error("cannot load the cluster configuration: {0}")]
     Config(#[from] kube::config::InferConfigError),
     /// There is no cluster to talk to.
-    #[error("cannot talk to a cluster: {0}")]
+    #[error("cannot connect to the cluster: {0}")]
     Cluster(#[from] kube::Error),
     /// The file with keys.
     #[error("--keys: {0}")]
@@ -133,7 +133,7 @@ async fn serve(settings: Settings, shutdown: CancellationToken, traces: Traces) 
             }
         };
         if timeout(Duration::from_secs(settings.drain_seconds), drained).await.is_err() {
-            tracing::warn!("ended with requests under way");
+            tracing::warn!("stopped with requests in flight");
         }
     }
     let farewell = async {
@@ -157,7 +157,7 @@ fn experience(folder: &Path) -> Option<Experience> {
     let taken = Experience::take(folder);
     let failed = |error: &io::Error| {
         let folder = folder.display();
-        tracing::error!(%error, %folder, "what is known of past requests is known until this process ends");
+        tracing::error!(%error, %folder, "training history not persisted: kept in memory only");
     };
     taken.inspect_err(failed).ok()
 }
@@ -177,7 +177,7 @@ fn open_books(
         .and_then(|ledger| Books::open(Some(ledger), PRICES, metrics.registry()));
     match kept {
         Err(BooksError::Ledger(error)) => {
-            tracing::error!(%error, "serving without a ledger: what requests cost is known until this process ends");
+            tracing::error!(%error, "serving without a ledger: costs are kept in memory only");
             let books = Books::open(None, PRICES, metrics.registry())?.that_should_be_kept();
             Ok((Arc::new(books), Some(error.to_string())))
         }
@@ -190,7 +190,8 @@ fn open_books(
 fn within_means(keys: Keys, unkept: Option<&str>) -> Result<Keys, String> {
     match (keys.with_budget(), unkept) {
         (Some(name), Some(error)) => Err(format!(
-            "dollarsPerDay of {name} needs a ledger: {error}; have the folder of --ledger writable, or take the limit away"
+            "cannot enforce dollarsPerDay of {name} without a ledger: {error}; make the folder of --ledger writable, \
+             or remove the limit"
         )),
         _ => Ok(keys),
     }

@@ -121,13 +121,13 @@ impl Witness for Seer {
 #[derive(Debug, thiserror::Error)]
 enum Unprimed {
     /// The main function says something else, or nothing.
-    #[error("main function {address}: {why}")]
+    #[error("cannot get the model summary of main function {address}: {why}")]
     Main { address: String, why: String },
     /// It is of another model.
-    #[error("main function {address} has model {found}, and {wanted} is to be followed")]
+    #[error("model mismatch at main function {address}: expected {wanted}, got {found}")]
     OtherModel { address: String, found: String, wanted: String },
     /// There is no room.
-    #[error("predictions of this model take {wanted} MiB, {left} are left (--prediction-bytes)")]
+    #[error("prediction memory exhausted: needs {wanted} MiB, {left} MiB left; raise --prediction-bytes")]
     Memory { wanted: usize, left: usize },
     #[error(transparent)]
     Primer(#[from] PrimerError),
@@ -200,7 +200,7 @@ impl Seer {
                 Err(error) => {
                     let error = error.to_string();
                     if error != said {
-                        tracing::warn!(error, model = now.served_name, "what requests use is not followed");
+                        tracing::warn!(error, model = now.served_name, "expert usage prediction disabled");
                         said = error;
                     }
                 }
@@ -243,7 +243,7 @@ impl Seer {
                 Ok(()) => return Ok(true),
                 Err(error @ Unprimed::Memory { .. }) => return Err(error),
                 // Another one may be better: what makes tokens is no part of a model's fingerprint.
-                Err(error) => tracing::warn!(%error, "a primer that was kept cannot be used"),
+                Err(error) => tracing::warn!(%error, "cached model summary unusable"),
             }
         }
         // One that does not answer must not keep the others from it.
@@ -261,7 +261,7 @@ impl Seer {
             let model = order.model.clone();
             let kept = spawn_blocking(move || keep_primer(&folder, &model, &bytes)).await;
             if let Ok(Err(error)) = kept {
-                tracing::warn!(%error, "a primer is not kept: after a restart it is asked for again");
+                tracing::warn!(%error, "model summary not cached: fetched again after a restart");
             }
         }
         self.follow(primer, order).await?;
@@ -293,7 +293,7 @@ impl Seer {
                 files: Box::new(move || others(&folder, &model)),
                 ended: Box::new(move |each| {
                     if let Err(error) = others_ended(&here, &of, each) {
-                        tracing::warn!(%error, "parts of gateways that have ended cannot be looked at");
+                        tracing::warn!(%error, "cannot read the training history of ended gateways");
                     }
                 }),
             }
@@ -315,7 +315,7 @@ impl Seer {
         });
         // What a primer makes a library do is contained: it comes from functions in tenants' namespaces.
         let watch = opened.await.map_err(|error| Unprimed::Thread(error.to_string()))??;
-        tracing::info!(model = order.model, "what requests use is followed");
+        tracing::info!(model = order.model, "expert usage prediction enabled");
         self.replace(Some(Following { watch: Arc::new(watch), order: order.clone(), _memory: memory }));
         Ok(())
     }
@@ -358,18 +358,18 @@ pub(crate) fn pause(told: &MoEDemandSpec) -> Option<Duration> {
 
 /// The primer of `main`, to which what is in `keyring` is shown, or why there is none.
 async fn ask(main: &MainFunction, keyring: Option<Arc<Keyring>>) -> Result<Bytes, String> {
-    let uri = uri(main, "/v1/primer").ok_or("there is no such address or name")?;
+    let uri = uri(main, "/v1/primer").ok_or("invalid address or name")?;
     let client: Client<Connector, Empty<Bytes>> =
         Client::builder(TokioExecutor::new()).build(Connector::new(keyring, PRIMING));
     let asking = async {
         let answer = client.get(uri).await.map_err(|error| error.to_string())?;
         if !answer.status().is_success() {
-            return Err(format!("answers {}", answer.status()));
+            return Err(format!("got status {}", answer.status()));
         }
         let body = Limited::new(answer.into_body(), MAX_PRIMER).collect().await;
         body.map(|body| body.to_bytes()).map_err(|error| error.to_string())
     };
-    timeout(PRIMING, asking).await.map_err(|_| format!("no primer within {PRIMING:?}"))?
+    timeout(PRIMING, asking).await.map_err(|_| format!("no model summary within {PRIMING:?}"))?
 }
 
 #[cfg(test)]

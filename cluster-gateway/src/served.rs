@@ -6,7 +6,7 @@ use crate::notes::{Notes, Said, due, request_load, timeline};
 use crate::probes::Probes;
 use crate::seer::{Seer, pause};
 use http::HeaderValue;
-use remoe_demand::{DemandPhase, GroupDemand, MainFunction, MoEDemandSpec, WakeTimeline};
+use remoe_demand::{DemandPhase, GroupDemand, MainFunction, MoEDemandSpec, WakeTimeline, tier};
 use remoe_gateway::{ApartGroup, Backend, Books, ColdStart, Directive, Model, Phase, WakeMarks};
 use remoe_wire::identity::Keyring;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -119,7 +119,11 @@ async fn steer(
         model.follow(Directive { phase, turn }, backends, marks);
         // Those of a model of which nothing runs are none.
         let groups = now.groups.iter().filter(|group| group.asleep || !group.experts.is_empty());
-        let group = |group: &GroupDemand| ApartGroup { experts: group.experts.clone(), asleep: group.asleep };
+        let group = |group: &GroupDemand| ApartGroup {
+            name: tier(&group.name),
+            experts: group.experts.clone(),
+            asleep: group.asleep,
+        };
         model.groups_are(groups.map(group).collect(), 0);
         let over = tokio::select! {
             told = told.changed() => told.is_err(),

@@ -41,7 +41,7 @@ impl Dense {
         let prefix = if files.tensor(TOKENS).is_some() { "" } else { PREFIX };
         let tokens = format!("{prefix}{TOKENS}");
         let Some(table) = files.tensor(&tokens) else {
-            return Err(files.wrong(&tokens, "GPT-2 has it in float32, bfloat16 or float16"));
+            return Err(files.wrong(&tokens, "expected a tensor in float32, bfloat16 or float16"));
         };
         let sizes = Sizes {
             vocabulary: config.vocab_size,
@@ -113,7 +113,7 @@ impl Dense {
         match self.files.names().into_iter().find(|name| !known.contains(*name)) {
             None => Ok(()),
             Some(other) => {
-                let message = format!("is no tensor of a GPT-2 of {} layers", self.sizes.layers);
+                let message = format!("unexpected tensor for a GPT-2 of {} layers", self.sizes.layers);
                 Err(self.files.wrong(other, message))
             }
         }
@@ -121,10 +121,10 @@ impl Dense {
 
     fn find(&self, name: &str, shape: &[usize]) -> Result<TensorRef, CheckpointError> {
         let name = self.name(name);
-        let wanted = || format!("the model needs it with shape {shape:?} in {}", self.dtype.name());
+        let wanted = || format!("expected shape {shape:?} in {}", self.dtype.name());
         let tensor = self.files.tensor(&name).ok_or_else(|| self.files.wrong(&name, wanted()))?;
         if tensor.shape != shape || tensor.dtype != self.dtype {
-            let message = format!("has shape {:?} in {}; {}", tensor.shape, tensor.dtype.name(), wanted());
+            let message = format!("{}, got {:?} in {}", wanted(), tensor.shape, tensor.dtype.name());
             return Err(self.files.wrong(&name, message));
         }
         Ok(tensor)
@@ -133,8 +133,8 @@ impl Dense {
     /// Reads a tensor of the model.
     pub(crate) fn read(&self, name: &str) -> Result<Vec<u8>, CheckpointError> {
         let name = self.name(name);
-        let tensor =
-            self.files.tensor(&name).ok_or_else(|| self.files.wrong(&name, "it was there before"))?;
+        let gone = || self.files.wrong(&name, "it was present when the file was checked");
+        let tensor = self.files.tensor(&name).ok_or_else(gone)?;
         self.files.read(&tensor)
     }
 }

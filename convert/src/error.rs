@@ -11,7 +11,7 @@ pub enum ConvertError {
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
     /// An option does not fit the model.
-    #[error("{name}: {message}")]
+    #[error("{name} {message}")]
     Option {
         /// The option.
         name: &'static str,
@@ -19,7 +19,7 @@ pub enum ConvertError {
         message: String,
     },
     /// There is something where the result should go.
-    #[error("{} is not an empty folder; name one that is, or one that is not there yet", .0.display())]
+    #[error("cannot write to {}: not an empty folder; use an empty or new folder", .0.display())]
     Occupied(PathBuf),
     /// The result cannot be written.
     #[error("cannot write {}: {source}", path.display())]

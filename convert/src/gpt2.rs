@@ -125,11 +125,11 @@ fn read_config(from: &dyn Store) -> Result<Map<String, Value>, CheckpointError> 
     let io = |source| CheckpointError::Io { path: path.clone(), source };
     let json = |message: String| CheckpointError::Json { path: path.clone(), field: None, message };
     let Some(file) = from.open(CONFIG).map_err(io)? else {
-        let message = "a model folder holds config.json and safetensors files".to_owned();
+        let message = "expected a model folder with config.json and safetensors files".to_owned();
         return Err(CheckpointError::MissingFile { path, message });
     };
     if file.size() > CONFIG_LIMIT {
-        return Err(json(format!("it has {} bytes, at most {CONFIG_LIMIT} are read", file.size())));
+        return Err(json(format!("expected at most {CONFIG_LIMIT} bytes, got {}", file.size())));
     }
     let mut text = vec![0; file.size() as usize];
     file.read_exact_at(&mut text, 0).map_err(io)?;
@@ -140,7 +140,7 @@ fn read_config(from: &dyn Store) -> Result<Map<String, Value>, CheckpointError> 
         other => Err(CheckpointError::Unsupported {
             path,
             field: "model_type".to_owned(),
-            message: format!("`{}`; a model of type gpt2 is converted", other.unwrap_or("none")),
+            message: format!("expected model type gpt2, got `{}`", other.unwrap_or("none")),
         }),
     }
 }
@@ -183,8 +183,7 @@ impl Names {
     fn of(sizes: Sizes, experts: usize) -> Result<Self, ConvertError> {
         let too_many = || {
             let message = format!(
-                "is {experts}: {} layers of as many would have more than the {TENSOR_LIMIT} tensors that a checkpoint may \
-                 have",
+                "is {experts}: {} layers of this many exceed the limit of {TENSOR_LIMIT} tensors per checkpoint",
                 sizes.layers
             );
             ConvertError::Option { name: "experts", message }

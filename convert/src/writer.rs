@@ -61,7 +61,7 @@ impl Writer {
         let planned = self.planned.next();
         let fits = |tensor: &Planned| tensor.name == name && tensor.bytes(self.dtype) == bytes.len() as u64;
         if !planned.as_ref().is_some_and(fits) {
-            let message = format!("`{name}` of {} bytes came where {planned:?} was planned", bytes.len());
+            let message = format!("expected {planned:?}, got `{name}` of {} bytes", bytes.len());
             return Err(ConvertError::write(&self.path)(std::io::Error::other(message)));
         }
         self.file.write_all(bytes).map_err(ConvertError::write(&self.path))
@@ -70,7 +70,7 @@ impl Writer {
     /// Brings everything to the file.
     pub(crate) fn finish(mut self) -> Result<(), ConvertError> {
         if let Some(missing) = self.planned.next() {
-            let message = format!("`{}` was planned and did not come", missing.name);
+            let message = format!("missing tensor `{}`", missing.name);
             return Err(ConvertError::write(&self.path)(std::io::Error::other(message)));
         }
         self.file.flush().map_err(ConvertError::write(&self.path))

@@ -1,7 +1,7 @@
-//! `MoEDemand`: what the gateways and the operator tell each other about one deployment.
+//! `MoEDemand`: the exchange between the gateways and the operator about one deployment.
 //!
-//! The operator writes the spec: whether functions run, and where. Each gateway writes one entry of the status: what it
-//! holds, what runs, and what it has taken note of. Nobody else writes either.
+//! The operator writes the spec: whether functions run, and where. Each gateway writes one entry of the status: the
+//! requests that it holds and forwards, and the phase that it acknowledges.
 
 // The schema macros write helper types as public as the ones that they describe.
 #![allow(unreachable_pub)]
@@ -12,22 +12,35 @@ use remoe_sleep::Phase;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Entries of a status, at most: gateways that live, and some that died.
+/// Maximum number of entries of a status: gateways that live, and some that died.
 pub const MOST_GATEWAYS: usize = 256;
 
-/// Pods of functions whose cost gateways are told, at most: the object has to stay small.
+/// Maximum number of pods of functions in the spec, with their cost: the object has to stay small.
 pub const MOST_FUNCTIONS: usize = 1024;
 
-/// What labels the Leases of gateways, and no other Lease.
+/// Label of the Leases of gateways, and of no other Lease.
 pub const LEASE_LABEL: (&str, &str) = ("app.kubernetes.io/component", "gateway");
-/// The label that has the name of the release: several may stand side by side in one namespace.
+/// Label with the name of the release: several releases may share a namespace.
 pub const RELEASE_LABEL: &str = "app.kubernetes.io/instance";
-/// The annotation of a gateway's Lease that says who it can show main functions to be; without it, it shows nothing.
+/// Annotation of a gateway's Lease with the identity in its certificate. Absent if the gateway has none.
 pub const SHOWN_ANNOTATION: &str = "remoe.dev/identity";
-/// Seconds after which a gateway that did not renew its Lease is dead for the operator. It holds requests before that.
+/// Seconds without a renewal of its Lease after which the operator considers a gateway dead. The gateway holds all
+/// requests back before that.
 pub const LEASE_SECONDS: u32 = 15;
 
-/// What the operator tells gateways about a deployment.
+/// Returns the name that users see of `function`, as labels, pods and [`GroupDemand`] have it: `group-0` for `g0`, `layer-3` for
+/// `l3`, else `main`.
+#[must_use]
+pub fn tier(function: &str) -> String {
+    let numbered = |letter: char| function.strip_prefix(letter).filter(|rest| rest.parse::<u32>().is_ok());
+    match (numbered('g'), numbered('l')) {
+        (Some(group), _) => format!("group-{group}"),
+        (_, Some(layer)) => format!("layer-{layer}"),
+        _ => "main".to_owned(),
+    }
+}
+
+/// Desired state that the operator gives to gateways.
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[kube(
     group = "remoe.dev",
@@ -39,106 +52,107 @@ pub const LEASE_SECONDS: u32 = 15;
     namespaced,
     status = "MoEDemandStatus",
     derive = "PartialEq",
-    doc = "What gateways and the operator tell each other about the MoEDeployment of the same name. The operator makes it and writes its spec; each gateway writes its own entry of the status.",
+    doc = "Exchange between the operator and the gateways about the MoEDeployment of the same name. The operator creates it and writes the spec; each gateway writes one entry of the status.",
     printcolumn(name = "Phase", type_ = "string", json_path = ".spec.phase"),
     printcolumn(name = "Wakes", type_ = "integer", json_path = ".spec.wakes"),
     printcolumn(name = "Since", type_ = "date", json_path = ".spec.since")
 )]
 #[serde(rename_all = "camelCase")]
 pub struct MoEDemandSpec {
-    /// The model's name in the HTTP interface.
+    /// Name of the model in the HTTP interface.
     #[schemars(length(max = 253))]
     pub served_name: String,
-    /// Positions of its context; 0: not known yet.
+    /// Context length of the model in tokens. 0 until it is known.
     #[serde(default)]
     pub context_length: u32,
-    /// Whether functions run.
+    /// Phase of the deployment: `Active`, `Draining`, `Asleep` or `Waking`.
     pub phase: DemandPhase,
-    /// Grows with every change of the phase: what gateways acknowledge.
+    /// Sequence number of the phase. Gateways acknowledge it.
     pub turn: u64,
-    /// When the phase began.
+    /// Start of the phase.
     pub since: MicroTime,
-    /// How often functions were started because somebody asked.
+    /// Number of wakes.
     #[serde(default)]
     pub wakes: u64,
-    /// The latest wake whose timeline an event has told.
+    /// Latest wake whose timeline an event has reported.
     #[serde(default)]
     pub wake_told: u64,
-    /// Whether functions end when nobody asks: only then gateways write their entries.
+    /// Scale to zero is enabled: gateways report waiting and running requests.
     #[serde(default)]
     pub sleeps: bool,
-    /// Whether there are more or fewer functions as load changes: gateways say what it is while there is any.
+    /// Autoscaling is enabled: gateways report load.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub follows_load: bool,
-    /// Main functions that have an address and are not asked to end. Gateways see for themselves which of them answer.
+    /// Main functions that have an address and are not to end. Gateways probe which of them answer.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["uid".into()]))]
     pub mains: Vec<MainFunction>,
-    /// Pods of functions that have a node, those that end included, and what they cost: gateways keep the books.
+    /// Pods of functions that have a node, those that end included, with their cost. Gateways record the cost in their
+    /// ledgers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1024))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["uid".into()]))]
     pub functions: Vec<FunctionPod>,
-    /// How each remote function is, where they sleep by themselves while main functions run.
+    /// State of each remote function, if they can sleep while main functions run.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1024))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
     pub groups: Vec<GroupDemand>,
-    /// What gateways are to find out about requests, so that plans follow them; absent: nothing.
+    /// Expert usage prediction that gateways run. Absent: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prediction: Option<PredictionOrder>,
 }
 
-/// Whether a remote function runs beside main functions.
+/// State of one remote function.
 #[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GroupDemand {
-    /// Its name: that of a layer or a group of the plan.
+    /// Name of the layer or group in the plan.
     #[schemars(length(max = 64))]
     pub name: String,
-    /// What its pods consist of: of another one of this name nothing is known.
+    /// Hash of its pod template. The state is that of this template only.
     #[schemars(length(max = 64))]
     pub identity: String,
-    /// Nobody has used its experts for a while: it has no pods, and main functions load the experts where they are needed.
+    /// The function sleeps: it has no pods, and main functions load its experts on demand.
     #[serde(default)]
     pub asleep: bool,
-    /// Which experts it has, `LAYER:FIRST-LAST,..`: while it sleeps or starts main functions say nothing of them. Empty where
-    /// they are too many for the object.
+    /// Experts of the function, `LAYER:FIRST-LAST,..`. Main functions do not report them while it sleeps or starts.
+    /// Empty if the list is too long for the object.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 65536))]
     pub experts: String,
-    /// Since when that is so.
+    /// Start of this state.
     pub since: MicroTime,
-    /// So many windows pass without use before it sleeps: it was woken again and again.
+    /// Number of idle windows before it sleeps. Grows with frequent wakes.
     pub stretch: u32,
-    /// It was awake for a whole window and nobody used it: it wakes for those that use it, and not for predictions.
+    /// Wakes on use only, not on predictions: its experts were not used during the previous time awake.
     #[serde(default)]
     pub doubted: bool,
 }
 
-/// What gateways are to find out about requests.
+/// Expert usage prediction that gateways run.
 #[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PredictionOrder {
-    /// Fingerprint of the model: main functions with another one are not asked.
+    /// Fingerprint of the model. Gateways skip main functions with another one.
     #[schemars(length(max = 128))]
     pub model: String,
-    /// Seconds between two revisions of the plan: what requests use is said some times in them.
+    /// Minimum seconds between two plans. Gateways report expert usage several times in them.
     pub every_seconds: u32,
-    /// Nothing is remembered of single requests.
+    /// Gateways keep sums over requests only.
     #[serde(default)]
     pub counts_only: bool,
-    /// Tokens of a typical answer, where no answer has been seen.
+    /// Typical answer length in tokens, until answers are observed.
     pub output_tokens: u32,
 }
 
-/// Where a deployment is between awake and asleep.
+/// Phase between awake and asleep.
 #[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DemandPhase {
     /// Requests go to main functions.
     Active,
-    /// Functions run; gateways hold newcomers and acknowledge that they do.
+    /// Functions run; gateways queue new requests and acknowledge it.
     Draining,
     /// No function runs.
     Asleep,
@@ -169,134 +183,134 @@ impl From<Phase> for DemandPhase {
     }
 }
 
-/// A main function that gateways may send requests to once it answers.
+/// A main function that gateways may call once it answers.
 #[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MainFunction {
-    /// The identity of its pod.
+    /// UID of its pod.
     #[schemars(length(max = 64))]
     pub uid: String,
-    /// The name of its pod.
+    /// Name of its pod.
     #[schemars(length(max = 253))]
     pub pod: String,
-    /// Where it speaks HTTP, as host:port.
+    /// HTTP address, host:port.
     #[schemars(length(max = 64))]
     pub address: String,
-    /// Who it is, as its certificate has to name it; absent: it speaks in plaintext, to anybody.
+    /// SPIFFE identity that its certificate must have. Absent: plaintext, without authentication.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 512))]
     pub identity: Option<String>,
-    /// Requests that it has at the same time.
+    /// Maximum number of concurrent requests.
     pub room: u32,
 }
 
-/// A pod of a function, and what it costs.
+/// A pod of a function, and its cost.
 #[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FunctionPod {
-    /// The identity of the pod.
+    /// UID of the pod.
     #[schemars(length(max = 64))]
     pub uid: String,
-    /// Its name.
+    /// Name of the pod.
     #[schemars(length(max = 253))]
     pub pod: String,
-    /// main, group-N or layer-N.
+    /// Tier: `main`, `group-N` or `layer-N`.
     #[schemars(length(max = 64))]
     pub tier: String,
-    /// Where main functions reach a remote one, as host:port.
+    /// gRPC address of a remote function, host:port.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub address: Option<String>,
-    /// How often its container was started again: it counts its work anew then.
+    /// Restarts of its container. Work counters start at 0 after each.
     #[serde(default)]
     pub restarts: u32,
-    /// Nano-dollars an hour, by what the pod reserves and spec.pricing of its deployment.
+    /// Nano-dollars per hour, by the requests of the pod and spec.pricing of its deployment.
     pub rate: u64,
-    /// Bytes of memory that the pod reserves.
+    /// Memory that the pod requests, in bytes.
     #[serde(default)]
     pub memory: u64,
-    /// It costs while it works, and not while it exists.
+    /// Billed while it works, not while it exists.
     #[serde(default)]
     pub per_work: bool,
-    /// Since when it has a node.
+    /// Time of scheduling to a node.
     pub started: MicroTime,
-    /// Since when it has been ready.
+    /// Time of readiness.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serving: Option<MicroTime>,
-    /// Since when it ends while others serve in its place.
+    /// Time since which it is being replaced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replaced: Option<MicroTime>,
 }
 
-/// What gateways say.
+/// Reports of gateways.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MoEDemandStatus {
-    /// An entry for each gateway.
+    /// One entry for each gateway.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["uid".into()]))]
     pub gateways: Vec<GatewayDemand>,
 }
 
-/// What one gateway says.
+/// Report of one gateway.
 #[derive(JsonSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GatewayDemand {
-    /// The identity of its pod.
+    /// UID of its pod.
     #[schemars(length(max = 64))]
     pub uid: String,
-    /// The name of its pod.
+    /// Name of its pod.
     #[schemars(length(max = 253))]
     pub pod: String,
-    /// Requests that it holds.
+    /// Number of requests that it queues.
     pub waiting: u32,
-    /// Requests that main functions have from it.
+    /// Number of requests that it has forwarded to main functions and that are not finished.
     pub in_flight: u32,
-    /// The newest turn that it has taken note of. Of one that says Draining: it sends no newcomer on since then, and
-    /// `inFlight` counts all that it had sent on before.
+    /// Newest acknowledged `turn`. If that is of phase Draining, the gateway forwards no new requests since then, and
+    /// `inFlight` counts all that it had forwarded before.
     pub acknowledged: u64,
-    /// Nano-dollars that the requests that it answered since it started would have cost more with all experts in the
-    /// main functions; negative where they would have cost less.
+    /// Savings in nano-dollars on the requests that it answered since it started, against all experts in the main
+    /// functions. Negative if they cost more.
     #[serde(default)]
     pub saved: i64,
-    /// When it last had a request.
+    /// Time of its last request.
     pub last_active: MicroTime,
-    /// Grows with every entry that it writes.
+    /// Sequence number of the entry. Grows with every write.
     pub sequence: u64,
-    /// Which experts its requests use, where it was told to find that out and knows anything.
+    /// Expert usage of its requests. Absent without prediction, or if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mix: Option<RequestMix>,
-    /// How long its requests took, where functions follow load.
+    /// Load, if autoscaling is enabled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load: Option<RequestLoad>,
-    /// Where the time went of the first request that it had an answer for after a wake, of the latest such wake.
+    /// Timeline of the first request that it answered after the latest wake.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wake: Option<WakeTimeline>,
 }
 
-/// Where the time to the first token of a request went that waited for a wake, in microseconds. The parts follow each other.
+/// Timeline of a cold request, from its arrival to its first token, in microseconds. The parts are consecutive.
 #[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WakeTimeline {
-    /// Which wake it was, by the wakes of the spec.
+    /// Number of the wake, as in `wakes` of the spec.
     pub wake: u64,
-    /// Until it was decided to wake the functions.
+    /// Part `decide`: until the wake was decided.
     pub decide_us: u64,
-    /// Until a main function had an address.
+    /// Part `schedule`: until a main function had an address.
     pub schedule_us: u64,
-    /// Until its port was open.
+    /// Part `start`: until its port was open.
     pub start_us: u64,
-    /// Until it took requests.
+    /// Part `load`: until it accepted requests.
     pub load_us: u64,
-    /// Until it had the request.
+    /// Part `ready`: until it had the request.
     pub ready_us: u64,
-    /// Until the first token.
+    /// Part `first`: until the first token.
     pub first_us: u64,
 }
 
 impl WakeTimeline {
-    /// Its parts in their order, with their names.
+    /// Returns the parts in their order, with their names.
     #[must_use]
     pub fn parts(&self) -> [(&'static str, u64); 6] {
         [
@@ -309,55 +323,55 @@ impl WakeTimeline {
         ]
     }
 
-    /// All of them together.
+    /// Returns the sum of all parts.
     #[must_use]
     pub fn total_us(&self) -> u64 {
         self.parts().into_iter().fold(0, |sum, (_, part)| sum.saturating_add(part))
     }
 }
 
-/// How long requests of one gateway took.
+/// Load of one gateway.
 #[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RequestLoad {
-    /// When that was so, by the gateway's clock.
+    /// Time of the measurement, by the gateway's clock.
     pub at: MicroTime,
-    /// Milliseconds that its requests have waited or been worked on since it started, all together.
+    /// Summed time that its requests have waited or run since it started, in milliseconds.
     pub occupied_ms: u64,
 }
 
-/// Characters of the shares in a [`RequestMix`], at most.
+/// Maximum characters of the shares in a [`RequestMix`].
 pub const MOST_SHARES: usize = 8 << 10;
 
-/// Which experts requests of one gateway use, or are expected to.
+/// Expert usage of one gateway's requests, observed or predicted.
 #[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RequestMix {
-    /// Whose requests.
+    /// Source of the usage: waiting or answered requests.
     pub of: MixOf,
-    /// Fingerprint of the model that they are requests to.
+    /// Fingerprint of the model.
     #[schemars(length(max = 128))]
     pub model: String,
-    /// Requests that it is of; of those that were answered older ones count for less than one.
+    /// Number of requests. Older answered requests have less weight.
     pub requests: u32,
-    /// Tokens that it is of, likewise.
+    /// Number of tokens, with the same weights.
     pub tokens: u64,
-    /// Shares of each layer's experts, as remoe-predictor writes them.
+    /// Shares of each layer's experts, in the encoding of remoe-predictor.
     #[schemars(length(max = 8192))]
     pub shares: String,
 }
 
-/// Whose requests a mix is of.
+/// Source of a usage mix.
 #[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MixOf {
-    /// Those that wait for functions: what they are expected to use.
+    /// Waiting requests: predicted usage.
     Waiting,
-    /// Those that were answered of late: what they used.
+    /// Recently answered requests: observed usage.
     Answered,
 }
 
 impl MoEDemand {
-    /// The entries of gateways; none where nobody has written any.
+    /// Returns the entries of gateways.
     #[must_use]
     pub fn gateways(&self) -> &[GatewayDemand] {
         self.status.as_ref().map_or(&[], |status| &status.gateways)

@@ -65,9 +65,9 @@ impl Strategy {
     pub fn meaning(self) -> &'static str {
         match self {
             Self::Cpu => "everything on CPUs",
-            Self::Gpu => "everything on the GPU",
-            Self::Fetch => "experts moved to the GPU",
-            Self::FetchWithoutMoves => "a bound: moves take no time",
+            Self::Gpu => "everything on GPUs",
+            Self::Fetch => "experts fetched to the GPU on use",
+            Self::FetchWithoutMoves => "bound: transfers take no time",
             Self::Mix => "experts on the main function's CPUs",
             Self::Remoe => "the cheapest plan, MIX included",
             Self::RemoePerRequest => "a plan for each request",

@@ -23,14 +23,14 @@ pub enum ExperimentError {
         error: PlanError,
     },
     /// Nothing to plan for.
-    #[error("{scenario}: there are no requests; give at least one")]
+    #[error("{scenario}: missing requests; give at least one")]
     NoRequests {
         /// Its name.
         scenario: String,
     },
     /// A request's shares do not have the form of the model.
     #[error(
-        "{scenario}: request {request} has shares of {found} layers or experts where the model has {expected}"
+        "{scenario}: invalid shares of request {request}: expected {expected} (layers x experts), got {found}"
     )]
     Shares {
         /// Its name.

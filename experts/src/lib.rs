@@ -33,7 +33,7 @@ pub enum LoadError {
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
     /// Their bytes cannot be packed.
-    #[error("expert {expert} of layer {layer}: {source}")]
+    #[error("cannot pack expert {expert} of layer {layer}: {source}")]
     Kernel {
         /// The layer.
         layer: usize,
@@ -43,7 +43,7 @@ pub enum LoadError {
         source: KernelError,
     },
     /// The bytes of a dense layer or of shared experts cannot be packed.
-    #[error("{tensor} and its neighbours: {source}")]
+    #[error("cannot pack {tensor} and its neighbours: {source}")]
     Gated {
         /// The up projection's name.
         tensor: String,
@@ -51,7 +51,7 @@ pub enum LoadError {
         source: KernelError,
     },
     /// The bytes of another matrix cannot be packed.
-    #[error("{tensor}: {source}")]
+    #[error("cannot pack {tensor}: {source}")]
     Matrix {
         /// Its name, or that of the first of several.
         tensor: String,
@@ -59,7 +59,7 @@ pub enum LoadError {
         source: KernelError,
     },
     /// Experts were to stay fp8, and are stored otherwise.
-    #[error("`{tensor}` is not stored as fp8 and cannot be kept so; leave out --experts-dtype fp8")]
+    #[error("cannot keep `{tensor}` as fp8: it is stored otherwise; omit --experts-dtype fp8")]
     NotFp8 {
         /// The tensor.
         tensor: String,
@@ -85,7 +85,7 @@ pub struct ComputeDtype(pub Dtype);
 
 /// A name that is no compute dtype.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("dtype {0:?} is none of float32, bfloat16")]
+#[error("expected float32 or bfloat16, got {0:?}")]
 pub struct DtypeError(String);
 
 impl FromStr for ComputeDtype {

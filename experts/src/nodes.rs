@@ -10,7 +10,7 @@ const NODES: &str = "/sys/devices/system/node";
 pub fn spread_over_nodes() -> usize {
     let nodes = remoe_kernels::spread_over_nodes(&cores_of_nodes(Path::new(NODES)));
     if nodes > 1 {
-        tracing::info!(nodes, "weights are spread over memory nodes");
+        tracing::info!(nodes, "weights spread over memory nodes");
     }
     nodes
 }

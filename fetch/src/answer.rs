@@ -61,10 +61,10 @@ pub(crate) fn redirect(response: &Response, from: &Url) -> Result<Url, String> {
     let target = location.and_then(|location| location.to_str().ok()).and_then(|text| from.join(text).ok());
     match target {
         Some(url) if from.scheme() == "https" && url.scheme() != "https" => {
-            Err(format!("{status} to a URL that is not encrypted"))
+            Err(format!("{status} redirect from https to http"))
         }
         Some(url) if matches!(url.scheme(), "http" | "https") => Ok(url),
-        _ => Err(format!("{status} to something that is no URL")),
+        _ => Err(format!("{status} redirect to an invalid URL")),
     }
 }
 

@@ -35,8 +35,8 @@ struct Form {
     /// The model, as a flag
     #[arg(long, value_name = "MODEL", group = "model_source", value_parser = location())]
     model: Option<ModelLocation>,
-    /// Folder that keeps what is fetched of a model from elsewhere; processes may share it [default:
-    /// REMOE_MODEL_CACHE, else remoe/models in the user's cache folder]
+    /// Cache folder of fetched models; processes may share it [default: REMOE_MODEL_CACHE, else remoe/models in the
+    /// user's cache folder]
     // Not read from the environment here: a variable alone would make these arguments present.
     #[arg(long, value_name = "DIR")]
     model_cache: Option<PathBuf>,
@@ -191,8 +191,8 @@ pub fn cache_folder(given: Option<&Path>) -> Result<PathBuf, FetchError> {
     let user = variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")));
     let folder = user.map(|user| user.join("remoe").join("models"));
     folder.ok_or_else(|| FetchError::Settings {
-        what: "--model-cache".to_owned(),
-        problem: "is needed: the user has no cache folder".to_owned(),
+        what: "missing --model-cache".to_owned(),
+        problem: "this user has no cache folder; set it, or REMOE_MODEL_CACHE".to_owned(),
     })
 }
 

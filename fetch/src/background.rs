@@ -27,7 +27,7 @@ impl Background {
             .enable_all()
             .build();
         let runtime = runtime.map_err(|error| FetchError::Settings {
-            what: "threads for fetching".to_owned(),
+            what: "cannot start threads to fetch".to_owned(),
             problem: error.to_string(),
         })?;
         Ok(Self(Some(runtime)))
@@ -39,8 +39,8 @@ impl Background {
         work: impl Future<Output = Result<T, FetchError>> + Send + 'static,
     ) -> Result<T, FetchError> {
         let ended = || FetchError::Settings {
-            what: "fetching".to_owned(),
-            problem: "its threads ended abnormally".to_owned(),
+            what: "cannot fetch".to_owned(),
+            problem: "the threads that fetch crashed".to_owned(),
         };
         let runtime = self.0.as_ref().ok_or_else(ended)?;
         let (sender, result) = mpsc::sync_channel(1);

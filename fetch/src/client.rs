@@ -70,8 +70,8 @@ pub(crate) struct SourceClient {
 /// What is said once of a source that takes no notice of ranges.
 fn whole_files(root: &Path) -> String {
     format!(
-        "fetch: {} does not answer range requests (206): files are fetched as a whole, again for each part that is read, and none \
-         of more than {} MiB can be; use a server that does",
+        "fetch: {} lacks range requests (206): files are fetched whole, again for each part that is read, and only up \
+         to {} MiB; use another server",
         root.display(),
         WHOLE_FILE >> 20
     )
@@ -92,7 +92,7 @@ pub(crate) fn http_client(patience: &Patience) -> Result<Client, FetchError> {
         .read_timeout(patience.idle)
         .build()
         .map_err(|error| FetchError::Settings {
-            what: "the HTTPS client".to_owned(),
+            what: "cannot start the HTTPS client".to_owned(),
             problem: causes(&error),
         })
 }
@@ -128,14 +128,14 @@ impl SourceClient {
         let Answer { response, sha256 } = self.send(Method::GET, name, &headers).await?;
         let answer = |problem: String| FetchError::Answer { place: place.clone(), problem };
         if response.headers().get(header::CONTENT_ENCODING).is_some_and(|coding| coding != "identity") {
-            return Err(answer("compressed bytes, which it was asked not to".to_owned()).into());
+            return Err(answer("unexpected compressed body".to_owned()).into());
         }
         let (got, size) = match response.status() {
             StatusCode::PARTIAL_CONTENT => {
                 let (got, size) = content_range(response.headers())
-                    .ok_or_else(|| answer("206 without a Content-Range that could be read".to_owned()))?;
+                    .ok_or_else(|| answer("206 without a valid Content-Range".to_owned()))?;
                 if got.start != range.start || got.end > range.end {
-                    return Err(answer(format!("bytes {got:?}, it was asked for {range:?}")).into());
+                    return Err(answer(format!("expected bytes {range:?}, got {got:?}")).into());
                 }
                 (got, size)
             }
@@ -303,6 +303,6 @@ struct Answer {
 fn value(text: &str, place: &str) -> Result<HeaderValue, FetchError> {
     HeaderValue::from_str(text).map_err(|error| FetchError::Answer {
         place: place.to_owned(),
-        problem: format!("something that cannot be sent back: {error}"),
+        problem: format!("invalid header value: {error}"),
     })
 }

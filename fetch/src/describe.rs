@@ -12,7 +12,8 @@ const LIMIT: usize = 16 << 20;
 /// Redirects that are followed: repositories are renamed.
 const REDIRECTS: usize = 3;
 
-const ADVICE: &str = "set HF_TOKEN to a token that may read this repository; without one the hub also refuses what does not exist";
+const ADVICE: &str = "set HF_TOKEN to a token that may read this repository; without a token, the hub also denies \
+                      access to repositories that do not exist";
 
 /// Asks for the commit that `revision` of `repository` is, and for its files. `place` is what messages
 /// call it.
@@ -48,7 +49,7 @@ async fn attempt(
     let mut url = origin.clone();
     for _ in 0..=REDIRECTS {
         if url.origin() != origin.origin() {
-            return Err(answer("a redirect to another server".to_owned()).into());
+            return Err(answer("redirect to another server".to_owned()).into());
         }
         let request = http.get(url.clone()).headers(server.credentials());
         let mut response = request.send().await.map_err(|error| unanswered(place.to_owned(), error))?;
@@ -63,12 +64,11 @@ async fn attempt(
         while let Some(chunk) = response.chunk().await.map_err(|error| unanswered(place.to_owned(), error))? {
             body.extend_from_slice(&chunk);
             if body.len() > LIMIT {
-                return Err(answer(format!("a description of more than {LIMIT} bytes")).into());
+                return Err(answer(format!("description too large: expected at most {LIMIT} bytes")).into());
             }
         }
         let description = serde_json::from_slice(&body);
-        return description
-            .map_err(|error| answer(format!("a description that cannot be read: {error}")).into());
+        return description.map_err(|error| answer(format!("invalid description: {error}")).into());
     }
     Err(answer(format!("more than {REDIRECTS} redirects")).into())
 }

@@ -8,9 +8,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
     /// The source does not answer, or not as it should, also after several attempts.
-    #[error(
-        "{place}: the source does not answer: {problem}; check its address and the network, or try again later"
-    )]
+    #[error("cannot reach {place}: {problem}; check address and network, or retry later")]
     Unavailable {
         /// What was asked for.
         place: String,
@@ -18,7 +16,7 @@ pub enum FetchError {
         problem: String,
     },
     /// The source does not let us have it.
-    #[error("{place}: the credentials were refused ({answer}); {advice}")]
+    #[error("access denied to {place} ({answer}); {advice}")]
     Refused {
         /// What was asked for.
         place: String,
@@ -36,7 +34,7 @@ pub enum FetchError {
         answer: String,
     },
     /// The file at the source is no longer the one of which bytes are there already.
-    #[error("{place} has changed at its source ({change}); start again to use the new one")]
+    #[error("{place} changed at its source ({change}); restart to use the new version")]
     Changed {
         /// The file.
         place: String,
@@ -45,7 +43,7 @@ pub enum FetchError {
     },
     /// The server sends whole files only.
     #[error(
-        "{place}: the server does not answer range requests (206), which files of more than {limit} bytes need; use one that does"
+        "cannot fetch {place}: the server lacks range requests (206), required above {limit} bytes; use another server"
     )]
     NoRanges {
         /// The file.
@@ -54,7 +52,7 @@ pub enum FetchError {
         limit: u64,
     },
     /// The source answers something that makes no sense.
-    #[error("{place}: the source answered {problem}")]
+    #[error("invalid answer from {place}: {problem}")]
     Answer {
         /// What was asked for.
         place: String,
@@ -63,7 +61,7 @@ pub enum FetchError {
     },
     /// The bytes are not those that the source promises.
     #[error(
-        "{place}: its bytes have the SHA-256 {found}, the source states {expected}; they were dropped from the cache, start again"
+        "checksum mismatch of {place}: expected SHA-256 {expected}, got {found}; removed from the cache, retry"
     )]
     Checksum {
         /// The file.
@@ -74,7 +72,10 @@ pub enum FetchError {
         found: String,
     },
     /// Another process holds bytes of the file and makes no progress.
-    #[error("{place}: another process is fetching it into {} and has made no progress for {seconds} s; end it", cache.display())]
+    #[error(
+        "cannot fetch {place}: another process holds {} without progress for {seconds} s; stop it",
+        cache.display()
+    )]
     Stalled {
         /// The file.
         place: String,
@@ -92,7 +93,7 @@ pub enum FetchError {
         problem: String,
     },
     /// The cache folder cannot be used.
-    #[error("the model cache {} cannot be used: {source}", path.display())]
+    #[error("cannot use the model cache {}: {source}", path.display())]
     Cache {
         /// The file or folder.
         path: PathBuf,

@@ -34,7 +34,7 @@ pub enum ModelLocation {
 /// A text that names no place.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{problem}; name a folder, hf://organisation/name[@revision], s3://bucket/prefix or https://host/path"
+    "{problem}; expected a folder, hf://organisation/name[@revision], s3://bucket/prefix or https://host/path"
 )]
 pub struct LocationError {
     problem: String,
@@ -69,14 +69,14 @@ impl ModelLocation {
     }
 
     fn parse(text: &str) -> Result<Self, LocationError> {
-        let wrong = |problem: &str| LocationError { problem: format!("{text:?} {problem}") };
+        let wrong = |problem: &str| LocationError { problem: problem.to_owned() };
         let Some((scheme, rest)) = text.split_once("://") else {
             return Ok(Self::Folder(text.into()));
         };
         match scheme {
             "hf" => {
                 let (repository, revision) = match rest.split_once('@') {
-                    Some((_, "")) => return Err(wrong("has no revision after the @")),
+                    Some((_, "")) => return Err(wrong("missing revision after @")),
                     Some((repository, revision)) => (repository, Some(revision.to_owned())),
                     None => (rest, None),
                 };
@@ -84,26 +84,26 @@ impl ModelLocation {
                     [organisation, name] if is_hub_name(organisation) && is_hub_name(name) => {
                         Ok(Self::Hub { repository: repository.to_owned(), revision })
                     }
-                    _ => Err(wrong("does not name organisation and model")),
+                    _ => Err(wrong("missing organisation or model name")),
                 }
             }
             "s3" => {
                 let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
                 let named = |character: char| character.is_ascii_alphanumeric() || ".-_".contains(character);
                 if bucket.is_empty() || !bucket.chars().all(named) {
-                    return Err(wrong("names no bucket"));
+                    return Err(wrong("missing bucket name"));
                 }
                 Ok(Self::S3 { bucket: bucket.to_owned(), prefix: prefix.trim_matches('/').to_owned() })
             }
             "http" | "https" => {
-                let mut url = Url::parse(text).map_err(|error| wrong(&format!("is no URL: {error}")))?;
+                let mut url = Url::parse(text).map_err(|error| wrong(&format!("invalid URL: {error}")))?;
                 if !url.username().is_empty() || url.password().is_some() {
                     // Not repeated: it holds a password.
-                    let problem = "a URL with a user or password is not taken".to_owned();
+                    let problem = "invalid URL: expected no user and no password".to_owned();
                     return Err(LocationError { problem });
                 }
                 if url.query().is_some() || url.fragment().is_some() {
-                    let problem = "a URL with a query or fragment names no folder".to_owned();
+                    let problem = "invalid URL: expected no query and no fragment".to_owned();
                     return Err(LocationError { problem });
                 }
                 if !url.path().ends_with('/') {
@@ -111,7 +111,7 @@ impl ModelLocation {
                 }
                 Ok(Self::Web { url })
             }
-            _ => Err(wrong("has an unknown scheme")),
+            _ => Err(wrong("unknown scheme")),
         }
     }
 }

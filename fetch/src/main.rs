@@ -29,7 +29,7 @@ const READ_BYTES: usize = 4 << 20;
 struct Settings {
     #[command(flatten)]
     source: ModelArgs,
-    /// The folder.
+    /// Output folder.
     #[arg(long, value_name = "FOLDER")]
     to: PathBuf,
 }

@@ -51,7 +51,7 @@ impl Opening {
         let mut opened = Vec::new();
         for file in opening {
             opened.push(file.await.map_err(|error| FetchError::Settings {
-                what: "fetching".to_owned(),
+                what: "cannot fetch".to_owned(),
                 problem: error.to_string(),
             })??);
         }
@@ -116,7 +116,7 @@ impl Opening {
                 if !self.granted.load(Ordering::Relaxed) {
                     return Err(error.into());
                 }
-                progress::print_line(&format!("fetch: taken as absent: {error}"));
+                progress::print_line(&format!("fetch: treated as missing: {error}"));
                 return Ok(None);
             }
             Reply::Absent(_) => return Ok(None),

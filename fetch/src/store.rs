@@ -63,7 +63,7 @@ impl FetchedStore {
         let mut pinned = location.clone();
         let (source, folder) = match location {
             ModelLocation::Folder(path) => {
-                let problem = "is a folder, nothing is fetched from it".to_owned();
+                let problem = "expected a remote source, got a folder".to_owned();
                 return Err(FetchError::Settings { what: path.display().to_string(), problem });
             }
             ModelLocation::Web { url } => {

@@ -237,7 +237,7 @@ impl Transfer {
             Reply::Absent(error) => Err(error.into()),
             Reply::Unchanged => {
                 let place = self.client.place(&file.name);
-                Err(FetchError::Answer { place, problem: "304 to a request without a condition".to_owned() }
+                Err(FetchError::Answer { place, problem: "304 to an unconditional request".to_owned() }
                     .into())
             }
         }
@@ -298,7 +298,7 @@ impl Transfer {
 
     fn broken(&self, error: &dyn std::error::Error) -> FetchError {
         let place = self.client.root().display().to_string();
-        FetchError::Unavailable { place, problem: format!("fetching ended abnormally: {error}") }
+        FetchError::Unavailable { place, problem: format!("the task that fetches crashed: {error}") }
     }
 }
 

@@ -59,7 +59,7 @@ struct Reader {
 enum Unread {
     #[error(transparent)]
     File(#[from] io::Error),
-    #[error("it is no file of requests to this model in this version")]
+    #[error("expected a training history of this model and version")]
     Other,
 }
 
@@ -97,7 +97,7 @@ impl Exchange {
             let problem = outcome.err();
             if let Some(problem) = problem.as_ref().filter(|_| problem != reader.problem) {
                 let path = path.display();
-                tracing::warn!(%path, problem, "what another gateway has learned is not read");
+                tracing::warn!(%path, problem, "cannot read the training history of another gateway");
             }
             reader.problem = problem;
         }

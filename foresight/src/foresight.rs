@@ -144,11 +144,11 @@ impl Foresight {
         for stored in past {
             // The file's header is this model's, so that everything in it fits.
             if let Err(error) = memory.restore(stored) {
-                tracing::warn!(%error, "a stored request is left out");
+                tracing::warn!(%error, "stored request skipped");
             }
         }
         if let Err(error) = memory.restored() {
-            tracing::warn!(%error, "stored requests are searched one by one");
+            tracing::warn!(%error, "search tree unavailable: searches are linear");
         }
         Ok(Self {
             observed: Observed::new(layers, experts, header.top_k as usize),
@@ -185,7 +185,7 @@ impl Foresight {
         let prediction = match self.predict(tenant, tokens, &vector) {
             Ok(prediction) => prediction,
             Err(error) => {
-                tracing::warn!(%error, "a request is served without a prediction");
+                tracing::warn!(%error, "prediction failed");
                 None
             }
         };
@@ -224,7 +224,7 @@ impl Foresight {
         if let Some(store) = &mut self.store
             && let Err(error) = store.append(&stored, || memory.numbers())
         {
-            tracing::warn!(%error, "what a request used is not stored");
+            tracing::warn!(%error, "expert usage not stored");
         }
         Ok(())
     }
@@ -236,7 +236,7 @@ impl Foresight {
         let learned = welcome.filter(|record| match memory.share(record) {
             Ok(is_new) => is_new,
             Err(error) => {
-                tracing::warn!(%error, "a request that another gateway tells of is left out");
+                tracing::warn!(%error, "shared request skipped");
                 false
             }
         });
@@ -264,7 +264,7 @@ impl Foresight {
         if let Some(store) = &mut self.store
             && let Err(error) = store.forget(tenant)
         {
-            tracing::error!(%error, "what a tenant's past requests used is still in the file");
+            tracing::error!(%error, "cannot erase a tenant's training history");
         }
     }
 

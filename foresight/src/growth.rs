@@ -67,7 +67,7 @@ impl Grower {
             drop(turn);
         });
         if let Err(error) = thread {
-            tracing::warn!(%error, "no thread to grow a tree of past requests with: searches take longer");
+            tracing::warn!(%error, "cannot start the search tree builder: searches are slower");
             return None;
         }
         Some(Growing { grown, tree: None, changed: BTreeSet::new(), _turn: self.turn.clone() })
@@ -86,7 +86,7 @@ impl Growing {
             match self.grown.try_recv() {
                 Ok(Ok(tree)) => self.tree = Some(tree),
                 Ok(Err(error)) => {
-                    tracing::warn!(%error, "a tree of past requests has not grown: searches take longer");
+                    tracing::warn!(%error, "cannot build the search tree: searches are slower");
                     return Stand::Failed;
                 }
                 Err(TryRecvError::Empty) => return Stand::Underway,

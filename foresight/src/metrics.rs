@@ -59,65 +59,64 @@ impl ForesightMetrics {
             registry.register(Box::new(gauge.clone()))?;
             Ok(gauge)
         };
-        let help =
-            "Revisions of the placement, by what they followed: wake (who waited), drift (what was used).";
+        let help = "Revisions of the placement, by cause: wake (waiting requests), drift (observed usage), failed (taken back).";
         let replans = IntCounterVec::new(Opts::new("remoe_replans_total", help), &["model", "cause"])?;
         registry.register(Box::new(replans.clone()))?;
         Ok(Self {
             by_layers: ByLayers {
                 divergence: by_layers(
                     "remoe_prediction_layers_divergence_nats",
-                    "Mean divergence of predicted and true shares in the first, the middle and the last third of the layers with experts.",
+                    "Mean Jensen-Shannon divergence of predicted and observed expert usage, by thirds of the layers with experts.",
                 )?,
                 hot_recall: by_layers(
                     "remoe_prediction_layers_hot_recall_ratio",
-                    "Of the work of the more used half of experts in a third of the layers, the part that fell on experts predicted to be in it.",
+                    "Of the work of the more used half of the experts, the share on experts predicted to be in it, by thirds of the layers with experts.",
                 )?,
                 cold_share: by_layers(
                     "remoe_prediction_layers_cold_share_ratio",
-                    "Of the work in a third of the layers, the part that fell on the half of experts predicted to be used least.",
+                    "Share of the work on the half of the experts predicted to be used least, by thirds of the layers with experts.",
                 )?,
                 coverage: by_layers(
                     "remoe_prediction_layers_coverage_ratio",
-                    "Parts of requests and layers of a third whose divergence was within the predicted 95th percentile.",
+                    "Share of (request, layer) pairs whose divergence was within the predicted 95th percentile, by thirds of the layers with experts.",
                 )?,
             },
             divergence: by_phase(
                 "remoe_prediction_divergence_nats",
-                "Jensen-Shannon divergence of predicted and true shares of experts, mean of the latest requests.",
+                "Mean Jensen-Shannon divergence of predicted and observed expert usage, over the latest requests.",
             )?,
             hot_recall: by_phase(
                 "remoe_prediction_hot_recall_ratio",
-                "Of the work of the more used half of experts, the part that fell on experts predicted to be in it.",
+                "Of the work of the more used half of the experts, the share on experts predicted to be in it.",
             )?,
             cold_share: by_phase(
                 "remoe_prediction_cold_share_ratio",
-                "Of the work, the part that fell on the half of experts predicted to be used least.",
+                "Share of the work on the half of the experts predicted to be used least.",
             )?,
             coverage: by_phase(
                 "remoe_prediction_coverage_ratio",
-                "Parts of requests and layers whose divergence was within the predicted 95th percentile.",
+                "Share of (request, layer) pairs whose divergence was within the predicted 95th percentile.",
             )?,
             activation: gauges(
                 "remoe_prediction_activation_ratio",
-                "Of the work of neighbouring layers, the part on each eighth of their experts, 1 being predicted to be used most: as predicted, and as observed.",
+                "Share of the work of a quarter of the layers on each eighth of their experts, predicted and observed; eighth 1 was predicted to be used most.",
                 &["model", "phase", "layers", "eighth", "of"],
             )?,
             compared: by_model(
                 "remoe_prediction_compared_requests",
-                "Requests whose prediction was compared with what they used, since the start.",
+                "Requests whose prediction was compared with their expert usage, since the start.",
             )?,
             unfamiliar: by_model(
                 "remoe_prediction_unfamiliar_requests",
-                "Requests that are unlike the history that predictions come from, since the start.",
+                "Out-of-distribution requests since the start.",
             )?,
             remembered: by_model(
                 "remoe_prediction_remembered_requests",
-                "Requests of the past that predictions lean on.",
+                "Requests in the training history.",
             )?,
             shared: by_model(
                 "remoe_prediction_shared_requests",
-                "Requests to other gateways that were learned from, since the start.",
+                "Requests to other gateways learned from since the start.",
             )?,
             replans,
         })

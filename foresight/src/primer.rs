@@ -53,7 +53,7 @@ pub enum PrimerError {
     #[error(transparent)]
     File(#[from] io::Error),
     /// What arrived is none.
-    #[error("a primer that cannot be: {0}")]
+    #[error("invalid model summary: {0}")]
     Form(String),
     /// Its text cannot be read.
     #[error(transparent)]
@@ -182,38 +182,39 @@ impl Primer {
     pub fn from_bytes(bytes: &Bytes) -> Result<Self, PrimerError> {
         let wrong = |message: &str| PrimerError::Form(message.to_owned());
         if bytes.len() > MAX_PRIMER {
-            return Err(PrimerError::Form(format!("it takes {} bytes, at most {MAX_PRIMER}", bytes.len())));
+            let message = format!("expected at most {MAX_PRIMER} bytes, got {}", bytes.len());
+            return Err(PrimerError::Form(message));
         }
         let end = bytes.iter().take(MAX_HEAD).position(|byte| *byte == b'\n');
         let mut rest = bytes.clone();
-        let line = rest.split_to(end.ok_or_else(|| wrong("its first line has no end"))? + 1);
+        let line = rest.split_to(end.ok_or_else(|| wrong("the first line has no end"))? + 1);
         let head: Head =
             serde_json::from_slice(&line).map_err(|error| PrimerError::Form(error.to_string()))?;
         if head.version != VERSION {
-            return Err(wrong("it is of another version; update whoever sends it, or this program"));
+            return Err(wrong("version mismatch; update the main function or the gateway"));
         }
         if head.dimensions == 0 {
-            return Err(wrong("its embedding has no dimensions"));
+            return Err(wrong("the embedding has no dimensions"));
         }
         head.model.check().map_err(|error| PrimerError::Form(error.to_string()))?;
         let mut part = |length: usize, most: usize, what: &str| match length {
-            length if length > most => {
-                Err(PrimerError::Form(format!("{what} takes {length} bytes, at most {most}")))
-            }
-            length if length > rest.len() => Err(wrong("it ends early")),
+            length if length > most => Err(PrimerError::Form(format!(
+                "{what} too large: expected at most {most} bytes, got {length}"
+            ))),
+            length if length > rest.len() => Err(wrong("truncated")),
             length => Ok(rest.split_to(length)),
         };
         let mut files: Vec<(String, Bytes)> = Vec::new();
         for (name, length) in &head.files {
             if !FILES.contains(&name.as_str()) || files.iter().any(|(known, _)| known == name) {
-                return Err(wrong("it has a file that is none of a model's text, or one twice"));
+                return Err(wrong("unexpected or duplicate file"));
             }
             files.push((name.clone(), part(*length, MAX_FILE, name)?));
         }
-        let predictor = part(head.predictor, MAX_PREDICTOR, "its predictor")?;
+        let predictor = part(head.predictor, MAX_PREDICTOR, "predictor")?;
         if rest.len() > MAX_EMBEDDING {
             return Err(PrimerError::Form(format!(
-                "its embedding takes {} bytes, at most {MAX_EMBEDDING}",
+                "embedding too large: expected at most {MAX_EMBEDDING} bytes, got {}",
                 rest.len()
             )));
         }

@@ -32,7 +32,7 @@ const OWNER: u32 = 0o600;
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The folder or the file cannot be read or written.
-    #[error("{}: {source}", path.display())]
+    #[error("cannot use the training history {}: {source}", path.display())]
     File {
         /// The file.
         path: PathBuf,
@@ -40,7 +40,7 @@ pub enum StoreError {
         source: io::Error,
     },
     /// It holds something else.
-    #[error("{}: not a store of what requests used that this program can read: {what}; name another folder, or remove it", path.display())]
+    #[error("cannot read the training history {}: {what}; use another folder, or delete it", path.display())]
     Other {
         /// The file.
         path: PathBuf,
@@ -48,7 +48,7 @@ pub enum StoreError {
         what: String,
     },
     /// A limit that holds nothing.
-    #[error("{}: {limit} bytes are too few: one request takes {one}; allow at least {}", path.display(), 4 * one)]
+    #[error("invalid limit of the training history {}: expected at least {} bytes, got {limit}; one request takes {one} bytes", path.display(), 4 * one)]
     TooSmall {
         /// The file.
         path: PathBuf,
@@ -58,7 +58,7 @@ pub enum StoreError {
         one: u64,
     },
     /// Another program writes it.
-    #[error("{}: another program has it open; each needs a folder of its own", path.display())]
+    #[error("cannot open the training history {}: another process uses it; use a separate folder", path.display())]
     Taken {
         /// The file.
         path: PathBuf,
@@ -167,9 +167,9 @@ impl Store {
                 return match serde_json::from_slice::<Header>(content) {
                     Ok(found) if found == *header => Ok(()),
                     Ok(found) if found.format == FORMAT => {
-                        Err("it is of another model or version".to_owned())
+                        Err("it belongs to another model or version".to_owned())
                     }
-                    _ => Err("it does not begin as one".to_owned()),
+                    _ => Err("unknown format".to_owned()),
                 };
             }
             if let Some(stored) = header.decode(content) {
@@ -181,7 +181,7 @@ impl Store {
         // A header that was not finished is written anew; what else is there is somebody's.
         let begun = store.header.frame().map_err(|what| other(&store, &what))?;
         if !is_headed && end.0 != end.1 && !store.begins(&begun, end.1)? {
-            return Err(other(&store, "it does not begin as one"));
+            return Err(other(&store, "unknown format"));
         }
         store.cut(if is_headed { end.0 } else { 0 })?;
         if !is_headed {
@@ -287,7 +287,7 @@ impl Store {
                     Found::Damaged(bytes) => {
                         // The header cannot be done without.
                         if position + passed as u64 == 0 {
-                            return Err(ScanError::Content("its first bytes are damaged".to_owned()));
+                            return Err(ScanError::Content("damaged header".to_owned()));
                         }
                         damaged += 1;
                         passed += bytes;

@@ -145,12 +145,12 @@ fn follow(
             }
             Event::Told { id, activations } => match foresight.told(id, &activations) {
                 Ok(()) => learned(&foresight, News::Answered),
-                Err(error) => tracing::warn!(%error, "nothing is learned from a request"),
+                Err(error) => tracing::warn!(%error, "request not learned"),
             },
             Event::Left { id } => foresight.left(id),
             Event::Asked { answer } => {
                 let mix = foresight.mix().unwrap_or_else(|error| {
-                    tracing::warn!(%error, "nothing is said of those who wait");
+                    tracing::warn!(%error, "prediction for waiting requests failed");
                     None
                 });
                 // Who asked may have gone on without it.
@@ -177,7 +177,7 @@ fn read(mut exchange: Exchange, mut peers: Peers, events: &Sender<Event>, ends: 
         });
         (peers.ended)(&mut |file| {
             if let Err(error) = exchange.rid(file) {
-                tracing::error!(%error, "what a tenant's past requests used is still in the file of a gateway that has ended");
+                tracing::error!(%error, "cannot erase a tenant's training history of an ended gateway");
             }
         });
         if ends.recv_timeout(peers.every) != Err(RecvTimeoutError::Timeout) {

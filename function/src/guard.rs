@@ -4,10 +4,10 @@ use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 #[derive(Debug, thiserror::Error)]
 pub enum GuardError {
     /// The kernel refused.
-    #[error("cannot ask for a signal at the launcher's death: {0}")]
+    #[error("cannot set the parent-death signal: {0}")]
     Refused(#[from] rustix::io::Errno),
     /// The launcher ended before this process could be tied to it.
-    #[error("the launcher (process {launcher}) is gone")]
+    #[error("launcher (process {launcher}) ended")]
     Gone {
         /// The process id that was expected.
         launcher: u32,

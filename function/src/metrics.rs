@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 /// The name of a fact is no name of a label.
 pub fn program_registry(facts: &[(&str, &str)]) -> Result<Registry, prometheus::Error> {
     let registry = Registry::new();
-    let opts = Opts::new("remoe_build_info", "1, with what this program is.");
+    let opts = Opts::new("remoe_build_info", "Build of this program; always 1.");
     let opts = opts.const_label("version", env!("CARGO_PKG_VERSION"));
     let opts = facts.iter().fold(opts, |opts, (name, value)| opts.const_label(*name, *value));
     let build = IntGauge::with_opts(opts)?;
@@ -50,7 +50,7 @@ fn register_one_row_path(
 }
 
 fn one_row_path() -> Result<IntGaugeVec, prometheus::Error> {
-    let help = "1, with the instructions by which one row is computed now.";
+    let help = "Instructions that multiply one row with expert weights now; always 1.";
     IntGaugeVec::new(Opts::new("remoe_one_row_path", help), &["path"])
 }
 
@@ -112,7 +112,7 @@ pub fn refused_connections(
     reasons: impl IntoIterator<Item = &'static str>,
 ) -> Result<IntCounterVec, prometheus::Error> {
     let counter = IntCounterVec::new(
-        Opts::new("remoe_connections_refused_total", "Connections that were not let in, by reason."),
+        Opts::new("remoe_connections_refused_total", "Refused connections by reason."),
         &["reason"],
     )?;
     reasons.into_iter().for_each(|reason| drop(counter.with_label_values(&[reason])));

@@ -23,7 +23,7 @@ pub fn shutdown_on_signal() -> io::Result<CancellationToken> {
         tracing::info!(signal, "shutting down");
         trigger.cancel();
         let signal = next().await;
-        tracing::warn!(signal, "ending at once");
+        tracing::warn!(signal, "stopping immediately");
         // Exiting would wait for whatever the process's libraries do at exit beside busy threads. The
         // first process of a container cannot kill itself; it exits.
         let _still_here = kill_process(getpid(), Signal::KILL);

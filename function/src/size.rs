@@ -18,13 +18,13 @@ const UNITS: [(&str, u64); 9] = [
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SizeError {
     /// It has another form.
-    #[error("is no size: write it as 500MB, 2GiB or plain bytes")]
+    #[error("expected a size such as 500MB, 2GiB or plain bytes")]
     Form,
     /// It has another unit.
-    #[error("has an unknown unit: kB, MB, GB and TB are powers of 1000, KiB, MiB, GiB and TiB of 1024")]
+    #[error("expected the unit kB, MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB (powers of 1024)")]
     Unit,
     /// It does not fit where it stands.
-    #[error("must be from {least} to {most} bytes")]
+    #[error("expected {least} to {most} bytes")]
     Range {
         /// The least that does.
         least: u64,

@@ -76,7 +76,7 @@ impl AccessLog {
         std::thread::Builder::new().name("access log".to_owned()).spawn(move || {
             for line in waiting {
                 if let Err(error) = out.write_all(line.as_bytes()) {
-                    tracing::warn!(%error, "a line of the access log is lost");
+                    tracing::warn!(%error, "access log write failed");
                 }
             }
         })?;

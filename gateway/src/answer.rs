@@ -197,9 +197,9 @@ fn room(gateway: &Gateway, request: &Request, caller: &Caller) -> Result<Room, A
     let most = request.body().size_hint().upper().and_then(|most| usize::try_from(most).ok());
     gateway.rooms.take(&caller.client, most.unwrap_or(limit).min(limit)).map_err(|full| {
         let message = match full {
-            NoRoom::Everybody => "the bodies of other requests take all room there is; try again later",
+            NoRoom::Everybody => "request body budget exhausted; retry later",
             NoRoom::Client => {
-                "the bodies of your other requests take all room that one client may have; try again later"
+                "request body budget of this client exhausted; retry when your other requests are done"
             }
         };
         ServiceError::new(ErrorCode::ResourceExhausted, message).into()
@@ -217,7 +217,7 @@ async fn read(gateway: &Arc<Gateway>, body: &Bytes) -> Result<Asked, ServiceErro
         let _until_done = pass;
         parse(&body)
     });
-    let failed = |_| ServiceError::new(ErrorCode::Internal, "a request could not be read to its end");
+    let failed = |_| ServiceError::new(ErrorCode::Internal, "cannot read the request body: internal error");
     work.await.map_err(failed)?
 }
 
@@ -280,22 +280,27 @@ async fn obtain(call: Call, mut waiter: Waiter) -> Result<Obtained, ApiError> {
             Err(Failure::Unreached(problem)) => {
                 let now = Instant::now();
                 if !std::mem::replace(&mut is_unreached, true) {
-                    tracing::warn!(model = call.model.name(), problem, "a function could not be reached");
+                    tracing::warn!(model = call.model.name(), problem, "main function unreachable");
                     let last = now + call.model.wake_limit();
                     entry.until = Some(entry.until.map_or(last, |until| until.min(last)));
                 }
                 if entry.until.is_some_and(|until| until <= now) {
-                    let message = "no function could be reached within the time that the request may take; try again later";
+                    let message = "cannot reach a main function in time; retry later";
                     return Err(ServiceError::new(ErrorCode::Unavailable, message).into());
                 }
             }
             Err(Failure::Broken { problem, sent_away }) => {
-                tracing::warn!(model = call.model.name(), attempt, problem, "a function broke off");
+                tracing::warn!(
+                    model = call.model.name(),
+                    attempt,
+                    problem,
+                    "main function failed before answering"
+                );
                 call.bill.lost(0);
                 if attempt == ATTEMPTS {
                     let lost = || {
                         let message =
-                            "the functions that had the request ended before they answered; try again later";
+                            "cannot answer: every main function that got this request failed; retry later";
                         ServiceError::new(ErrorCode::Unavailable, message).into()
                     };
                     return sent_away.map(|obtained| *obtained).ok_or_else(lost);
@@ -326,7 +331,7 @@ async fn send(call: &Call, grant: Grant, attempt: usize) -> Result<Obtained, Fai
     let span = call.course.send(backend.address, attempt);
     let broken = |grant: &Grant, problem: String| {
         grant.failed();
-        span.fail("broken_off", "the function broke off before it answered");
+        span.fail("broken_off", "main function failed before answering");
         Failure::Broken { problem, sent_away: None }
     };
     let mut request = axum::http::Request::new(Full::new(call.body.clone()));
@@ -334,7 +339,7 @@ async fn send(call: &Call, grant: Grant, attempt: usize) -> Result<Obtained, Fai
     match backend.uri(&call.target) {
         Ok(uri) => *request.uri_mut() = uri,
         Err(error) => {
-            return Err(Failure::Broken { problem: format!("no target: {error}"), sent_away: None });
+            return Err(Failure::Broken { problem: format!("invalid target URI: {error}"), sent_away: None });
         }
     }
     *request.headers_mut() = call.headers.clone();
@@ -361,18 +366,18 @@ async fn send(call: &Call, grant: Grant, attempt: usize) -> Result<Obtained, Fai
         Ok(Err(error)) if error.is_connect() || is_refusal(&error) => {
             call.bill.not_sent(before);
             grant.failed();
-            span.fail("unreached", "the function could not be reached");
+            span.fail("unreached", "main function unreachable");
             return Err(Failure::Unreached(chain(&error)));
         }
         Ok(Err(error)) => return Err(broken(&grant, chain(&error))),
-        Err(_late) => return Err(broken(&grant, format!("no answer began within {BEGIN:?}"))),
+        Err(_late) => return Err(broken(&grant, format!("no response head within {BEGIN:?}"))),
     };
     let (mut head, mut body) = response.into_parts();
     call.course.answered(&span, head.status);
     strip(&mut head);
     let whole = body.size_hint().exact().is_some_and(|bytes| bytes <= WHOLE);
     let silent = tokio::time::Instant::now() + SILENCE;
-    let nothing_came = || format!("nothing came for {SILENCE:?} after the answer's head");
+    let nothing_came = || format!("no data for {SILENCE:?} after the response head");
     let obtained = match whole {
         true => match timeout_at(silent, body.collect()).await {
             Ok(Ok(whole)) => Obtained::whole(head, whole.to_bytes(), grant, span),
@@ -389,7 +394,7 @@ async fn send(call: &Call, grant: Grant, attempt: usize) -> Result<Obtained, Fai
     if obtained.head.status == StatusCode::SERVICE_UNAVAILABLE && sent.elapsed() < SENT_AWAY {
         obtained.grant.failed();
         return Err(Failure::Broken {
-            problem: "sent the request away".to_owned(),
+            problem: "rejected the request with 503".to_owned(),
             sent_away: Some(Box::new(obtained)),
         });
     }

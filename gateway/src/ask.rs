@@ -30,7 +30,10 @@ pub(crate) fn timeout(headers: &HeaderMap, stream: bool) -> Result<Option<Durati
     };
     if headers.contains_key(TIMEOUT) {
         return said(TIMEOUT).map(Some).ok_or_else(|| {
-            ServiceError::new(ErrorCode::InvalidArgument, format!("`{TIMEOUT}` must be a number of seconds"))
+            ServiceError::new(
+                ErrorCode::InvalidArgument,
+                format!("invalid `{TIMEOUT}`: expected a number of seconds"),
+            )
         });
     }
     Ok(CLIENT_TIMEOUTS.into_iter().find_map(said).filter(|_| !stream))

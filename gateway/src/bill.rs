@@ -114,7 +114,7 @@ impl Bill {
                         function = name,
                         ?told,
                         most,
-                        "a function tells what cannot be"
+                        "implausible usage record from a function"
                     );
                     *told = Phases { prefill: told.prefill.min(most), decode: told.decode.min(most) };
                 }

@@ -245,14 +245,14 @@ impl Books {
                 Ok(()) => self.metrics.wrote(),
                 Err(error) => {
                     self.metrics.failed();
-                    tracing::error!(%error, ?record, "the ledger did not take a record");
+                    tracing::error!(%error, ?record, "ledger write failed");
                 }
             }
         } else if self.should_be_kept {
             self.metrics.failed();
         }
         if let Err(error) = state.account.add(record) {
-            tracing::error!(%error, "a record is not accounted for");
+            tracing::error!(%error, "ledger record not accounted for");
         }
     }
 

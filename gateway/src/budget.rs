@@ -50,11 +50,11 @@ pub(crate) fn within_budget(
         if spent >= budget {
             books.metrics().refused(payer);
             let amounts = match payer {
-                Payer::Tenant(_) => format!(": ${} of ${} a day", dollars(spent), dollars(budget)),
+                Payer::Tenant(_) => format!(": ${} of ${}", dollars(spent), dollars(budget)),
                 // What others have spent is not for everybody to know.
                 Payer::Model(_) => String::new(),
             };
-            let message = format!("the budget of the {payer} is spent{amounts}; it begins anew at 00:00 UTC");
+            let message = format!("Daily budget of {payer} exhausted{amounts}; resets at 00:00 UTC.");
             let error = ServiceError::new(ErrorCode::ResourceExhausted, message);
             return Err(ApiError::from(error).retry_after(left));
         }

@@ -37,8 +37,8 @@ pub(crate) async fn identify(
     let tenant = presented.and_then(|presented| keys.tenant(presented)).cloned();
     if tenant.is_none() && !keys.is_empty() && !is_open(request.uri().path()) {
         let message = match presented {
-            None => "this server needs a key: `Authorization: Bearer KEY`",
-            Some(_) => "the key is wrong",
+            None => "missing API key; send `Authorization: Bearer KEY`",
+            Some(_) => "invalid API key",
         };
         return Err(ServiceError::new(ErrorCode::Unauthenticated, message).into());
     }

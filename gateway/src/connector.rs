@@ -62,15 +62,14 @@ impl Connector {
         if uri.scheme() != Some(&Scheme::HTTPS) {
             return Ok(None);
         }
-        let nobody =
-            || io::Error::new(io::ErrorKind::InvalidInput, format!("{uri} does not say whose it is"));
+        let nobody = || io::Error::new(io::ErrorKind::InvalidInput, format!("missing identity in {uri}"));
         let authority = uri.authority().map(|authority| authority.as_str());
         let (name, _) = authority.and_then(|authority| authority.split_once('@')).ok_or_else(nobody)?;
         let identity: Identity =
             format!("{SCHEME}{}", name.replace(':', "/")).parse().map_err(io::Error::other)?;
         let missing = || {
             io::Error::other(format!(
-                "{identity} wants to know who asks, and there is no certificate to show"
+                "cannot connect to {identity}: it requires a client certificate; set --identity-dir"
             ))
         };
         let keyring = self.keyring.clone().ok_or_else(missing)?;

@@ -40,72 +40,75 @@ impl CostMetrics {
             let gauge = IntGauge::new(name, help)?;
             registry.register(Box::new(gauge.clone())).map(|()| gauge)
         };
-        gauges("remoe_price_info", "1, with where the prices stand.", &["source"])?
+        gauges("remoe_price_info", "Always 1; the label source names the price list.", &["source"])?
             .with_label_values(&[prices])
             .set(1);
         Ok(Self {
             requests: counters(
                 "remoe_cost_nanodollars_total",
-                "What answered requests cost: their shares of the time of functions by their price.",
+                "Cost of answered requests: their shares of function time at its price.",
                 &["model", "tenant", "tier", "phase"],
             )?,
             rivals: counters(
                 "remoe_cost_rival_nanodollars_total",
-                "What the same requests would have cost without remote experts, on the same basis.",
+                "Counterfactual cost of the same requests without remote experts, on the same basis.",
                 &["model", "rival"],
             )?,
             compared: counters(
                 "remoe_cost_compared_nanodollars_total",
-                "What the requests did cost of which remoe_cost_rival_nanodollars_total is.",
+                "Actual cost of the requests compared in remoe_cost_rival_nanodollars_total.",
                 &["model", "rival"],
             )?,
             rates: gauges(
                 "remoe_cost_rate_nanodollars_per_hour",
-                "What the functions that are alive cost in an hour; 0 while a model sleeps.",
+                "Price of the functions that are alive, per hour; 0 while a model sleeps.",
                 &["model", "tier"],
             )?,
             memory: gauges(
                 "remoe_tier_memory_bytes",
-                "Memory that the functions that are alive were given; 0 while a model sleeps.",
+                "Memory given to the functions that are alive; 0 while a model sleeps.",
                 &["model", "tier"],
             )?,
             spent: gauges(
                 "remoe_cost_spent_nanodollars",
-                "Where the money went since the gateway started, by part: requests, failed, idle, cold_start, overlap, overhead.",
+                "Accounted cost since the gateway started, by part: requests, failed, idle, cold_start, overlap, overhead.",
                 &["part"],
             )?,
             paid: gauge(
                 "remoe_cost_paid_nanodollars",
-                "What the time of functions cost since the gateway started, and the gateway itself.",
+                "Cost of all function time since the gateway started, and of the gateway itself.",
             )?,
             residual: gauge(
                 "remoe_cost_residual_nanodollars",
-                "What was paid less where the money went: two clocks differ by it.",
+                "Paid minus accounted cost: the difference of two clocks.",
             )?,
             estimated: {
                 let estimated = Gauge::new(
                     "remoe_cost_estimated_seconds",
-                    "Time of functions whose end nobody saw, which may have lived longer than they were paid for.",
+                    "Time of functions whose end was not observed; they may have lived longer than they were paid for.",
                 )?;
                 registry.register(Box::new(estimated.clone())).map(|()| estimated)?
             },
             budget: gauges(
                 "remoe_budget_nanodollars_per_day",
-                "What a tenant, or all requests of a model, may spend on a day (UTC).",
+                "Daily budget (UTC) of a tenant, or of all requests of a model.",
                 &["model", "tenant"],
             )?,
             budget_spent: gauges(
                 "remoe_budget_spent_nanodollars",
-                "What who has a budget has spent today (UTC).",
+                "Spending of a budget today (UTC).",
                 &["model", "tenant"],
             )?,
             budget_refusals: counters(
                 "remoe_budget_refusals_total",
-                "Requests that were refused because the day's budget of their tenant, or of their model, is spent.",
+                "Requests refused because the daily budget of their tenant or model was exhausted.",
                 &["model", "tenant"],
             )?,
-            written: counter("remoe_ledger_records_total", "Records that the ledger took.")?,
-            failures: counter("remoe_ledger_failures_total", "Records that the ledger did not take.")?,
+            written: counter("remoe_ledger_records_total", "Records written to the ledger.")?,
+            failures: counter(
+                "remoe_ledger_failures_total",
+                "Records that could not be written to the ledger.",
+            )?,
         })
     }
 

@@ -53,7 +53,7 @@ impl Course {
                 }
             }
             Err(error) => {
-                wait.fail(error.code.http_status().to_string(), "no function had a place for the request");
+                wait.fail(error.code.http_status().to_string(), "no main function had a free slot");
             }
         }
         wait.end();
@@ -81,7 +81,7 @@ impl Course {
         span.set("http.response.status_code", i64::from(status.as_u16()));
         // To who asks, what is wrong with a request is an error as well.
         if (status.is_client_error() || status.is_server_error()) && span.is_recording() {
-            span.fail(status.as_u16().to_string(), "the function answered with an error");
+            span.fail(status.as_u16().to_string(), "main function answered with an error");
         }
     }
 

@@ -244,22 +244,22 @@ impl Gateway {
         let models = self.models_of(caller);
         let names = || {
             let names: Vec<_> = models.iter().map(|model| format!("`{}`", model.name())).collect();
-            names.join(", ")
+            if names.is_empty() { "none".to_owned() } else { names.join(", ") }
         };
         let (code, message) = match (name, models.as_slice()) {
             (None, [model]) => return Ok(model.clone()),
-            (None, _) => {
-                (ErrorCode::InvalidArgument, format!("`model` is missing; this server has {}", names()))
-            }
+            (None, _) => (ErrorCode::InvalidArgument, format!("missing `model`; available: {}", names())),
             (Some(name), models) => match named(models, name) {
                 Ok(model) => return Ok(model.clone()),
                 Err(0) => {
-                    let message = format!("The model `{name}` does not exist; this server has {}", names());
+                    let message = format!("The model `{name}` does not exist; available: {}", names());
                     (ErrorCode::NotFound, message)
                 }
                 Err(several) => {
-                    let message =
-                        format!("{several} models are called `{name}`; this server has {}", names());
+                    let message = format!(
+                        "ambiguous `model`: {several} models are named `{name}`; available: {}",
+                        names()
+                    );
                     (ErrorCode::InvalidArgument, message)
                 }
             },

@@ -70,21 +70,21 @@ impl KeyFile {
                     self.usable = keys.is_ok();
                     match keys {
                         Ok(keys) => {
-                            tracing::info!(path = %self.path.display(), "other keys are in force");
+                            tracing::info!(path = %self.path.display(), "keys file reloaded");
                             gateway.replace_keys(keys);
                         }
                         Err(error) => {
-                            tracing::error!(%error, "newer keys cannot be used: the ones before stay in force");
+                            tracing::error!(%error, "keys file invalid: keeping the previous keys");
                             gateway.metrics().keys_are_outdated(true);
                         }
                     }
                 }
                 Look::Gone(error) => {
-                    tracing::error!(%error, "the keys that were read last stay in force");
+                    tracing::error!(%error, "keys file unreadable: keeping the previous keys");
                     gateway.metrics().keys_are_outdated(true);
                 }
                 Look::Back => {
-                    tracing::info!(path = %self.path.display(), "the keys can be read again, and are the same");
+                    tracing::info!(path = %self.path.display(), "keys file readable again, unchanged");
                     gateway.metrics().keys_are_outdated(!self.usable);
                 }
             }

@@ -21,7 +21,7 @@ const DIGEST: &str = "sha256:";
 #[derive(Debug, thiserror::Error)]
 pub enum KeysError {
     /// The file cannot be read.
-    #[error("cannot read the keys in {path}: {error}")]
+    #[error("cannot read the keys file {path}: {error}")]
     Unreadable {
         /// The file.
         path: PathBuf,
@@ -29,7 +29,7 @@ pub enum KeysError {
         error: std::io::Error,
     },
     /// The file is not of the form.
-    #[error("{path}: `{field}` is not what a file of keys has there{place}; see docs/gateway.md")]
+    #[error("invalid keys file {path}{place}: unexpected content at `{field}`; see docs/gateway.md")]
     Malformed {
         /// The file.
         path: PathBuf,
@@ -39,7 +39,7 @@ pub enum KeysError {
         place: String,
     },
     /// The file contradicts itself.
-    #[error("{path}: {problem}")]
+    #[error("invalid keys file {path}: {problem}")]
     Wrong {
         /// The file.
         path: PathBuf,
@@ -141,40 +141,42 @@ impl Keys {
             let name = entry.name.clone();
             if name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_graphic()) {
                 return Err(wrong(format!(
-                    "the tenant's name {name:?} must be visible ASCII without spaces"
+                    "invalid tenant name {name:?}: expected visible ASCII without spaces"
                 )));
             }
             if entry.dollars_per_day.is_some_and(|dollars| nanodollars(dollars).is_none()) {
                 return Err(wrong(format!(
-                    "dollarsPerDay of the tenant {name} must be a number above 0 and up to 1e9"
+                    "invalid dollarsPerDay of tenant {name}: expected a number from 1e-9 to 1e9"
                 )));
             }
             if !names.insert(name.clone()) {
-                return Err(wrong(format!("the tenant {name} is there twice")));
+                return Err(wrong(format!("duplicate tenant {name}")));
             }
             let (entries, tenant) = (entry.keys.clone(), Arc::new(Tenant::of(entry)));
             for (number, key) in entries.iter().enumerate() {
                 let digest = digest(key).ok_or_else(|| {
                     wrong(format!(
-                        "key {number} of the tenant {name} must be visible ASCII, or {DIGEST} and 64 hexadecimal digits"
+                        "invalid key {number} of tenant {name}: expected visible ASCII, or {DIGEST} and 64 hexadecimal digits"
                     ))
                 })?;
                 if !digests.insert(digest) {
-                    return Err(wrong(format!("key {number} of the tenant {name} is there twice")));
+                    return Err(wrong(format!("duplicate key {number} of tenant {name}")));
                 }
                 keys.push((digest, tenant.clone()));
             }
         }
         if keys.is_empty() {
-            return Err(wrong("there is no key: nobody could ask anything".to_owned()));
+            return Err(wrong(
+                "expected at least one key; add a tenant with a key, or omit --keys".to_owned(),
+            ));
         }
         let mut models = BTreeMap::new();
         for ModelEntry { name, dollars_per_day } in file.models {
             let budget = nanodollars(dollars_per_day).ok_or_else(|| {
-                wrong(format!("dollarsPerDay of the model {name} must be a number above 0 and up to 1e9"))
+                wrong(format!("invalid dollarsPerDay of model {name}: expected a number from 1e-9 to 1e9"))
             })?;
             if models.insert(name.clone(), budget).is_some() {
-                return Err(wrong(format!("the model {name} is there twice")));
+                return Err(wrong(format!("duplicate model {name}")));
             }
         }
         Ok(Self { keys, models })
@@ -229,10 +231,7 @@ impl Keys {
     /// Says which budgets limit nothing, because none of `models`, or several, have that name.
     pub(crate) fn warn_without(&self, models: &[Arc<Model>]) {
         for name in self.models.keys().filter(|name| named(models, name).is_err()) {
-            tracing::warn!(
-                model = name,
-                "dollarsPerDay of a model limits nothing: no model, or several, have that name"
-            );
+            tracing::warn!(model = name, "dollarsPerDay ignored: expected exactly one model of this name");
         }
     }
 
@@ -384,12 +383,13 @@ impl Tenant {
     /// A limit is reached.
     pub(crate) fn admit(self: &Arc<Self>, now: Instant) -> Result<Permit, Limited> {
         let limited = |what: &str, retry_after: Duration| {
-            let message = format!("the limit of the tenant {} is reached: {what}", self.name);
+            let seconds = retry_after.as_secs_f64().ceil().max(1.0);
+            let message = format!("limit of tenant {} reached: {what}; retry after {seconds} s", self.name);
             Limited { error: ServiceError::new(ErrorCode::ResourceExhausted, message), retry_after }
         };
         let mut usage = self.usage();
         if usage.running >= self.concurrent {
-            return Err(limited("requests at the same time", Duration::from_secs(1)));
+            return Err(limited("concurrent requests", Duration::from_secs(1)));
         }
         // A request's tokens are known when it is over: it may be the one that exceeds the limit.
         let tokens = usage.tokens.as_mut().map_or(Duration::ZERO, |tokens| tokens.wait(1.0, now));
@@ -463,19 +463,19 @@ mod tests {
             ("tenants: [{name: a, keys: top-secret}]", "tenants[0].keys"),
             ("tenants: [{name: a, keys: [top-secret], modls: [x]}]", "tenants[0]"),
             ("tenants: [{name: a, keys: [top-secret], requestsPerMinute: 0}]", "requestsPerMinute"),
-            ("tenants: [{name: a, keys: [top-secret, top-secret]}]", "key 1 of the tenant a"),
-            ("tenants: [{name: a, keys: ['top-secret x']}]", "key 0 of the tenant a"),
-            ("tenants: [{name: a, keys: ['sha256:top-secret']}]", "key 0 of the tenant a"),
-            ("tenants: [{name: a, keys: [x]}, {name: a, keys: [y]}]", "a is there twice"),
-            ("tenants: [{name: a, keys: [x], dollarsPerDay: 0}]", "dollarsPerDay of the tenant a"),
+            ("tenants: [{name: a, keys: [top-secret, top-secret]}]", "key 1 of tenant a"),
+            ("tenants: [{name: a, keys: ['top-secret x']}]", "key 0 of tenant a"),
+            ("tenants: [{name: a, keys: ['sha256:top-secret']}]", "key 0 of tenant a"),
+            ("tenants: [{name: a, keys: [x]}, {name: a, keys: [y]}]", "duplicate tenant a"),
+            ("tenants: [{name: a, keys: [x], dollarsPerDay: 0}]", "dollarsPerDay of tenant a"),
             ("tenants: [{name: a, keys: [top-secret], privacy: leftout}]", "tenants[0].privacy"),
             ("tenants: [{name: a, keys: [top-secret], privacy: null}]", "tenants[0].privacy"),
             ("tenants: [{name: a, keys: [top-secret], privacy: [LeftOut]}]", "tenants[0].privacy"),
             (
                 "{tenants: [{name: a, keys: [x]}], models: [{name: m, dollarsPerDay: -1}]}",
-                "dollarsPerDay of the model m",
+                "dollarsPerDay of model m",
             ),
-            ("tenants: []", "no key"),
+            ("tenants: []", "at least one key"),
             ("top-secret", "keys.yaml"),
         ] {
             let error = parse(text).err().unwrap();
@@ -514,7 +514,7 @@ mod tests {
         assert!(Arc::ptr_eq(new, newer), "one tenant has its limits once");
         let second = new.admit(now).unwrap();
         let limited = |tenant: &Arc<Tenant>| tenant.admit(now).err().unwrap().error.message;
-        assert!(limited(newer).contains("at the same time"));
+        assert!(limited(newer).contains("concurrent requests"));
         drop(second);
         assert!(limited(newer).contains("requests per minute"));
         // What ran by the old key is charged, and ends, for the new one.
@@ -538,7 +538,7 @@ mod tests {
         let now = Instant::now();
         let first = tenant.admit(now).unwrap();
         let second = tenant.admit(now).unwrap();
-        assert!(tenant.admit(now).err().unwrap().error.message.contains("at the same time"));
+        assert!(tenant.admit(now).err().unwrap().error.message.contains("concurrent requests"));
         drop(second);
         let third = tenant.admit(now).unwrap();
         drop(third);

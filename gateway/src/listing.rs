@@ -126,7 +126,7 @@ pub(crate) async fn health(State(gateway): State<Arc<Gateway>>) -> Result<Json<H
     if gateway.is_well() {
         return Ok(Json(Health { status: "ok" }));
     }
-    let message = "the models are loading or the server is shutting down; try again later";
+    let message = "not ready: models are loading, or the server is shutting down; retry later";
     Err(ServiceError::new(ErrorCode::Unavailable, message).into())
 }
 

@@ -56,26 +56,26 @@ impl GatewayMetrics {
             )?,
             retries: counter(
                 "remoe_gateway_retries_total",
-                "Requests that were sent again because the function that had them broke off.",
+                "Requests sent again because their main function failed before answering.",
                 &["model"],
             )?,
             streams_failed: counter(
                 "remoe_gateway_streams_failed_total",
-                "Streams that ended with an error after their head had said 200: no function began an answer, or one broke off.",
+                "Streams that failed after status 200, by reason: not_begun (no main function answered), broken_off (it failed while answering).",
                 &["model", "reason"],
             )?,
             tokens: counter(
                 "remoe_gateway_tokens_total",
-                "Tokens of prompts and answers; estimated where the client left before the end.",
+                "Tokens of prompts and answers; estimated if the client left before the end.",
                 &["model", "tenant"],
             )?,
-            waiting: gauge("remoe_gateway_requests_waiting", "Requests that are held.")?,
-            in_flight: gauge("remoe_gateway_requests_in_flight", "Requests that functions work on.")?,
-            awake: gauge("remoe_gateway_model_awake", "1 where the model takes requests at once, else 0.")?,
+            waiting: gauge("remoe_gateway_requests_waiting", "Requests in the gateway's queue.")?,
+            in_flight: gauge("remoe_gateway_requests_in_flight", "Requests that main functions work on.")?,
+            awake: gauge("remoe_gateway_model_awake", "1 while the model is active, else 0.")?,
             wakes: counter("remoe_gateway_wakes_total", "Wakes from sleep.", &["model"])?,
             group_wakes: counter(
                 "remoe_gateway_group_wakes_total",
-                "Wakes of remote groups whose main function ran, by why: their experts were asked for, or expected to be.",
+                "Wakes of remote groups while their main function ran, by cause: asked (their experts were used), predicted (expected to be).",
                 &["model", "cause"],
             )?,
             groups_asleep: gauge(
@@ -84,12 +84,12 @@ impl GatewayMetrics {
             )?,
             sleeping_pairs: counter(
                 "remoe_gateway_group_sleeping_pairs_total",
-                "(token, expert) pairs that asked for groups that slept: main functions computed them by themselves.",
+                "(token, expert) pairs of sleeping groups, computed by main functions.",
                 &["model"],
             )?,
             prefix_routed: counter(
                 "remoe_gateway_prefix_routed_total",
-                "Requests that were sent to a main function because it had one that began alike.",
+                "Requests routed to a main function that had one with the same prefix.",
                 &["model"],
             )?,
             wake_seconds: histogram(
@@ -99,12 +99,12 @@ impl GatewayMetrics {
             )?,
             cold_start_seconds: histogram(
                 "remoe_gateway_cold_start_seconds",
-                "Where the time to the first token went of requests that came while nothing answered, by part: decide, schedule, start, load, ready, first.",
+                "Parts of the time to first token of cold requests: decide, schedule, start, load, ready, first.",
                 &["model", "part"],
             )?,
             keys_outdated: IntGauge::new(
                 "remoe_gateway_keys_outdated",
-                "1 while the file with keys has newer ones that cannot be used, or cannot be read, else 0.",
+                "1 while the keys file is unreadable or has newer keys that are invalid, else 0.",
             )?,
             registry,
         };

@@ -332,7 +332,8 @@ impl Model {
                 let error = ServiceError::new(
                     ErrorCode::Unavailable,
                     format!(
-                        "the model is asleep and needs {:.1} s to wake, longer than the request may take; try again later",
+                        "cannot wake the model within the request timeout: the cold start takes {:.1} s; \
+                         retry later",
                         missing.as_secs_f64()
                     ),
                 );

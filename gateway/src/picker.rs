@@ -16,13 +16,9 @@ pub(crate) fn gauges(models: &[Arc<Model>]) -> String {
     let used = if room == 0 { 0.0 } else { (in_flight as f64 / room as f64).min(1.0) };
     let mut text = String::new();
     for (name, help, value) in [
-        ("vllm:num_requests_waiting", "Requests that are held, of all models.", waiting as f64),
-        ("vllm:num_requests_running", "Requests that functions work on, of all models.", in_flight as f64),
-        (
-            "vllm:kv_cache_usage_perc",
-            "Share of the room of main functions that is in use, from 0 to 1.",
-            used,
-        ),
+        ("vllm:num_requests_waiting", "Waiting requests of all models.", waiting as f64),
+        ("vllm:num_requests_running", "Running requests of all models.", in_flight as f64),
+        ("vllm:kv_cache_usage_perc", "Share of the main functions' slots in use, 0 to 1.", used),
     ] {
         // Writing to a string cannot fail.
         let _written = write!(text, "# HELP {name} {help}\n# TYPE {name} gauge\n{name} {value}\n");

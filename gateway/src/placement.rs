@@ -1,6 +1,7 @@
 //! `/v1/placement`: what the main function of a model says of its placement, and whether the model is awake. It
 //! wakes nothing.
 
+use crate::books::Billing;
 use crate::caller::Caller;
 use crate::federation::page;
 use crate::gateway::Gateway;
@@ -30,11 +31,25 @@ pub(crate) async fn handle(
     }
     let mut answer = answer.unwrap_or_else(nothing);
     if let Some(Value::Array(groups)) = answer.get_mut("groups") {
+        name_called(groups, &model.billings());
         list_others(groups, &model.groups());
     }
     answer.insert("model".to_owned(), model.name().into());
     answer.insert("state".to_owned(), json!(model.phase()));
     Ok(Json(answer))
+}
+
+/// Names each of `groups` by the tier that `billings` have for one of its addresses; null where they have none.
+fn name_called(groups: &mut [Value], billings: &[Arc<Billing>]) {
+    let tier_of = |function: &Value| {
+        let address = function["address"].as_str()?;
+        billings.iter().find_map(|billing| billing.functions.get(address)).map(|(_, tier)| tier.clone())
+    };
+    for group in groups.iter_mut().filter_map(Value::as_object_mut) {
+        let functions = group.get("functions").and_then(Value::as_array);
+        let name = functions.and_then(|functions| functions.iter().find_map(tier_of));
+        group.insert("name".to_owned(), json!(name));
+    }
 }
 
 /// Says of each of `groups` whether it sleeps, and lists with them those of `others` that the main function does not call: they
@@ -51,8 +66,8 @@ fn list_others(groups: &mut Vec<Value>, others: &[ApartGroup]) {
         let mut its = pairs(&other.experts).peekable();
         its.peek().is_some() && its.all(|pair| called.contains(&pair))
     };
-    groups.extend(others.iter().filter(|other| !is_called(other)).map(|ApartGroup { experts, asleep }| {
-        json!({"experts": experts, "asleep": asleep, "starting": !asleep, "replicas": 0, "address": null,
+    groups.extend(others.iter().filter(|other| !is_called(other)).map(|ApartGroup { name, experts, asleep }| {
+        json!({"name": name, "experts": experts, "asleep": asleep, "starting": !asleep, "replicas": 0, "address": null,
             "busy": 0.0, "functions": []})
     }));
 }
@@ -69,4 +84,29 @@ fn nothing() -> Map<String, Value> {
         ["generation", "plan", "expected", "measured", "main", "card"].map(|name| (name, Value::Null));
     let lists = ["groups", "experts", "rivals"].map(|name| (name, json!([])));
     fields.into_iter().chain(lists).map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn called_groups_have_the_names_of_their_tiers() {
+        let functions = [("main", "main"), ("10.0.0.1:9001", "group-1"), ("10.0.0.2:9001", "layer-3")];
+        let functions = functions.map(|(name, tier)| (name.to_owned(), ("uid".to_owned(), tier.to_owned())));
+        let billing = Arc::new(Billing { functions: functions.into(), ..Billing::default() });
+        let group = |addresses: &[&str]| {
+            let functions = addresses.iter().map(|address| json!({"address": address}));
+            json!({"functions": functions.collect::<Vec<_>>()})
+        };
+        // The first address is of a function that has ended meanwhile.
+        let mut groups = [
+            group(&["10.0.0.9:9001", "10.0.0.1:9001"]),
+            group(&["10.0.0.2:9001"]),
+            group(&["10.0.0.3:9001"]),
+        ];
+        name_called(&mut groups, &[Arc::default(), billing]);
+        let names = groups.map(|group| group["name"].clone());
+        assert_eq!(names, [json!("group-1"), json!("layer-3"), Value::Null]);
+    }
 }

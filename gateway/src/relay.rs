@@ -102,7 +102,7 @@ impl Account {
 
     /// A stream ends with an error.
     fn failed(&self, failure: StreamFailure) {
-        self.span.fail(failure.reason(), "a stream ended with an error after its head said 200");
+        self.span.fail(failure.reason(), "stream failed after status 200");
         self.bill.gateway.metrics().stream_failed(&self.bill.model, failure);
     }
 
@@ -237,7 +237,7 @@ impl Flow {
         while self.silence.as_mut().poll(context).is_ready() {
             let until = self.last + SILENCE;
             if until <= Instant::now() {
-                return Poll::Ready(Some(Err(format!("nothing came for {SILENCE:?}"))));
+                return Poll::Ready(Some(Err(format!("no data for {SILENCE:?}"))));
             }
             self.silence.as_mut().reset(until.into());
         }
@@ -299,7 +299,7 @@ impl Relay {
         let event = match obtained.body {
             ObtainedBody::Whole(bytes) => event(&bytes),
             ObtainedBody::Stream(..) => {
-                let message = "the function answered a stream with something else";
+                let message = "cannot stream the answer: expected server-sent events from the main function";
                 error_event(&ServiceError::new(ErrorCode::Internal, message).into())
             }
         };
@@ -361,7 +361,7 @@ fn error_event(error: &ErrorBody) -> Bytes {
 
 /// A broken connection is all that is left to say where the answer is no stream.
 #[derive(Debug, thiserror::Error)]
-#[error("the function broke off its answer: {0}")]
+#[error("main function ended the answer early: {0}")]
 pub(crate) struct BrokenOff(String);
 
 impl HttpBody for Relay {
@@ -422,8 +422,8 @@ impl HttpBody for Relay {
                         self.end_with(held);
                     }
                     Some(Err(problem)) => {
-                        tracing::warn!(problem, "a function broke off its answer");
-                        self.span.fail("broken_off", "the function broke off its answer");
+                        tracing::warn!(problem, "main function ended the answer early");
+                        self.span.fail("broken_off", "main function ended the answer early");
                         self.is_whole();
                         // Nobody pays for that.
                         self.account.bill.lost(0);
@@ -432,8 +432,7 @@ impl HttpBody for Relay {
                             return Poll::Ready(Some(Err(BrokenOff(problem))));
                         }
                         self.account.failed(StreamFailure::BrokenOff);
-                        let message =
-                            "the function that had the request ended before its answer was complete";
+                        let message = "cannot complete the answer: its main function failed";
                         let error = ServiceError::new(ErrorCode::Unavailable, message);
                         self.stage = Stage::Last(error_event(&error.into()));
                     }

@@ -26,7 +26,7 @@ const DRAIN_TIME: Duration = Duration::from_secs(5);
 pub async fn receive(request: Request, limit: usize, time: Duration) -> Result<Bytes, ApiError> {
     check_content_type(request.headers())?;
     tokio::time::timeout(time, collect(request, limit)).await.map_err(|_| {
-        let message = format!("the body did not arrive within {time:?}");
+        let message = format!("request timeout: the body did not arrive within {time:?}");
         ApiError::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", message)
     })?
 }
@@ -41,13 +41,13 @@ fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
     if media == "application/json" || (media.starts_with("application/") && media.ends_with("+json")) {
         return Ok(());
     }
-    let message = format!("the body must be application/json, not {media}");
+    let message = format!("invalid Content-Type: expected application/json, got {media}");
     Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message))
 }
 
 async fn collect(request: Request, limit: usize) -> Result<Bytes, ApiError> {
     let too_large = || {
-        let message = format!("the body is larger than {limit} bytes");
+        let message = format!("request body too large: expected at most {limit} bytes");
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
     };
     let declared = request
@@ -66,7 +66,8 @@ async fn collect(request: Request, limit: usize) -> Result<Bytes, ApiError> {
     let mut chunks = body.into_data_stream();
     while let Some(chunk) = chunks.next().await {
         let chunk = chunk.map_err(|error| {
-            ApiError::new(StatusCode::BAD_REQUEST, "invalid_body", format!("the body broke off: {error}"))
+            let message = format!("cannot read the request body: {error}");
+            ApiError::new(StatusCode::BAD_REQUEST, "invalid_body", message)
         })?;
         if bytes.len() + chunk.len() > limit {
             drain(Body::from_stream(chunks)).await;
@@ -98,13 +99,13 @@ async fn drain(body: Body) {
 /// No UTF-8, no JSON object, nested too deeply, or not of the type.
 pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ServiceError> {
     let refused = |message: String| ServiceError::new(ErrorCode::InvalidArgument, message);
-    let text =
-        std::str::from_utf8(bytes).map_err(|error| refused(format!("the body is not UTF-8: {error}")))?;
+    let text = std::str::from_utf8(bytes)
+        .map_err(|error| refused(format!("invalid request body: expected UTF-8: {error}")))?;
     if !text.trim_start().starts_with('{') {
-        return Err(refused("the body must be a JSON object".to_owned()));
+        return Err(refused("invalid request body: expected a JSON object".to_owned()));
     }
     if is_deeper_than(text, DEPTH) {
-        return Err(refused(format!("the body is nested deeper than {DEPTH} levels")));
+        return Err(refused(format!("invalid request body: nested deeper than {DEPTH} levels")));
     }
     let mut json = serde_json::Deserializer::from_str(text);
     let body = serde_path_to_error::deserialize(&mut json).map_err(|error| {
@@ -115,8 +116,8 @@ pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ServiceError> {
         let message = match (&field, cause.is_data()) {
             (Some(field), true) => format!("`{field}`: {cause}"),
             (None, true) => cause.to_string(),
-            (Some(field), false) => format!("`{field}`: the body is not JSON: {cause}"),
-            (None, false) => format!("the body is not JSON: {cause}"),
+            (Some(field), false) => format!("`{field}`: invalid JSON: {cause}"),
+            (None, false) => format!("invalid JSON: {cause}"),
         };
         let error = refused(message);
         match field {
@@ -124,7 +125,7 @@ pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ServiceError> {
             None => error,
         }
     })?;
-    json.end().map_err(|error| refused(format!("the body is not JSON: {error}")))?;
+    json.end().map_err(|error| refused(format!("invalid JSON: {error}")))?;
     Ok(body)
 }
 

@@ -95,7 +95,7 @@ impl IntoResponse for ApiError {
         let status = self.status.as_u16();
         if self.retry_after.is_some() {
             // Probes ask once a second while functions start, clients more often under load.
-            tracing::debug!(status, message, "not now");
+            tracing::debug!(status, message, "request rejected, retryable");
         } else if self.status.is_server_error() {
             tracing::warn!(status, message, "request failed");
         }

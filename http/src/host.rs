@@ -13,9 +13,9 @@ pub async fn check_host(request: Request, next: Next) -> Result<Response, ApiErr
     let problem = match (hosts.next(), hosts.next()) {
         // HTTP/1.0 has none yet, HTTP/2 has it elsewhere.
         (None, _) if request.version() != Version::HTTP_11 => None,
-        (None, _) => Some("the request has no Host header"),
-        (Some(_), Some(_)) => Some("the request has more than one Host header"),
-        (Some(host), None) if !is_host(host) => Some("the Host header is no host"),
+        (None, _) => Some("missing Host header"),
+        (Some(_), Some(_)) => Some("invalid Host header: expected one, got several"),
+        (Some(host), None) if !is_host(host) => Some("invalid Host header: expected a host name"),
         (Some(_), None) => None,
     };
     match problem {

@@ -51,7 +51,9 @@ impl Lanes {
         let room = self.room.clone().try_acquire_many_owned(units).map_err(|_| {
             ServiceError::new(
                 ErrorCode::ResourceExhausted,
-                format!("too many large requests wait to be read beside this one of {bytes} bytes; try again later"),
+                format!(
+                    "too many large requests wait to be parsed (this one has {bytes} bytes); retry later"
+                ),
             )
         })?;
         let lane = self.large.clone().acquire_owned().await.map_err(closed)?;

@@ -90,7 +90,7 @@ impl HttpBody for Traced {
             Poll::Ready(Some(Ok(frame))) => frame.is_trailers() || this.body.is_end_stream(),
             Poll::Ready(Some(Err(_))) => {
                 if let Some(span) = &this.span {
-                    span.fail("broken_off", "the answer broke off");
+                    span.fail("broken_off", "the answer ended early");
                 }
                 true
             }

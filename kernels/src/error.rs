@@ -7,7 +7,7 @@ use crate::{Dtype, InstructionPath, Matrix, NumericsClass, WeightFormat};
 #[non_exhaustive]
 pub enum KernelError {
     /// A dimension is zero or above [`crate::MAX_DIMENSION`].
-    #[error("{what} is {value}; it must be between 1 and {max}")]
+    #[error("invalid {what}: expected 1 to {max}, got {value}")]
     Dimension {
         /// Which dimension.
         what: &'static str,
@@ -17,13 +17,13 @@ pub enum KernelError {
         max: usize,
     },
     /// A size does not fit the address space.
-    #[error("the size of {what} does not fit the address space")]
+    #[error("cannot allocate {what}: its size exceeds the address space")]
     TooLarge {
         /// What was being sized.
         what: &'static str,
     },
     /// The operating system gave no memory.
-    #[error("no memory for {bytes} bytes")]
+    #[error("cannot allocate {bytes} bytes: out of memory")]
     OutOfMemory {
         /// Bytes asked for.
         bytes: usize,
@@ -51,7 +51,7 @@ pub enum KernelError {
         row_bytes: usize,
     },
     /// Weights came in another form than the class has them in: fp8 ones are given as codes with scales, and only they are.
-    #[error("weights of class {class} as {form} cannot be given as {given}")]
+    #[error("cannot pack weights of class {class}: expected {form}, got {given}")]
     Form {
         /// What was to be packed.
         class: NumericsClass,
@@ -95,7 +95,7 @@ pub enum KernelError {
         missing: usize,
     },
     /// A call has more jobs or rows than [`crate::MAX_JOBS`] or [`crate::MAX_ROWS`].
-    #[error("{actual} {what} in one call, at most {max}")]
+    #[error("too many {what} in one call: expected at most {max}, got {actual}")]
     TooMany {
         /// `jobs`, `products` or `rows`.
         what: &'static str,
@@ -117,7 +117,7 @@ pub enum KernelError {
         dtype: Dtype,
     },
     /// A row index lies outside the job's input matrix.
-    #[error("job {job}: row index {index}, but the input matrix has {rows} rows")]
+    #[error("job {job}: invalid row index {index}: the input matrix has {rows} rows")]
     RowIndex {
         /// Position in the call.
         job: usize,
@@ -137,7 +137,7 @@ pub enum KernelError {
         actual: usize,
     },
     /// Queries, results, pages, keys or values of attention, or rows of an operation, are not as long as its shape says.
-    #[error("{what}: a length of {actual}, expected {expected}")]
+    #[error("{what}: expected a length of {expected}, got {actual}")]
     Length {
         /// What was given.
         what: &'static str,
@@ -147,7 +147,7 @@ pub enum KernelError {
         expected: usize,
     },
     /// The number of threads is zero or above [`crate::MAX_THREADS`].
-    #[error("{actual} threads; a pool has between 1 and {max}, the caller included")]
+    #[error("invalid number of threads: expected 1 to {max}, the caller included, got {actual}")]
     Threads {
         /// What was asked for.
         actual: usize,
@@ -161,7 +161,7 @@ pub enum KernelError {
         reason: String,
     },
     /// This CPU lacks the instructions.
-    #[error("this CPU has no {path}; it offers {}", .available.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))]
+    #[error("unsupported instruction path {path}: this CPU has {}", .available.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))]
     Unavailable {
         /// What was asked for.
         path: InstructionPath,
@@ -170,7 +170,8 @@ pub enum KernelError {
     },
     /// This CPU has the instructions, and computes something else by them than by the portable path.
     #[error(
-        "{path} computes wrong results of class {class} on this CPU; leave the instruction path open, or take portable"
+        "instruction path {path} gives wrong results of class {class} on this CPU; omit --instruction-path, or use \
+         portable"
     )]
     WrongBits {
         /// What was asked for.
@@ -179,14 +180,12 @@ pub enum KernelError {
         class: NumericsClass,
     },
     /// An instruction path's name is unknown.
-    #[error(
-        "unknown instruction path {name:?}; known: avx512-bf16, avx512-vnni, avx512f, avx2-fma, portable"
-    )]
+    #[error("expected avx512-bf16, avx512-vnni, avx512f, avx2-fma or portable, got {name:?}")]
     UnknownPath {
         /// The name that was given.
         name: String,
     },
     /// A thread panicked inside a kernel. The outputs of the call are undefined; the pool stays usable.
-    #[error("a kernel thread panicked; the outputs of this call are not valid")]
+    #[error("a kernel thread panicked: the outputs of this call are undefined")]
     Panicked,
 }

@@ -58,18 +58,18 @@ impl Fp8Scales {
         let [height, width] = block;
         if height == 0 || width == 0 || !height.is_multiple_of(SCALE_COLUMNS) || !width.is_multiple_of(GROUP)
         {
-            return refused(format!("kernels compute from multiples of {SCALE_COLUMNS} x {GROUP}"));
+            return refused(format!("expected blocks of multiples of {SCALE_COLUMNS} x {GROUP}"));
         }
         let blocks = rows.div_ceil(height) * columns.div_ceil(width);
         if values.len() != blocks {
             return refused(format!(
-                "a matrix of {rows} x {columns} has {blocks} of them, not {}",
+                "expected {blocks} scales for a matrix of {rows} x {columns}, got {}",
                 values.len()
             ));
         }
         let is_sound = |value: f32| value == 0.0 || (LEAST..LARGEST).contains(&value.abs());
         if let Some(value) = values.iter().copied().find(|value| !is_sound(*value)) {
-            return refused(format!("kernels do not compute from a scale of {value:e}"));
+            return refused(format!("unsupported scale {value:e}"));
         }
         Ok(Self { values, rows, columns, block })
     }
@@ -80,7 +80,8 @@ impl Fp8Scales {
         if (self.rows, self.columns) == (rows, columns) {
             return Ok(());
         }
-        let why = format!("scales of {} x {} weights for {rows} x {columns}", self.rows, self.columns);
+        let why =
+            format!("expected scales of {rows} x {columns} weights, got {} x {}", self.rows, self.columns);
         Err(KernelError::Blocks { block: self.block, why })
     }
 

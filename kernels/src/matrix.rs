@@ -204,11 +204,11 @@ impl PackedMatrix {
     /// [`KernelError::Dimension`] where there is no such row, [`KernelError::Length`] where `to` is not [`input_bytes`](Self::input_bytes) long.
     pub fn read_row(&self, row: usize, to: &mut [u8]) -> Result<(), KernelError> {
         if row >= self.outputs {
-            return Err(KernelError::Dimension { what: "a row", value: row, max: self.outputs - 1 });
+            return Err(KernelError::Dimension { what: "row", value: row, max: self.outputs - 1 });
         }
         if to.len() != self.input_bytes() {
             let (actual, expected) = (to.len(), self.input_bytes());
-            return Err(KernelError::Length { what: "room for a row", actual, expected });
+            return Err(KernelError::Length { what: "target of a row", actual, expected });
         }
         let column = row % PANEL;
         let panel = &self.buffer.words()[row / PANEL * self.panel_words()..][..self.panel_words()];

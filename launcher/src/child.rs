@@ -63,7 +63,7 @@ pub(crate) async fn watch(mut watched: Watched) {
         output.abort();
     }
     let starved = watched.group.as_ref().is_some_and(|group| group.ran_out_of_memory());
-    let cause = cause.or_else(|| starved.then(|| "needed more memory than it may take".to_owned()));
+    let cause = cause.or_else(|| starved.then(|| "exceeded its memory limit".to_owned()));
     let log = tail.lock().unwrap_or_else(PoisonError::into_inner).lines();
     let ending = Ending {
         code: status.and_then(|status| status.code()),
@@ -107,7 +107,7 @@ async fn follow(
             () = sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {
                 if announce_by.is_some() {
                     cause = Some(format!(
-                        "did not say where it listens within {:?}",
+                        "did not announce its address within {:?}",
                         watched.announce_timeout
                     ));
                 }

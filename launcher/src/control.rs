@@ -67,7 +67,7 @@ pub async fn set_routing(
     timeout(deadline, advance(client, routing)).await.unwrap_or_else(|_elapsed| {
         Err(ServiceError::new(
             ErrorCode::DeadlineExceeded,
-            format!("the routing was not in force within {deadline:?}"),
+            format!("placement not in force within {deadline:?}"),
         ))
     })
 }
@@ -122,7 +122,7 @@ pub async fn all_experts_read(of: impl Into<Callee>, deadline: Duration) -> Resu
     timeout(deadline, wait).await.unwrap_or_else(|_elapsed| {
         Err(ServiceError::new(
             ErrorCode::DeadlineExceeded,
-            format!("the local experts were not read within {deadline:?}"),
+            format!("local experts not loaded within {deadline:?}"),
         ))
     })
 }
@@ -146,8 +146,9 @@ async fn ask(
     let mut client = main_client(of)?;
     match timeout(deadline, client.describe(request)).await {
         Ok(answer) => Ok(answer?.into_inner()),
-        Err(_elapsed) => {
-            Err(ServiceError::new(ErrorCode::DeadlineExceeded, format!("no description within {deadline:?}")))
-        }
+        Err(_elapsed) => Err(ServiceError::new(
+            ErrorCode::DeadlineExceeded,
+            format!("no description from the function within {deadline:?}"),
+        )),
     }
 }

@@ -280,8 +280,8 @@ fn fault(desired: &Desired, instance: &Instance, memory: &RestartMemory, now: Ti
     };
     let silent = now.saturating_sub(instance.answered);
     if silent > allowed {
-        return Some(format!("has not answered for {:.1} s", silent.as_secs_f64()));
+        return Some(format!("unresponsive for {:.1} s", silent.as_secs_f64()));
     }
     let unready = now.saturating_sub(instance.unready_since?);
-    (unready > patience.ready).then(|| format!("has not been ready for {:.1} s", unready.as_secs_f64()))
+    (unready > patience.ready).then(|| format!("not ready for {:.1} s", unready.as_secs_f64()))
 }

@@ -131,7 +131,7 @@ fn main(options: &ModelOptions, http: Option<SocketAddr>) -> FunctionSpec {
 }
 
 fn remote(options: &ModelOptions, process: RemoteProcess, crowded: bool) -> FunctionSpec {
-    let RemoteProcess { name, hosted, memory_bytes, cpu_millis } = process;
+    let RemoteProcess { name, hosted, memory_bytes, cpu_millis, .. } = process;
     let bytes_per_vcpu = options.bytes_per_vcpu.unwrap_or(BYTES_PER_VCPU);
     let limits = memory_bytes
         .map(|bytes| ResourceLimits::of_memory(bytes, bytes_per_vcpu))

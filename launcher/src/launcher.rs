@@ -23,7 +23,7 @@ impl fmt::Display for FunctionId {
 /// What to start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FunctionSpec {
-    /// The place in the deployment that the function fills: `main`, `remote-0`. At most one function
+    /// The place in the deployment that the function fills: `main`, `group-0-0`. At most one function
     /// fills it at a time.
     pub name: String,
     /// Which program, or which image.

@@ -46,14 +46,25 @@ struct Group {
 /// A remote process of a placement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RemoteProcess {
-    /// The place that it fills.
+    /// The place that it fills: the function and the number of the replica, `group-0-1`. Revisions append theirs,
+    /// `group-0-1-r2`.
     pub name: String,
+    /// The function that it is a replica of: `group-0`, or `layer-3` by the model's layer id.
+    pub function: String,
     /// What it hosts.
     pub hosted: Vec<LayerExperts>,
     /// Its memory, where the plan says.
     pub memory_bytes: Option<u64>,
     /// Thousandths of a vCPU, where the plan says; else what comes with the memory.
     pub cpu_millis: Option<u64>,
+}
+
+impl RemoteProcess {
+    /// Replica `replica` of `function`, without planned sizes.
+    fn new(function: String, replica: u32, hosted: Vec<LayerExperts>) -> Self {
+        let name = format!("{function}-{replica}");
+        Self { name, function, hosted, memory_bytes: None, cpu_millis: None }
+    }
 }
 
 /// A placement that the model cannot have.
@@ -99,7 +110,8 @@ impl Placement {
     ) -> Result<Self, PlacementError> {
         let fits = |(moe, row): (&MoeLayer, &Vec<f64>)| row.len() == moe.experts as usize;
         if usage.len() != model.len() || !model.iter().zip(usage).all(fits) {
-            return Err(PlacementError::new("remote_set", "the usage of experts is that of another model"));
+            let message = "expected expert usage of this model, got that of another one";
+            return Err(PlacementError::new("remote_set", message));
         }
         Self::of_share(model, ratio, replicas, |layer, _, count| least_used(&usage[layer], count as usize))
     }
@@ -113,7 +125,7 @@ impl Placement {
         choose: impl Fn(usize, &MoeLayer, u32) -> Vec<u32>,
     ) -> Result<Self, PlacementError> {
         if !(0.0..=1.0).contains(&ratio) {
-            return Err(PlacementError::new("remote_ratio", format!("{ratio} is not between 0 and 1")));
+            return Err(PlacementError::new("remote_ratio", format!("expected 0 to 1, got {ratio}")));
         }
         check_replicas("replicas", replicas)?;
         let sets = model.iter().enumerate().map(|(position, moe)| {
@@ -197,34 +209,32 @@ impl Placement {
     }
 
     /// The remote processes. A replica whose memory is planned is one of its own, and so is each replica of
-    /// a group; of the others, process j hosts the remote sets of all layers that have more than j replicas.
+    /// a group; of the others, process j hosts the remote sets of all layers that have more than j replicas. These are the
+    /// replicas of one more group, whose number follows those of the plan.
     pub fn processes(&self) -> Vec<RemoteProcess> {
         let (sized, together): (Vec<&RemoteSet>, Vec<&RemoteSet>) =
             self.layers.iter().partition(|set| set.memory_bytes.is_some());
         let count = together.iter().map(|set| set.replicas).max().unwrap_or(0);
-        let shared = (0..count).map(|process| {
-            let sets = together.iter().filter(|set| set.replicas > process);
-            RemoteProcess {
-                name: format!("remote-{process}"),
-                hosted: sets.map(|set| set.experts.clone()).collect(),
-                memory_bytes: None,
-                cpu_millis: None,
-            }
+        let shared = (0..count).map(|replica| {
+            let sets = together.iter().filter(|set| set.replicas > replica);
+            let hosted = sets.map(|set| set.experts.clone()).collect();
+            RemoteProcess::new(format!("group-{}", self.groups.len()), replica, hosted)
         });
         let own = sized.into_iter().flat_map(|set| {
             (0..set.replicas).map(move |replica| RemoteProcess {
-                name: format!("remote-{}-{replica}", set.experts.layer),
-                hosted: vec![set.experts.clone()],
                 memory_bytes: set.memory_bytes,
-                cpu_millis: None,
+                ..RemoteProcess::new(
+                    format!("layer-{}", set.experts.layer),
+                    replica,
+                    vec![set.experts.clone()],
+                )
             })
         });
         let groups = self.groups.iter().enumerate().flat_map(|(index, group)| {
             (0..group.replicas).map(move |replica| RemoteProcess {
-                name: format!("group-{index}-{replica}"),
-                hosted: group.hosted.clone(),
                 memory_bytes: group.memory_bytes,
                 cpu_millis: group.cpu_millis,
+                ..RemoteProcess::new(format!("group-{index}"), replica, group.hosted.clone())
             })
         });
         let mut processes: Vec<RemoteProcess> = shared.chain(own).chain(groups).collect();
@@ -266,6 +276,6 @@ fn check_count(field: &str, count: u32, most: u32) -> Result<(), PlacementError>
     if (1..=most).contains(&count) {
         Ok(())
     } else {
-        Err(PlacementError::new(field, format!("{count} is not between 1 and {most}")))
+        Err(PlacementError::new(field, format!("expected 1 to {most}, got {count}")))
     }
 }

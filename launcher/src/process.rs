@@ -182,12 +182,12 @@ impl Launcher for ProcessLauncher {
         let (reply, spawned) = oneshot::channel();
         self.spawner
             .send(SpawnJob { command, reply })
-            .map_err(|_closed| failed(&"the spawning thread is gone"))?;
+            .map_err(|_closed| failed(&"the spawning thread ended"))?;
         let process = spawned
             .await
-            .map_err(|_closed| failed(&"the spawning thread is gone"))?
+            .map_err(|_closed| failed(&"the spawning thread ended"))?
             .map_err(|error| failed(&error))?;
-        let pid = process.id().ok_or_else(|| failed(&"it ended at once"))?;
+        let pid = process.id().ok_or_else(|| failed(&"it exited immediately"))?;
         if let Some(group) = &group {
             group.add(pid).map_err(limited)?;
         }

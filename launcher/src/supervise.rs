@@ -29,7 +29,7 @@ pub enum NotReady {
     #[error(transparent)]
     Failed(#[from] Failure),
     /// It took too long.
-    #[error("not ready after {after:?}: {missing}")]
+    #[error("not ready after {after:?}: {missing}; raise --ready-timeout to wait longer")]
     TimedOut {
         /// The time that was allowed.
         after: Duration,
@@ -113,7 +113,7 @@ impl Supervisor {
         let names: Vec<&str> = unready.map(|function| function.name.as_str()).collect();
         let missing = match (&status.routing_problem, names.is_empty()) {
             (Some(problem), _) => problem.clone(),
-            (None, true) => "the routing is not in force".to_owned(),
+            (None, true) => "the placement is not in force".to_owned(),
             (None, false) => format!("waiting for {}", names.join(", ")),
         };
         Err(NotReady::TimedOut { after: deadline, missing })
@@ -330,7 +330,9 @@ impl<L: Launcher> Supervision<L> {
         tokio::spawn(async move {
             let result = match address {
                 Some(address) => control::set_routing(address, routing, deadline).await,
-                None => Err(ServiceError::new(ErrorCode::Unavailable, "the main function is gone")),
+                None => {
+                    Err(ServiceError::new(ErrorCode::Unavailable, "cannot reach the main function: it ended"))
+                }
             };
             // Closed: the deployment is gone.
             let _unwanted = results.send(result).await;
@@ -376,7 +378,7 @@ impl<L: Launcher> Supervision<L> {
                 self.routing_problem = Some(error.message.clone());
                 if error.code == ErrorCode::InvalidArgument && !self.memory.settled() {
                     // The same routing would be refused again.
-                    let cause = Some(format!("refused the routing: {}", error.message));
+                    let cause = Some(format!("rejected the placement: {}", error.message));
                     let ending = Ending { cause, ..Ending::default() };
                     self.give_up("main".to_owned(), ending);
                 }

@@ -21,7 +21,7 @@ pub enum AccountError {
     #[error(transparent)]
     Ledger(#[from] LedgerError),
     /// It has more names than anything real.
-    #[error("the ledger names more than {NAMES} {of}; add up parts of it")]
+    #[error("cannot add up the ledger: expected at most {NAMES} {of}; add up parts of it")]
     TooMany {
         /// What it has too many of.
         of: &'static str,

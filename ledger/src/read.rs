@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 pub enum LedgerError {
     /// Another process writes it.
-    #[error("the ledger in {} is written by another process; give each its own folder", path.display())]
+    #[error("cannot open the ledger in {}: another process writes it; use a separate folder", path.display())]
     InUse {
         /// The folder.
         path: PathBuf,

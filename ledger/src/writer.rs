@@ -75,7 +75,7 @@ impl Ledger {
         let mut file = append_to(&path).map_err(failed)?;
         let (bytes, dropped) = cut_torn_end(&mut file).map_err(failed)?;
         if dropped > 0 {
-            tracing::warn!(path = %path.display(), dropped, "half a line at the end of the ledger was dropped");
+            tracing::warn!(path = %path.display(), dropped, "truncated ledger line dropped");
         }
         let (past, headless) = past(folder, &mut files)?;
         let tail = Mutex::new(Tail { file, number, bytes, torn: false, headless, past });
@@ -104,7 +104,7 @@ impl Ledger {
         let written = self.write(&mut tail, record);
         // The next file says what this one could not take.
         if let Err(error) = tail.past.add(record) {
-            tracing::error!(%error, "the ledger's next file will not know of a record");
+            tracing::error!(%error, "ledger record not carried over to the next file");
         }
         written
     }
@@ -135,7 +135,7 @@ impl Ledger {
         *tail = Tail { file, number, bytes: 0, torn: false, headless: true, past };
         // That the ledger keeps too much is no reason to lose a record.
         if let Err(error) = self.remove_oldest() {
-            tracing::error!(%error, "the oldest files of the ledger cannot be removed");
+            tracing::error!(%error, "cannot remove the oldest ledger files");
         }
         Ok(())
     }
@@ -143,7 +143,7 @@ impl Ledger {
     fn remove_oldest(&self) -> Result<(), LedgerError> {
         let files = segments(&self.folder)?;
         for (_, path) in files.iter().take(files.len().saturating_sub(self.limits.files.max(1))) {
-            tracing::warn!(path = %path.display(), "the oldest file of the ledger is removed: it has reached its limit");
+            tracing::warn!(path = %path.display(), "ledger size limit reached: removing the oldest file");
             match std::fs::remove_file(path) {
                 // Somebody else has removed it.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -177,7 +177,7 @@ fn past(folder: &Path, files: &mut Vec<(u64, PathBuf)>) -> Result<(Account, bool
     let mut past = Account::default();
     for record in Entries::of(folder, needed) {
         if let Err(error) = past.add(&record?) {
-            tracing::error!(%error, "the ledger's next file will not know of a record");
+            tracing::error!(%error, "ledger record not carried over to the next file");
         }
     }
     Ok((past, headless))

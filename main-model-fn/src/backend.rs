@@ -35,7 +35,7 @@ pub enum BackendError {
         message: String,
     },
     /// Operands do not fit each other: a fault of this program.
-    #[error("{what}: {actual} for {expected}")]
+    #[error("{what}: expected {expected}, got {actual}")]
     Shape {
         /// Of which operation.
         what: &'static str,

@@ -70,7 +70,13 @@ impl MainModel for Control {
             Some(generate_request::Prompt::Ids(TokenIds { ids })) => ids,
             Some(generate_request::Prompt::Text(text)) => self.text()?.encode(&text, true)?,
             Some(generate_request::Prompt::Chat(text)) => self.chat(&text)?,
-            None => return Err(ServiceError::invalid("prompt", "no prompt given").into()),
+            None => {
+                return Err(ServiceError::invalid(
+                    "prompt",
+                    "missing prompt: expected token ids, text or a chat",
+                )
+                .into());
+            }
         };
         if !wanted.stop.is_empty() {
             // Stop strings are text; without a tokenizer they could never be found.
@@ -113,7 +119,13 @@ impl MainModel for Control {
             Some(inspect_request::Prompt::Ids(TokenIds { ids })) => ids,
             Some(inspect_request::Prompt::Text(text)) => self.text()?.encode(&text, true)?,
             Some(inspect_request::Prompt::Chat(text)) => self.chat(&text)?,
-            None => return Err(ServiceError::invalid("prompt", "no prompt given").into()),
+            None => {
+                return Err(ServiceError::invalid(
+                    "prompt",
+                    "missing prompt: expected token ids, text or a chat",
+                )
+                .into());
+            }
         };
         let level = if wanted.hidden { InspectLevel::Hidden } else { InspectLevel::Routing };
         let mut events = self.engine.submit(Request {
@@ -164,7 +176,7 @@ impl Control {
         self.text.as_deref().ok_or_else(|| {
             ServiceError::invalid(
                 "prompt",
-                "the checkpoint has no tokenizer.json; give token ids instead of text",
+                "the checkpoint has no tokenizer.json; use token ids instead of text",
             )
         })
     }

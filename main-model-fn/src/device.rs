@@ -14,11 +14,12 @@ pub enum DeviceName {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
     /// Not of the form.
-    #[error("device {0:?} is none of cpu, cuda, cuda:INDEX")]
+    #[error("expected cpu, cuda or cuda:INDEX, got {0:?}")]
     Unknown(String),
     /// LibTorch does not see it.
     #[error(
-        "device cuda:{index} is not there: LibTorch sees {found} CUDA devices; it takes a LibTorch with CUDA (the image remoe-main-cuda, or LIBTORCH at build time), NVIDIA's driver and, in a pod, a GPU that it was given"
+        "cannot use device cuda:{index}: LibTorch lacks it (CUDA devices found: {found}); use a LibTorch with CUDA \
+         (image remoe-main-cuda, or LIBTORCH at build time) and the NVIDIA driver, and request a GPU in a pod"
     )]
     Missing {
         /// The index asked for.
@@ -28,7 +29,8 @@ pub enum DeviceError {
     },
     /// The program's set of operations does not run there.
     #[error(
-        "the {backend} operations do not run on {device}: take those of LibTorch (main-model-fn-torch, --backend torch, the image remoe-main-cuda)"
+        "backend {backend} does not support {device}; use LibTorch (main-model-fn-torch, --backend torch, image \
+         remoe-main-cuda)"
     )]
     Foreign {
         /// The device asked for.

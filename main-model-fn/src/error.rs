@@ -28,7 +28,7 @@ pub enum Error {
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// Weights outside of experts cannot be kept as they should.
-    #[error("--dense-dtype {asked} cannot be: {why}")]
+    #[error("invalid --dense-dtype {asked}: {why}")]
     DenseDtype {
         /// What was asked for.
         asked: String,
@@ -57,7 +57,7 @@ pub enum Error {
     #[error("gRPC server: {0}")]
     Server(#[from] tonic::transport::Error),
     /// The engine's thread ended on its own.
-    #[error("the engine ended abnormally; its last messages are above")]
+    #[error("the engine crashed; see the log lines above")]
     Engine,
 }
 

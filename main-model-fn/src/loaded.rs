@@ -49,13 +49,13 @@ impl Loaded {
         let text = ModelText::open(&checkpoint)?.map(Arc::new);
         let config = PoolConfig { threads, path: settings.instruction_path, ..PoolConfig::default() };
         let pool = Arc::new(Pool::new(config)?);
-        tracing::info!(threads, pinned = pool.is_pinned(), "threads of the kernels");
+        tracing::info!(threads, pinned = pool.is_pinned(), "kernel threads started");
         let ops = B::open(settings.device, dtype, &pool)?;
         let device = ops.device();
         let dense = dense_class(settings, dtype, device)?;
         let classes = [dtype.into(), dense, class];
         for (path, class) in wrong_paths(&classes) {
-            tracing::warn!(%path, %class, "this CPU computes wrong results by an instruction path, which is not used");
+            tracing::warn!(%path, %class, "instruction path disabled: wrong results on this CPU");
         }
         for class in classes {
             // Asked for now, they are measured now and not within the first request.
@@ -63,7 +63,7 @@ impl Loaded {
             tracing::debug!(%class, %paths, "instruction paths");
         }
         let model = Transformer::load(&checkpoint, dense, ops, threads)?;
-        tracing::info!(bytes = model.weight_bytes(), class = %dense, "weights outside of experts");
+        tracing::info!(bytes = model.weight_bytes(), class = %dense, "non-expert weights loaded");
         let (rest, model) = (model.rest(), Box::new(model));
         let fingerprint = checkpoint.fingerprint()?.to_string();
         Ok(Self {
@@ -174,7 +174,10 @@ fn dense_class(settings: &Settings, dtype: Dtype, device: DeviceName) -> Result<
         Some(DenseDtype::Int8 | DenseDtype::Int4) | None => None,
     };
     if let Some(plain) = plain.filter(|plain| *plain != dtype) {
-        return Err(Error::DenseDtype { asked: plain.to_string(), why: format!("this computes in {dtype}") });
+        return Err(Error::DenseDtype {
+            asked: plain.to_string(),
+            why: format!("the compute dtype is {dtype}"),
+        });
     }
     let on_cpu = device == DeviceName::Cpu;
     let name = if on_cpu { "cpu" } else { "cuda" };
@@ -184,7 +187,7 @@ fn dense_class(settings: &Settings, dtype: Dtype, device: DeviceName) -> Result<
     if !on_cpu {
         return Err(Error::DenseDtype {
             asked: quantised.name().to_owned(),
-            why: format!("{device} has no such products"),
+            why: format!("not supported on {device}"),
         });
     }
     Ok(experts_class(dtype, quantised.of_experts()))
@@ -214,8 +217,8 @@ mod tests {
         assert_eq!(class(&["--dense-dtype", "int8"], cpu), int8);
         assert_eq!(class(&["--experts-dtype", "int4", "--dense-dtype", "int4"], cpu), Ok(WeightFormat::Int4));
         let refused = class(&["--dense-dtype", "int8"], cuda).unwrap_err();
-        assert_eq!(refused, "--dense-dtype int8 cannot be: cuda:0 has no such products");
+        assert_eq!(refused, "invalid --dense-dtype int8: not supported on cuda:0");
         let refused = class(&["--dense-dtype", "float32"], cpu).unwrap_err();
-        assert_eq!(refused, "--dense-dtype float32 cannot be: this computes in bfloat16");
+        assert_eq!(refused, "invalid --dense-dtype float32: the compute dtype is bfloat16");
     }
 }

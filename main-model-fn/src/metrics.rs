@@ -38,45 +38,51 @@ impl EngineMetrics {
     /// A name is taken in `registry`.
     pub(crate) fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
         let metrics = Self {
-            waiting: IntGauge::new("remoe_requests_waiting", "Requests that wait for room in the batch.")?,
+            waiting: IntGauge::new("remoe_requests_waiting", "Requests in the queue.")?,
             running: IntGauge::new("remoe_requests_running", "Requests in the batch.")?,
-            iterations: IntCounter::new("remoe_iterations_total", "Forwards through the model.")?,
+            iterations: IntCounter::new("remoe_iterations_total", "Iterations of the engine.")?,
             rows: IntCounter::new(
                 "remoe_forwarded_positions_total",
-                "Rows forwarded, all requests together.",
+                "Rows of all iterations, all requests together.",
             )?,
             repeated: IntCounter::new(
                 "remoe_iterations_repeated_total",
-                "Forwards that failed because experts were out of reach, and were done again.",
+                "Iterations that failed because experts were out of reach, and were repeated.",
             )?,
             iteration_seconds: Histogram::with_opts(
-                HistogramOpts::new("remoe_iteration_seconds", "Duration of one forward.")
+                HistogramOpts::new("remoe_iteration_seconds", "Duration of one iteration.")
                     .buckets(prometheus::exponential_buckets(5e-4, 2.0, 16)?),
             )?,
-            generation: IntGauge::new("remoe_routing_generation", "The routing generation in force.")?,
+            generation: IntGauge::new(
+                "remoe_routing_generation",
+                "Number of the routing generation in force.",
+            )?,
             experts: IntGaugeVec::new(
                 Opts::new(
                     "remoe_placement_experts",
-                    "Experts of all layers by where the placement in force has them: local, remote.",
+                    "Experts of all layers by where the placement in force has them: local or remote.",
                 ),
                 &["placement"],
             )?,
             cache_bytes: IntGauge::new(
                 "remoe_kv_cache_bytes",
-                "Bytes of keys and values that running requests hold, unused room included.",
+                "KV cache bytes of running requests, unused space of their pages included.",
             )?,
-            cache_limit: IntGauge::new("remoe_kv_cache_limit_bytes", "Most bytes of keys and values.")?,
+            cache_limit: IntGauge::new(
+                "remoe_kv_cache_limit_bytes",
+                "Limit of the KV cache in bytes, prefix cache included.",
+            )?,
             preemptions: IntCounter::new(
                 "remoe_preemptions_total",
-                "Requests that gave their keys and values back and were computed again later.",
+                "Preemptions: requests that released their pages and were computed again later.",
             )?,
             prefix_tokens: IntCounter::new(
                 "remoe_prefix_cache_queries_total",
-                "Tokens of prompts that were looked for among the keys and values of earlier requests.",
+                "Prompt tokens looked up in the prefix cache.",
             )?,
             prefix_tokens_found: IntCounter::new(
                 "remoe_prefix_cache_hits_total",
-                "Those of them that were found, and were not computed again.",
+                "Prompt tokens found in the prefix cache and not computed again.",
             )?,
         };
         registry.register(Box::new(metrics.waiting.clone()))?;

@@ -52,7 +52,7 @@ impl ModelText {
         let template = self.template.as_ref().ok_or_else(|| {
             ServiceError::invalid(
                 "messages",
-                "the checkpoint has no chat template; use /v1/completions, or add chat_template.jinja to its folder",
+                "missing chat template; use /v1/completions, or add chat_template.jinja to the model folder",
             )
         })?;
         template.render_with(messages, rendering).map_err(refused)

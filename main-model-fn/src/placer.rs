@@ -123,9 +123,11 @@ impl Placer {
     /// The placement contradicts itself, the model or an earlier one, or cannot be brought into force.
     pub(crate) async fn place(self: &Arc<Self>, routing: Routing) -> Outcome {
         let mut outcome = self.attempt(routing)?;
-        let ended = |_| ServiceError::new(ErrorCode::Internal, "the placement ended abnormally");
+        let ended = |_| ServiceError::new(ErrorCode::Internal, "the placement task crashed");
         let outcome = outcome.wait_for(Option::is_some).await.map_err(ended)?.clone();
-        outcome.unwrap_or_else(|| Err(ServiceError::new(ErrorCode::Internal, "there is no outcome")))
+        outcome.unwrap_or_else(|| {
+            Err(ServiceError::new(ErrorCode::Internal, "missing outcome of the placement"))
+        })
     }
 
     /// The generation in force; 0 before the first.
@@ -163,15 +165,14 @@ impl Placer {
     fn attempt(self: &Arc<Self>, routing: Routing) -> Result<watch::Receiver<Option<Outcome>>, ServiceError> {
         let generation = routing.generation;
         if generation == 0 {
-            return Err(ServiceError::invalid("generation", "generations are counted from 1"));
+            return Err(ServiceError::invalid("generation", "expected 1 or more, got 0"));
         }
         let (remote, endpoints) = check_routing(self.parts.checkpoint.config(), &routing)?;
         let account = account(&routing.account)?;
         let current = self.generation();
         if generation > largest_generation(current) {
             let message = format!(
-                "generation {generation} is too far beyond the one in force, {current}: \
-                 they advance by at most {GENERATION_STEP} at a time"
+                "expected at most {GENERATION_STEP} above the generation in force ({current}), got {generation}"
             );
             return Err(ServiceError::invalid("generation", message));
         }
@@ -182,13 +183,13 @@ impl Placer {
             if known.routing == routing {
                 return Ok(known.outcome.clone());
             }
-            let message = format!("generation {generation} was another placement");
+            let message = format!("generation {generation} already has another placement");
             return Err(ServiceError::invalid("generation", message));
         }
         if attempts.iter().filter(|attempt| attempt.is_open()).count() >= MAX_OPEN {
             return Err(ServiceError::new(
                 ErrorCode::ResourceExhausted,
-                format!("{MAX_OPEN} placements are being brought into force; try again later"),
+                format!("{MAX_OPEN} placements in progress; retry later"),
             ));
         }
         let (sender, outcome) = watch::channel(None);
@@ -206,7 +207,7 @@ impl Placer {
                 () = shutdown.cancelled() => (Err(shutting_down()), None),
             };
             if let Err(error) = &outcome {
-                tracing::error!(generation, %error, "no placement");
+                tracing::error!(generation, %error, "placement failed");
             }
             let arrivals = outcome.as_ref().ok().and_then(|(_, arrivals)| arrivals.clone());
             sender.send_replace(Some(outcome.map(|(ack, _)| ack)));
@@ -240,7 +241,7 @@ impl Placer {
                 if shutdown.is_cancelled() {
                     break;
                 }
-                patiently("weights outside of experts", || Ok(part.read()?))?;
+                patiently("non-expert weights", || Ok(part.read()?))?;
                 shown.dec();
             }
             Ok(())
@@ -252,7 +253,7 @@ impl Placer {
         match read {
             Ok(()) => {
                 let (bytes, seconds) = (self.local().bytes(), begun.elapsed().as_secs_f64());
-                tracing::info!(local_experts_bytes = bytes, seconds, "all weights are there");
+                tracing::info!(local_experts_bytes = bytes, seconds, "all weights loaded");
             }
             // Whoever is told has ended if nobody listens.
             Err(error) => drop(parts.lost.send(error)),
@@ -276,7 +277,7 @@ impl Placer {
         let mut changed = BTreeSet::new();
         for step in steps {
             changed.extend(step);
-            tracing::info!(generation, layers = changed.len(), "a part of the placement, as memory allows");
+            tracing::info!(generation, layers = changed.len(), "applying the placement in steps");
             let between = self.in_force().between(&wanted, &changed);
             let local = self.pack(&between.remote).await?;
             self.go_over(current, local, between).await?;
@@ -333,9 +334,8 @@ impl Placer {
         let used = memory::used() + missing.sum::<u64>();
         steps(&changes, limit.saturating_sub(used)).map_err(|Shortage { layer, needed, room }| {
             let message = format!(
-                "the local experts do not fit: those that layer {layer} gets take {needed} bytes and there is \
-                 room for {room} ({used} of {limit} are in use); make more experts remote, or give the \
-                 function more memory"
+                "cannot load the local experts: layer {layer} needs {needed} bytes, {room} available ({used} of \
+                 {limit} used); make more experts remote, or raise the memory limit"
             );
             // Before the first placement nothing is in use that could be free later.
             match self.generation() {
@@ -450,9 +450,9 @@ fn account(json: &str) -> Result<Option<Arc<Account>>, ServiceError> {
         return Ok(None);
     }
     let account = Account::from_json(json);
-    account
-        .map(|account| Some(Arc::new(account)))
-        .map_err(|error| ServiceError::invalid("account", format!("is not a problem with its plan: {error}")))
+    account.map(|account| Some(Arc::new(account))).map_err(|error| {
+        ServiceError::invalid("account", format!("expected a problem and its plan: {error}"))
+    })
 }
 
 /// Does what reads files away from the threads that answer.

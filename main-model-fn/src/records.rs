@@ -22,7 +22,7 @@ const QUEUE: usize = 256;
 #[derive(Debug, thiserror::Error)]
 pub enum RecordFileError {
     /// It cannot be opened or cut.
-    #[error("{path}: {source}")]
+    #[error("cannot write {path}: {source}")]
     File {
         /// The file.
         path: String,
@@ -103,7 +103,7 @@ impl Recorder {
         let outcomes = IntCounterVec::new(
             Opts::new(
                 "remoe_activation_records_total",
-                "Activation records of finished requests, by what became of them: written, dropped (the disk is too slow), failed.",
+                "Activation records of finished requests by outcome: written, dropped (the disk was too slow), failed.",
             ),
             &["outcome"],
         )?;
@@ -154,7 +154,7 @@ impl Drop for Recorder {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!("the thread that writes activation records panicked");
+            tracing::error!("activation record thread panicked");
         }
     }
 }
@@ -208,7 +208,7 @@ fn write_all(mut writer: RecordWriter<File>, records: &Receiver<ActivationRecord
             Err(error) => {
                 // Once: a full disk fails every record.
                 if !std::mem::replace(&mut failing, true) {
-                    tracing::error!(%error, "activation records cannot be written");
+                    tracing::error!(%error, "cannot write activation records");
                 }
                 "failed"
             }

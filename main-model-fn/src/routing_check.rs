@@ -37,7 +37,7 @@ pub fn check_routing(
     remote.retain(|_, experts| !experts.is_empty());
     let given = routing.endpoints.len();
     if given > MAX_ENDPOINTS {
-        let message = format!("there are {given} endpoints, more than {MAX_ENDPOINTS}");
+        let message = format!("expected at most {MAX_ENDPOINTS} endpoints, got {given}");
         return Err(ServiceError::invalid("endpoints", message));
     }
     let mut room = MAX_HOSTED;
@@ -61,8 +61,8 @@ fn sets(config: &ModelConfig, field: &str, listed: &[LayerExperts]) -> Result<Re
             return Err(ServiceError::invalid(field, format!("layer {layer} has no routed experts")));
         };
         if let Some(expert) = set.experts.iter().find(|&&expert| expert as usize >= moe.experts) {
-            let message =
-                format!("expert {expert} of layer {layer} does not exist: the layer has {}", moe.experts);
+            let last = moe.experts.saturating_sub(1);
+            let message = format!("invalid expert {expert} of layer {layer}: expected 0 to {last}");
             return Err(ServiceError::invalid(field, message));
         }
         sets.entry(layer).or_default().extend(&set.experts);
@@ -99,7 +99,7 @@ fn named_experts(
 /// The set, which takes its part of the `room` that there is for what endpoints host.
 fn hosted(layer: usize, experts: &BTreeSet<u32>, room: &mut usize) -> Result<LayerExperts, ServiceError> {
     *room = room.checked_sub(experts.len()).ok_or_else(|| {
-        let message = format!("the endpoints host more than {MAX_HOSTED} experts together");
+        let message = format!("expected at most {MAX_HOSTED} hosted experts of all endpoints together");
         ServiceError::invalid("endpoints", message)
     })?;
     Ok(LayerExperts { layer: layer as u32, experts: experts.iter().copied().collect() })

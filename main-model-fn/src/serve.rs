@@ -110,7 +110,7 @@ async fn serve<B: Backend>(
     let ended = CancellationToken::new();
     if let Some(listener) = listeners.health {
         let probes = serve_probes(listener, has_loaded, placed.subscribe(), ended.clone());
-        beside("probes are not answered any more", probes);
+        beside("health server stopped", probes);
     }
     let _servers_end_with_this = ended.clone().drop_guard();
     tracing::info!(model = %settings.source.model, "loading");
@@ -119,7 +119,7 @@ async fn serve<B: Backend>(
     let model = tokio::select! {
         loaded = tokio::task::spawn_blocking(move || Loaded::new::<B>(&wanted)) => loaded.map_err(io::Error::other)??,
         () = shutdown.cancelled() => {
-            tracing::info!("ended while the model was loading");
+            tracing::info!("stopped while loading");
             return Ok(());
         }
     };
@@ -167,7 +167,7 @@ async fn serve<B: Backend>(
     let (lost, mut lost_experts) = mpsc::unbounded_channel();
     if let Some(listener) = listeners.metrics {
         let pages = serve_metrics(listener, registry.clone(), ended);
-        beside("metrics are not served any more", pages);
+        beside("metrics server stopped", pages);
     }
     let not_ready = placed.clone();
     let http_state = HttpState::new(
@@ -264,7 +264,7 @@ async fn serve<B: Backend>(
             tracing::warn!(
                 limit_s = settings.drain_seconds,
                 in_flight = engine.in_flight(),
-                "requests were still running at the end of the drain"
+                "drain timeout: requests in flight"
             );
             // Their clients are told, between two iterations.
             stop.halt.cancel();
@@ -322,7 +322,7 @@ async fn joined(engine: JoinHandle<()>) -> Result<(), Error> {
     match tokio::time::timeout(LAST_WORDS, joined).await {
         Ok(joined) => joined.map_err(io::Error::other)?.map_err(|_| Error::Engine),
         Err(_) => {
-            tracing::warn!("the engine was still computing at the end");
+            tracing::warn!("engine did not stop in time");
             Ok(())
         }
     }

@@ -61,7 +61,7 @@ impl Checkpoint {
         let Some(object) = json::object_if_present(&*store, CONFIG)? else {
             return Err(CheckpointError::MissingFile {
                 path,
-                message: "a model folder holds config.json and safetensors files".to_owned(),
+                message: "a model folder has config.json and safetensors files".to_owned(),
             });
         };
         // A config that is refused is reported before any weight file is looked at.
@@ -260,7 +260,7 @@ impl Checkpoint {
     ) -> Result<(), CheckpointError> {
         if rows.start > rows.end || rows.end > tensor.stored_rows() {
             return Err(self.request(format!(
-                "rows {rows:?} of `{}` were asked for, it has {}",
+                "invalid rows {rows:?} of `{}`: it has {}",
                 tensor.name,
                 tensor.stored_rows()
             )));
@@ -325,7 +325,7 @@ impl Checkpoint {
             return Err(self.request(format!("`{}` is not stored as fp8", tensor.name)));
         };
         if rows.start > rows.end || rows.end > tensor.stored_rows() {
-            return Err(self.request(format!("`{}` has no rows {rows:?}", tensor.name)));
+            return Err(self.request(format!("invalid rows {rows:?} of `{}`", tensor.name)));
         }
         let range = tensor.row_range(&rows);
         target.resize(self.memory(tensor, range.end - range.start)?, 0);
@@ -370,13 +370,13 @@ impl Checkpoint {
         }
         let refused = |why: String| {
             let path = self.store.root().join("config.json");
-            let message = format!("--experts-dtype fp8 keeps experts that are stored as fp8; {why}");
+            let message = format!("--experts-dtype fp8 requires experts stored as fp8: {why}");
             Err(CheckpointError::unsupported(&path, "quantization_config", message))
         };
         if dtype == StoredDtype::F32 && self.config.dtype != StoredDtype::F32 {
             let stored = self.config.dtype.name();
             return refused(format!(
-                "these mean {stored}, which is not what is computed in (--dtype {stored})"
+                "these decode to {stored}, which must be the compute dtype; set --dtype {stored}"
             ));
         }
         for layer in self.config.moe_layers() {
@@ -386,11 +386,16 @@ impl Checkpoint {
                         if height.is_multiple_of(4) && width.is_multiple_of(32) => {}
                     (StoredAs::Fp8 { block: [height, width], .. }, None) => {
                         return refused(format!(
-                            "kernels compute from blocks of multiples of 4 x 32, not from {height} x {width} (leave \
-                             the flag out, and they are decoded)"
+                            "unsupported fp8 block {height} x {width}, expected multiples of 4 x 32; omit the flag to \
+                             decode the experts"
                         ));
                     }
-                    _ => return refused(format!("`{}` is not (int8 takes as much memory)", tensor.name)),
+                    _ => {
+                        let name = &tensor.name;
+                        return refused(format!(
+                            "`{name}` is stored otherwise; use int8, which takes as much memory"
+                        ));
+                    }
                 }
             }
         }
@@ -413,7 +418,8 @@ impl Checkpoint {
     }
 
     fn memory(&self, tensor: &TensorRef, bytes: u64) -> Result<usize, CheckpointError> {
-        usize::try_from(bytes).map_err(|_| self.request(format!("`{}` does not fit the memory", tensor.name)))
+        usize::try_from(bytes)
+            .map_err(|_| self.request(format!("`{}` does not fit into memory", tensor.name)))
     }
 
     /// Reads the bytes `range` of a tensor as they are stored into `target`, which has the length of the range.
@@ -446,7 +452,7 @@ impl Checkpoint {
             .map(|(name, file, bytes)| {
                 let shard = self.shards.files.get(file);
                 let shard =
-                    shard.ok_or_else(|| self.request(format!("`{name}` is of another checkpoint")))?;
+                    shard.ok_or_else(|| self.request(format!("`{name}` belongs to another checkpoint")))?;
                 Ok(FileRange { file: &shard.name, bytes })
             })
             .collect::<Result<Vec<_>, CheckpointError>>()?;
@@ -484,7 +490,8 @@ impl Checkpoint {
 
     fn layer(&self, layer: usize) -> Result<&LayerTensors, CheckpointError> {
         self.layout.layers.get(layer).ok_or_else(|| {
-            self.request(format!("there is no layer {layer}, the model has {}", self.layout.layers.len()))
+            let last = self.layout.layers.len().saturating_sub(1);
+            self.request(format!("invalid layer {layer}: expected 0 to {last}"))
         })
     }
 

@@ -99,7 +99,7 @@ impl ModelConfig {
         if config.moe_layers().is_empty() {
             return Err(fields.unsupported(
                 "num_hidden_layers",
-                "no layer has routed experts; a dense model needs no remote experts, serve it elsewhere",
+                "no layer has routed experts; serve dense models with another engine",
             ));
         }
         Ok(config)
@@ -123,9 +123,7 @@ impl ModelConfig {
     pub(crate) fn for_positions(self, positions: usize) -> Result<Self, String> {
         let (most, served) = (self.context_length, self.served_context());
         if positions == 0 || positions > most {
-            return Err(format!(
-                "the model is made for {most}, of which --max-model-len can ask for 1 or more, not {positions}"
-            ));
+            return Err(format!("expected --max-model-len of 1 to {most}, got {positions}"));
         }
         if positions <= served {
             return Ok(Self { context_length: positions, ..self });
@@ -368,7 +366,7 @@ impl<'a> Common<'a> {
             if let AttentionFacts::Gqa(facts) = &layer.attention
                 && facts.window == Some(0)
             {
-                return Err(fields.error("sliding_window", "is 0, no token would see itself"));
+                return Err(fields.error("sliding_window", "is 0, expected at least 1"));
             }
         }
         Ok(ModelConfig {
@@ -426,15 +424,15 @@ fn refuse_everywhere(fields: &Fields<'_>) -> Result<(), CheckpointError> {
         }
     }
     if !fields.flag("is_causal", true)? {
-        return Err(
-            fields.unsupported("is_causal", "only models whose tokens see those before them are supported")
-        );
+        return Err(fields.unsupported("is_causal", "only causal models are supported"));
     }
     if fields.optional_count("num_kv_shared_layers")?.unwrap_or(0) != 0 {
-        return Err(fields.unsupported("num_kv_shared_layers", "layers cannot share a cache"));
+        return Err(
+            fields.unsupported("num_kv_shared_layers", "layers that share a KV cache are not supported")
+        );
     }
     if fields.optional_count("chunk_size_feed_forward")?.unwrap_or(0) != 0 {
-        return Err(fields.unsupported("chunk_size_feed_forward", "no chunking is done, set it to 0"));
+        return Err(fields.unsupported("chunk_size_feed_forward", "chunking is not supported, set it to 0"));
     }
     Ok(())
 }

@@ -31,7 +31,7 @@ pub(crate) fn fp8(
             let scale = scale(row, index);
             // The largest magnitude of e4m3, so that no product is too large for its type.
             if !round_bf16(448.0 * scale).is_finite() {
-                let why = format!("its block has the scale {scale}");
+                let why = format!("its block has the invalid scale {scale}");
                 return Err(NotFinite { row, column: index * block, why });
             }
             if let Some((at, why)) = no_number(codes) {
@@ -46,7 +46,7 @@ pub(crate) fn fp8(
 /// The first code of e4m3 that stands for no number, and what to say of it.
 pub(crate) fn no_number(codes: &[u8]) -> Option<(usize, String)> {
     let at = codes.iter().position(|code| code & 0x7f == 0x7f)?;
-    Some((at, format!("{:#04x} of e4m3 is no number", codes.get(at).copied().unwrap_or_default())))
+    Some((at, format!("{:#04x} of e4m3 is not a number", codes.get(at).copied().unwrap_or_default())))
 }
 
 /// Rows of groups of 32 e2m1 elements, 16 bytes a group, the first element of a byte in its lower half, each
@@ -66,7 +66,7 @@ pub(crate) fn mxfp4(
             why,
         };
         if exponent == u8::MAX {
-            return Err(place(0, "the scale 0xff of e8m0 is no number".to_owned()));
+            return Err(place(0, "the scale 0xff of e8m0 is not a number".to_owned()));
         }
         let scale = e8m0(exponent);
         let elements = || codes.iter().flat_map(|byte| [byte & 15, byte >> 4]);

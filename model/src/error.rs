@@ -27,7 +27,7 @@ pub enum CheckpointError {
         source: io::Error,
     },
     /// A file that the checkpoint needs is not there.
-    #[error("{} is missing: {message}", path.display())]
+    #[error("missing {}: {message}", path.display())]
     MissingFile {
         /// Where the file was expected.
         path: PathBuf,
@@ -35,7 +35,7 @@ pub enum CheckpointError {
         message: String,
     },
     /// A file is not the JSON that it should be.
-    #[error("{} is not valid: {message}", path.display())]
+    #[error("invalid {}: {message}", path.display())]
     Json {
         /// The file.
         path: PathBuf,
@@ -73,7 +73,7 @@ pub enum CheckpointError {
         message: String,
     },
     /// The model needs a tensor that no file of the checkpoint holds.
-    #[error("{}: tensor `{tensor}` is missing: {message}", path.display())]
+    #[error("{}: missing tensor `{tensor}`: {message}", path.display())]
     MissingTensor {
         /// The file that should name it: the only safetensors file, or the index.
         path: PathBuf,
@@ -93,7 +93,11 @@ pub enum CheckpointError {
         message: String,
     },
     /// The file ended before the tensor did: it became shorter after it was opened.
-    #[error("{}: tensor `{tensor}`: the file ends at or before byte {at}, {missing} bytes short; it changed after it was opened, restore it and start again", path.display())]
+    #[error(
+        "{}: tensor `{tensor}`: truncated at or before byte {at} ({missing} bytes missing): the file changed after \
+         it was opened; restore it and restart",
+        path.display()
+    )]
     ShortRead {
         /// The file.
         path: PathBuf,
@@ -205,8 +209,8 @@ fn shortage(error: &io::Error) -> Option<&'static str> {
     let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<io::Error>());
     match Errno::from_io_error(inner.unwrap_or(error))? {
         Errno::MFILE => Some("raise the limit of open files of this process (ulimit -n)"),
-        Errno::NFILE => Some("the system has too many open files, try again later"),
-        Errno::NOMEM => Some("the system has no memory left for it, try again later or raise its limit"),
+        Errno::NFILE => Some("the system has too many open files; retry later"),
+        Errno::NOMEM => Some("the system is out of memory; retry later, or raise its limit"),
         _ => None,
     }
 }

@@ -72,9 +72,7 @@ pub enum ExpertsDtype {
 
 /// A name that experts cannot be quantised to.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "experts can be kept as int8, int4, mxfp4 or fp8, not as `{0}`; leave it out to keep them in the compute dtype"
-)]
+#[error("expected int8, int4, mxfp4 or fp8, got `{0}`; omit the flag to keep experts in the compute dtype")]
 pub struct ExpertsDtypeError(String);
 
 impl ExpertsDtype {
@@ -137,7 +135,7 @@ pub enum DenseDtype {
 
 /// A name that dense weights cannot be kept as.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("weights outside of experts can be kept as int8, int4, bfloat16 or float32, not as `{0}`")]
+#[error("expected int8, int4, bfloat16 or float32, got `{0}`")]
 pub struct DenseDtypeError(String);
 
 impl DenseDtype {

@@ -78,7 +78,7 @@ impl<'a> Fields<'a> {
 
     fn contradiction(&self, other: &str, two: &Value, name: &str, one: &Value) -> CheckpointError {
         let name = self.full_name(name);
-        self.error(other, format!("is {}, but {name} is {}; leave one of the two", cut(two), cut(one)))
+        self.error(other, format!("is {}, but {name} is {}; remove one of the two", cut(two), cut(one)))
     }
 
     /// A size of at least one; null is an error.
@@ -112,7 +112,7 @@ impl<'a> Fields<'a> {
         };
         let count = value.as_u64().ok_or_else(|| self.wrong(name, value, "an integer, not negative"))?;
         if count > SIZE_LIMIT {
-            return Err(self.error(name, format!("is {count}, larger than {SIZE_LIMIT}")));
+            return Err(self.error(name, format!("is {count}, expected at most {SIZE_LIMIT}")));
         }
         usize::try_from(count)
             .map(Some)
@@ -207,7 +207,7 @@ impl<'a> Fields<'a> {
 
     fn not_null(&self, name: &str) -> Result<(), CheckpointError> {
         if self.is_null(name) {
-            return Err(self.error(name, "is null; give it a value or leave it out"));
+            return Err(self.error(name, "is null; give it a value, or omit it"));
         }
         Ok(())
     }

@@ -178,7 +178,7 @@ pub(crate) fn refuse(fields: Fields<'_>, family: Family) -> Result<(), Checkpoin
             && !read_by.contains(&family)
             && !neutral.iter().any(|neutral| neutral.is(value))
         {
-            let message = format!("{value}; a model of the family {name} does not do what it asks for");
+            let message = format!("{value}: not supported by family {name}");
             return Err(fields.unsupported(field, message));
         }
     }
@@ -187,7 +187,7 @@ pub(crate) fn refuse(fields: Fields<'_>, family: Family) -> Result<(), Checkpoin
             && families.contains(&family)
             && value.as_bool() != Some(*only)
         {
-            return Err(fields.unsupported(field, format!("{value}; in the family {name} it is {only}")));
+            return Err(fields.unsupported(field, format!("{value}: expected {only} in family {name}")));
         }
     }
     // longrope has factors of its own there.
@@ -195,7 +195,7 @@ pub(crate) fn refuse(fields: Fields<'_>, family: Family) -> Result<(), Checkpoin
         && let Some(rope) = RopeFacts::parameters(fields)?
     {
         for field in ["short_mscale", "long_mscale"] {
-            rope.refuse(field, "it is a field of PhiMoE")?;
+            rope.refuse(field, "only PhiMoE has it")?;
         }
     }
     // Those that have a window wherever one is named.
@@ -203,8 +203,7 @@ pub(crate) fn refuse(fields: Fields<'_>, family: Family) -> Result<(), Checkpoin
         && fields.get("use_sliding_window").is_some_and(|value| value.as_bool() != Some(true))
         && fields.get("sliding_window").is_some()
     {
-        let message =
-            format!("it contradicts sliding_window, which a model of the family {name} always obeys");
+        let message = format!("it contradicts sliding_window, which models of family {name} always apply");
         return Err(fields.unsupported("use_sliding_window", message));
     }
     Ok(())

@@ -63,7 +63,7 @@ fn read_with(
     if file_bytes < 8 {
         return Err(CheckpointError::header(
             path,
-            format!("it has {file_bytes} bytes, a safetensors file starts with a length of 8"),
+            format!("it has {file_bytes} bytes, expected a safetensors file with a header length of 8 bytes"),
         ));
     }
     read_at(&mut prefix, 0).map_err(|error| CheckpointError::io(path, error))?;
@@ -71,7 +71,7 @@ fn read_with(
     if length > JSON_LIMIT {
         return Err(CheckpointError::header(
             path,
-            format!("its header length is {length}, more than the limit of {JSON_LIMIT} bytes"),
+            format!("its header length is {length}, expected at most {JSON_LIMIT} bytes"),
         ));
     }
     let data_start = 8 + length;
@@ -98,7 +98,7 @@ fn parse(
 ) -> Result<Vec<HeaderEntry>, CheckpointError> {
     // The parser refuses more than 128 levels of nesting.
     let RawHeader(raw) = serde_json::from_slice(bytes)
-        .map_err(|error| CheckpointError::header(path, format!("its header is not valid: {error}")))?;
+        .map_err(|error| CheckpointError::header(path, format!("invalid header: {error}")))?;
     let mut entries = Vec::with_capacity(raw.len());
     for (name, raw) in raw {
         entries.push(check(path, name, raw, data_start, file_bytes)?);
@@ -130,7 +130,7 @@ fn parse(
     let mut names: Vec<&str> = entries.iter().map(|entry| entry.name.as_str()).collect();
     names.sort_unstable();
     if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
-        return Err(CheckpointError::tensor(path, pair[0], "is named twice in the header"));
+        return Err(CheckpointError::tensor(path, pair[0], "duplicate name in the header"));
     }
     Ok(entries)
 }
@@ -219,8 +219,7 @@ impl<'de> Deserialize<'de> for RawHeader {
                 let mut entries = Vec::new();
                 while let Some(name) = map.next_key::<String>()? {
                     if entries.len() == TENSOR_LIMIT {
-                        let message =
-                            format!("it names more than {TENSOR_LIMIT} tensors, no model has so many");
+                        let message = format!("expected at most {TENSOR_LIMIT} tensors");
                         return Err(serde::de::Error::custom(message));
                     }
                     if name == "__metadata__" {

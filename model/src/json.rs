@@ -18,7 +18,7 @@ pub(crate) fn read_optional(store: &dyn Store, name: &str) -> Result<Option<Vec<
         return Ok(None);
     };
     if file.size() > JSON_LIMIT {
-        return Err(CheckpointError::json(&path, None, format!("it is larger than {JSON_LIMIT} bytes")));
+        return Err(CheckpointError::json(&path, None, format!("expected at most {JSON_LIMIT} bytes")));
     }
     let mut bytes = vec![0; file.size() as usize];
     // A file that is being written can have become shorter; what is there then is judged by its parser.
@@ -31,7 +31,7 @@ pub(crate) fn read_optional(store: &dyn Store, name: &str) -> Result<Option<Vec<
 pub(crate) fn parse_object(path: &Path, bytes: &[u8]) -> Result<Map<String, Value>, CheckpointError> {
     let (field, message) = match serde_json::from_slice(bytes) {
         Ok(Value::Object(object)) => return Ok(object),
-        Ok(_) => (None, "it must hold one JSON object".to_owned()),
+        Ok(_) => (None, "expected one JSON object".to_owned()),
         // Python writes NaN and Infinity, which are no JSON: say whose value it is.
         Err(error) => (field_before(bytes, &error), error.to_string()),
     };

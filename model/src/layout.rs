@@ -219,7 +219,7 @@ impl<'a> Finder<'a> {
         CheckpointError::MissingTensor {
             path: self.shards.listing.clone(),
             tensor: name.to_owned(),
-            message: format!("the model needs it with shape {shape:?}"),
+            message: format!("expected with shape {shape:?}"),
         }
     }
 
@@ -254,7 +254,7 @@ impl<'a> Finder<'a> {
             _ => Err(self.wrong(
                 raw,
                 format!(
-                    "has dtype {}, expected {}, the dtype of config.json or of the embedding; all tensors must have one type",
+                    "has dtype {}, expected {}, the dtype of config.json or of the embedding; all tensors must have the same dtype",
                     raw.dtype,
                     self.dtype.name()
                 ),
@@ -269,7 +269,7 @@ impl<'a> Finder<'a> {
         match same_shape(raw, shape) {
             true => Ok(raw),
             false => {
-                Err(self.wrong(raw, format!("has shape {:?}, config.json asks for {shape:?}", raw.shape)))
+                Err(self.wrong(raw, format!("has shape {:?}, expected {shape:?} by config.json", raw.shape)))
             }
         }
     }

@@ -216,7 +216,7 @@ impl RopeFacts {
         {
             return Err(partial.unsupported(
                 "partial_rotary_factor",
-                format!("it asks to rotate a part ({factor}) of each head, only whole heads are rotated"),
+                format!("{factor}; only rotation of whole heads is supported"),
             ));
         }
         let scaling = match parameters {
@@ -228,7 +228,7 @@ impl RopeFacts {
             None => 1.0,
         };
         if matches!(scaling, RopeScaling::Dynamic { .. }) && dim <= 2 {
-            return Err(fields.error("head_dim", "is 2, rope type `dynamic` needs more"));
+            return Err(fields.error("head_dim", "is 2, expected more for rope type `dynamic`"));
         }
         // `yarn_apply_mscale` of transformers' `modeling_deepseek_v2.py`, of any kind of rope that has a factor.
         let score_mscale = match (scaling.factor(), parameters) {
@@ -261,7 +261,7 @@ fn one_of_two(fields: Fields<'_>, theta: f64) -> Result<(), CheckpointError> {
         return Ok(());
     };
     let differs = |name: &str| {
-        parameters.error(name, "is not what rope_scaling says, which would be used; leave one of the two")
+        parameters.error(name, "differs from rope_scaling, which takes precedence; remove one of the two")
     };
     if let Some(other) = parameters.optional_positive("rope_theta")?
         && other != theta
@@ -305,7 +305,7 @@ fn parse_scaling(
     if let Some(known) = known_keys(kind) {
         let known = |key: &str| EVERY_KIND.contains(&key) || known.contains(&key);
         if let Some(key) = scaling.keys().find(|key| !known(key) && scaling.get(key).is_some()) {
-            let message = format!("what it means for rope type `{kind}` is not known");
+            let message = format!("unknown for rope type `{kind}`");
             return Err(scaling.unsupported(key, message));
         }
     }
@@ -338,7 +338,7 @@ fn parse_scaling(
         }
         "yarn" => {
             if theta <= 1.0 {
-                return Err(fields.error("rope_theta", format!("is {theta}, yarn needs more than 1")));
+                return Err(fields.error("rope_theta", format!("is {theta}, expected more than 1 for yarn")));
             }
             let original = original()?;
             let factor = match scaling.optional_positive("factor")? {

@@ -100,7 +100,7 @@ impl Shards {
             )));
         }
         let shard = self.files.get(file);
-        let shard = shard.ok_or_else(|| request(format!("`{name}` is of another checkpoint")))?;
+        let shard = shard.ok_or_else(|| request(format!("`{name}` belongs to another checkpoint")))?;
         let at = offset + range.start;
         let read = read_fully_at(&*shard.file, target, at)
             .map_err(|error| CheckpointError::io(&shard.path, error))?;
@@ -127,7 +127,7 @@ impl Shards {
             return Err(CheckpointError::MissingFile {
                 path: single,
                 message: format!(
-                    "the folder has neither {SINGLE} nor {INDEX}; other weight formats are not read, convert them with save_pretrained"
+                    "the folder has neither {SINGLE} nor {INDEX}; convert other weight formats with save_pretrained"
                 ),
             });
         };
@@ -181,7 +181,8 @@ impl Shards {
             return Err(CheckpointError::header(
                 &path,
                 format!(
-                    "with this file there are {count} tensors and {} bytes of headers, at most {TENSOR_LIMIT} and {JSON_LIMIT} are read",
+                    "{count} tensors and {} bytes of headers up to this file, expected at most {TENSOR_LIMIT} and \
+                     {JSON_LIMIT}",
                     self.header_bytes
                 ),
             ));
@@ -201,7 +202,7 @@ impl Shards {
             };
             if let Some(other) = self.tensors.insert(Arc::clone(&name), tensor) {
                 let first = self.files.get(other.file).map_or(Path::new("?"), |shard| &shard.path);
-                return Err(CheckpointError::tensor(&path, &name, format!("is in {}, too", first.display())));
+                return Err(CheckpointError::tensor(&path, &name, format!("is also in {}", first.display())));
             }
         }
         self.files.push(Shard { name: name.to_owned(), path, file, header: header.bytes, starts });
@@ -227,7 +228,7 @@ impl Shards {
                     return Err(CheckpointError::tensor(
                         &self.listing,
                         tensor,
-                        format!("weight_map says {file}, but that file does not have it"),
+                        format!("weight_map says {file}, but that file lacks it"),
                     ));
                 }
             }

@@ -47,7 +47,7 @@ impl Quantisation {
         let Some(quantisation) = fields.object(CONFIG)? else {
             return match fields.get(CONFIG) {
                 None => Ok(None),
-                Some(_) => Err(fields.error(CONFIG, "is empty; say how weights are stored or leave it out")),
+                Some(_) => Err(fields.error(CONFIG, "is empty; state how weights are stored, or omit it")),
             };
         };
         let (form, known) = match quantisation.text("quant_method")? {
@@ -57,7 +57,8 @@ impl Quantisation {
                 return Err(quantisation.unsupported(
                     "quant_method",
                     format!(
-                        "`{}`; weights are read as fp8 (e4m3 with block scales) and mxfp4, in any other form use a float32, bfloat16 or float16 checkpoint",
+                        "`{}`; supported are fp8 (e4m3 with block scales) and mxfp4, otherwise use a float32, \
+                         bfloat16 or float16 checkpoint",
                         other.unwrap_or("null")
                     ),
                 ));
@@ -66,7 +67,7 @@ impl Quantisation {
         if let Some(name) =
             quantisation.keys().find(|name| !known.contains(name) && quantisation.get(name).is_some())
         {
-            return Err(quantisation.unsupported(name, "what it means for the weights is not known"));
+            return Err(quantisation.unsupported(name, "unknown quantisation setting"));
         }
         Ok(Some(Self { form, except: except(quantisation)? }))
     }
@@ -79,14 +80,12 @@ impl Quantisation {
         dtype: StoredDtype,
     ) -> Result<(), CheckpointError> {
         if self.form == ShortForm::Mxfp4 && family != Family::GptOss {
-            let message = format!("mxfp4 in the family {}; it is read in gpt_oss", family.name());
+            let message = format!("mxfp4 in family {}; supported in gpt_oss only", family.name());
             return Err(fields.unsupported(CONFIG, message));
         }
         if dtype == StoredDtype::F16 {
-            let message = format!(
-                "{} weights beside float16; they become bfloat16 or float32 when they are read",
-                self.form.name()
-            );
+            let message =
+                format!("{} weights beside float16; they decode to bfloat16 or float32", self.form.name());
             return Err(fields.unsupported(CONFIG, message));
         }
         Ok(())
@@ -96,8 +95,7 @@ impl Quantisation {
     pub(crate) fn check_stored(&self, fields: Fields<'_>, shards: &Shards) -> Result<(), CheckpointError> {
         let fp8 = || shards.tensors.values().any(|tensor| tensor.dtype == FP8);
         if matches!(self.form, ShortForm::Fp8 { .. }) && !fp8() {
-            let message =
-                format!("says fp8, but no tensor is stored as {FP8}; leave it out if none is meant to be");
+            let message = format!("says fp8, but no tensor is stored as {FP8}; omit it if none should be");
             return Err(fields.error(CONFIG, message));
         }
         Ok(())
@@ -123,13 +121,11 @@ const MXFP4_FIELDS: &[&str] = &["quant_method", EXCEPT, "dequantize"];
 fn fp8(quantisation: Fields<'_>) -> Result<ShortForm, CheckpointError> {
     for (name, only) in [("fmt", "e4m3"), ("activation_scheme", "dynamic")] {
         if let Some(other) = quantisation.text(name)?.filter(|text| *text != only) {
-            return Err(
-                quantisation.unsupported(name, format!("`{other}`; fp8 weights are read with {only}"))
-            );
+            return Err(quantisation.unsupported(name, format!("`{other}`; expected {only} for fp8 weights")));
         }
     }
     let Some(sides) = quantisation.list(BLOCK)? else {
-        return Err(quantisation.unsupported(BLOCK, "it is missing; fp8 weights are read with block scales"));
+        return Err(quantisation.unsupported(BLOCK, "it is missing; fp8 weights need block scales"));
     };
     let side = |side: &serde_json::Value| {
         usize::try_from(side.as_u64().filter(|side| (1..=LONGEST).contains(side))?).ok()

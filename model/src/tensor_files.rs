@@ -51,7 +51,7 @@ impl TensorFiles {
     /// The file cannot be read or has become shorter, or the tensor is of another folder.
     pub fn read(&self, tensor: &TensorRef) -> Result<Vec<u8>, CheckpointError> {
         let too_large =
-            |_| self.wrong(&tensor.name, format!("its {} bytes do not fit the memory", tensor.bytes));
+            |_| self.wrong(&tensor.name, format!("its {} bytes do not fit into memory", tensor.bytes));
         let mut bytes = vec![0; usize::try_from(tensor.bytes).map_err(too_large)?];
         let place =
             Place { name: &tensor.name, file: tensor.file, offset: tensor.offset, bytes: tensor.bytes };

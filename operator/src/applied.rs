@@ -8,7 +8,7 @@ use super::names::Component;
 use super::observed::is_owned_by;
 use super::pods::Trouble;
 use super::rollout::Deletion;
-use super::steps::{Creation, Keep, Write, name_taken};
+use super::steps::{Creation, Keep, STARTED, Write, name_taken};
 use futures_util::future::join_all;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -32,7 +32,7 @@ pub(super) enum ApplyError {
     #[error(transparent)]
     Call(#[from] CallError),
     /// Something is there that was not read: what was decided without it may be wrong.
-    #[error("{0} was not read as it is")]
+    #[error("{0} changed since it was read")]
     Stale(String),
 }
 
@@ -80,7 +80,8 @@ impl Applied {
             Written::Refused(component, trouble) => self.refused.push((component, trouble)),
             Written::Made(happening) => match self.happenings.last_mut() {
                 Some(last) if last.reason == happening.reason => {
-                    last.note = format!("{}, {}", last.note, happening.note);
+                    let name = happening.note.strip_prefix(STARTED).unwrap_or(&happening.note);
+                    last.note = format!("{}, {name}", last.note);
                 }
                 _ => self.happenings.push(happening),
             },

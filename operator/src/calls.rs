@@ -23,7 +23,7 @@ const LOG_BYTES: i64 = 1 << 20;
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CallError {
     /// The API refused or could not be reached.
-    #[error("{call}: {source}")]
+    #[error("cannot {call}: {source}")]
     Api {
         /// What was called.
         call: String,
@@ -31,7 +31,7 @@ pub(super) enum CallError {
         source: Box<kube::Error>,
     },
     /// No answer in time.
-    #[error("{call}: no answer within {DEADLINE:?}")]
+    #[error("cannot {call}: no answer within {} s", DEADLINE.as_secs())]
     Timeout {
         /// What was called.
         call: String,

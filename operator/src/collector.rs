@@ -25,8 +25,9 @@ pub struct Peers(Vec<NetworkPolicyPeer>);
 /// An endpoint outside of the cluster, as far as its name tells.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "--tracing-endpoint {0} names neither an address nor a Service as NAME.NAMESPACE: say in --tracing-to (tracing.to of the \
-     chart) where functions may reach it, such as [{{\"ipBlock\": {{\"cidr\": \"203.0.113.7/32\"}}}}]"
+    "invalid --tracing-endpoint {0}: expected an address, or a Service as NAME.NAMESPACE; set --tracing-to \
+     (tracing.to of the chart) to the peers that functions may reach, such as \
+     [{{\"ipBlock\": {{\"cidr\": \"203.0.113.7/32\"}}}}]"
 )]
 pub struct UnknownCollector(String);
 
@@ -34,7 +35,7 @@ impl FromStr for Endpoint {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is not http://HOST:PORT or https://HOST:PORT");
+        let wrong = || "expected http://HOST:PORT or https://HOST:PORT".to_owned();
         // As functions read it, which take no credentials from there.
         if text.contains('@') || !["http://", "https://"].iter().any(|scheme| text.starts_with(scheme)) {
             return Err(wrong());
@@ -90,18 +91,18 @@ impl FromStr for Peers {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = |why: String| format!("{text} is no list of NetworkPolicyPeers as JSON: {why}");
+        let wrong = |why: String| format!("expected a JSON list of NetworkPolicyPeers: {why}");
         let given: Value = serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?;
         let peers: Vec<NetworkPolicyPeer> =
             serde_json::from_value(given.clone()).map_err(|error| wrong(error.to_string()))?;
         let is_somebody = |peer: &NetworkPolicyPeer| *peer != NetworkPolicyPeer::default();
         if peers.is_empty() || !peers.iter().all(is_somebody) {
-            return Err(wrong("each has an ipBlock, a namespaceSelector or a podSelector".to_owned()));
+            return Err(wrong("each needs an ipBlock, a namespaceSelector or a podSelector".to_owned()));
         }
         // What is misspelt would be left out, and let in more than it says.
         match serde_json::to_value(&peers) {
             Ok(read) if read == given => Ok(Self(peers)),
-            Ok(read) => Err(wrong(format!("only {read} of it is understood"))),
+            Ok(read) => Err(wrong(format!("unknown fields, only {read} is read"))),
             Err(error) => Err(wrong(error.to_string())),
         }
     }
@@ -117,7 +118,7 @@ impl FromStr for Ratio {
     fn from_str(text: &str) -> Result<Self, String> {
         match text.parse::<f64>() {
             Ok(ratio) if (0.0..=1.0).contains(&ratio) => Ok(Self(text.to_owned())),
-            _ => Err(format!("{text:?} is no ratio from 0 to 1")),
+            _ => Err("expected a ratio from 0 to 1".to_owned()),
         }
     }
 }

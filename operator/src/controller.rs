@@ -153,7 +153,7 @@ async fn control_scope(
         match run {
             // Failures of runs are logged where they happen; what is left are those of watches.
             Err(error @ (Error::QueueError(_) | Error::RunnerError(_))) => {
-                tracing::warn!(%error, "watching");
+                tracing::warn!(%error, "watch failed");
             }
             Err(Error::ObjectNotFound(gone)) => {
                 let namespace = gone.namespace.unwrap_or_default();
@@ -202,7 +202,7 @@ async fn run(deployment: Arc<MoEDeployment>, shared: Arc<Shared>) -> Result<Acti
         }
         Err(error) if error.namespace_ends() => {
             // The cluster deletes everything in it, the deployment included.
-            tracing::info!(namespace, name, "left alone: its namespace is being deleted");
+            tracing::info!(namespace, name, "skipped: namespace is terminating");
             shared.forget(&key);
             Ok(Action::await_change())
         }
@@ -214,7 +214,7 @@ async fn run(deployment: Arc<MoEDeployment>, shared: Arc<Shared>) -> Result<Acti
                     Happening { action, ..Happening::warning("ReconcileFailed", error.to_string()) };
                 publish(&shared.context.recorder, &deployment, &[happening]).await;
             }
-            tracing::warn!(namespace, name, %error, "not reconciled");
+            tracing::warn!(namespace, name, %error, "reconcile failed");
             Err(error)
         }
     }

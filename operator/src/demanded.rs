@@ -8,6 +8,7 @@ use super::api::{
     GatewayDemand, MainFunction, MoEDemand, MoEDemandSpec, MoEDeployment, PredictionOrder, WakeTimeline,
 };
 use super::build::{HTTP_PORT, Surroundings, owned_meta, room, served_name};
+use super::conditions::{as_in_spec, sentence};
 use super::events::Happening;
 use super::following;
 use super::identity::identity_of;
@@ -102,8 +103,9 @@ pub(crate) fn demanded(
 ) -> Demanded {
     let window = owner.spec.idle_window();
     if around.gateway.is_none() {
-        let message = "spec.scaling.min is 0, but the operator runs without gateways (gateway.enabled of its chart): \
-                       nobody would wake the functions, so they run";
+        let message = "cannot scale to zero (spec.scaling.min is 0): the operator runs without gateways, which \
+                       wake functions; set gateway.enabled in its chart, or spec.scaling.min to 1; until then \
+                       functions keep running";
         return Demanded {
             trouble: window.map(|_| Trouble::new("NoGateway", message)),
             ..Demanded::always()
@@ -186,7 +188,7 @@ pub(crate) fn demanded(
         phase: next,
         since: Some(spec.since.0),
         wakes: spec.wakes,
-        happenings: happening((phase, next), elapsed(since, now), waiting, wakes)
+        happenings: happening((phase, next), elapsed(since, now), (waiting, window), wakes)
             .into_iter()
             .chain(untold.map(|wake| told(&wake, now)))
             .collect(),
@@ -246,16 +248,25 @@ fn without(live: &MoEDemand, dead: &[&GatewayDemand]) -> MoEDemand {
 }
 
 /// What a change is worth saying.
-fn happening((from, to): (Phase, Phase), lasted: Duration, waiting: usize, wakes: u64) -> Option<Happening> {
+fn happening(
+    (from, to): (Phase, Phase),
+    lasted: Duration,
+    (waiting, window): (usize, Option<Duration>),
+    wakes: u64,
+) -> Option<Happening> {
     match (from, to) {
         (Phase::Draining | Phase::Waking, Phase::Asleep) => {
-            Some(Happening::normal("Asleep", "nobody asks: functions end"))
+            Some(Happening::normal("Asleep", scaled_to_zero(window)))
         }
         (Phase::Asleep, Phase::Waking) => {
-            Some(Happening::normal("Waking", format!("functions start: {waiting} requests wait")))
+            let queued = match waiting {
+                1 => "1 request is queued".to_owned(),
+                waiting => format!("{waiting} requests are queued"),
+            };
+            Some(Happening::normal("Waking", format!("Waking: {queued}.")))
         }
         (Phase::Waking, Phase::Active) if wakes > 0 => {
-            Some(Happening::normal("Awake", format!("functions serve after {:.1} s", lasted.as_secs_f64())))
+            Some(Happening::normal("Awake", format!("Awake after {:.1} s.", lasted.as_secs_f64())))
         }
         _ => None,
     }
@@ -267,13 +278,20 @@ fn told(wake: &WakeTimeline, now: Timestamp) -> Happening {
     let minute = now.as_second().div_euclid(60);
     Happening {
         action: format!("Wake{minute}"),
-        ..Happening::normal("FirstToken", format!("wake {}: {}", wake.wake, timeline(wake)))
+        ..Happening::normal("FirstToken", sentence(&timeline(wake)))
     }
 }
 
-/// How long the first token took and where that time went, for people.
+/// Returns the time to the first token of a wake and its parts, for people.
 pub(super) fn timeline(wake: &WakeTimeline) -> String {
-    let seconds = |microseconds: u64| format!("{:.3}", microseconds as f64 / 1e6);
+    let seconds = |microseconds: u64| format!("{:.3} s", microseconds as f64 / 1e6);
     let parts = wake.parts().map(|(name, part)| format!("{name} {}", seconds(part)));
-    format!("the first token came after {} s: {}", seconds(wake.total_us()), parts.join(", "))
+    let total = seconds(wake.total_us());
+    format!("wake {}: time to first token {total} ({})", wake.wake, parts.join(", "))
+}
+
+/// Returns why no function runs, for people; `window` is the idle window.
+pub(super) fn scaled_to_zero(window: Option<Duration>) -> String {
+    let why = window.map(|window| format!(": no requests for {}", as_in_spec(window)));
+    format!("Scaled to zero{}.", why.unwrap_or_default())
 }

@@ -86,8 +86,8 @@ pub(super) async fn publish(recorder: &Recorder, owner: &MoEDeployment, happenin
         };
         match timeout(DEADLINE, recorder.publish(&event, &reference)).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!(%error, reason = happening.reason, "no event"),
-            Err(_elapsed) => tracing::warn!(reason = happening.reason, "no event in time"),
+            Ok(Err(error)) => tracing::warn!(%error, reason = happening.reason, "event not published"),
+            Err(_elapsed) => tracing::warn!(reason = happening.reason, "event not published: timeout"),
         }
     }
 }

@@ -33,16 +33,16 @@ pub(crate) struct ModelFacts {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum FactsError {
     /// No line of its output is a JSON object.
-    #[error("the inspector printed no facts")]
+    #[error("missing model facts in the output of the inspector")]
     Missing,
     /// They take too much room.
-    #[error("the facts take {bytes} bytes, at most {MAX_FACTS} are kept")]
+    #[error("model facts too large: {bytes} bytes, limit {MAX_FACTS}")]
     TooLarge {
         /// What they take.
         bytes: usize,
     },
     /// They are not what this version reads.
-    #[error("the facts cannot be read: {0}")]
+    #[error("cannot read the model facts: {0}")]
     Unreadable(String),
 }
 
@@ -81,7 +81,7 @@ impl ModelFacts {
 
     fn check_model(model: &Inspection) -> Result<(), FactsError> {
         let wrong = |field: &str, value: u64, most: u64| {
-            Err(FactsError::Unreadable(format!("{field} is {value}, at most {most} is possible")))
+            Err(FactsError::Unreadable(format!("{field} is {value}, expected at most {most}")))
         };
         for (field, count, most) in [
             ("layers", model.layers, model.non_expert_layer_bytes.len()),

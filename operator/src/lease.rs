@@ -117,11 +117,11 @@ impl Candidate {
             }
             Ok(Ok(None)) => self.create().await,
             Ok(Err(error)) => {
-                tracing::warn!(%error, "the Lease cannot be read");
+                tracing::warn!(%error, "cannot read the Lease");
                 false
             }
             Err(_elapsed) => {
-                tracing::warn!("the Lease could not be read in time");
+                tracing::warn!("cannot read the Lease: timeout");
                 false
             }
         }
@@ -191,11 +191,11 @@ impl Candidate {
                 true
             }
             Ok(Err(error)) => {
-                tracing::debug!(%error, "the Lease was not written");
+                tracing::debug!(%error, "cannot write the Lease");
                 false
             }
             Err(_elapsed) => {
-                tracing::warn!("the Lease could not be written in time");
+                tracing::warn!("cannot write the Lease: timeout");
                 false
             }
         }

@@ -5,7 +5,7 @@ use super::api::MoEDeployment;
 use super::build::{Function, room};
 use super::epoch::since_1970;
 use super::events::Happening;
-use super::names::Component;
+use super::names::{Component, tier};
 use super::observed::Observed;
 use super::planned::Target;
 use super::pods::PodView;
@@ -30,11 +30,13 @@ pub(crate) struct Change {
 impl Change {
     /// What is worth saying of it.
     pub(crate) fn happening(&self) -> Happening {
-        let Self { function, from, to, .. } = self;
-        Happening::normal(
-            "Scaled",
-            format!("{to} replicas of {function} for the load that there is, {from} before"),
-        )
+        let Self { from, to, .. } = self;
+        let function = match self.component {
+            Component::Main => "the main function".to_owned(),
+            _ => tier(&self.function),
+        };
+        let note = format!("Scaled {function} from {from} to {to} replicas because of load.");
+        Happening::normal("Scaled", note)
     }
 }
 

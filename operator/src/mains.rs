@@ -94,7 +94,7 @@ async fn put_in_force(ip: IpAddr, order: &Order, trust: Option<&Trust>) -> Resul
     let ack = control::set_routing(callee(ip, trust), routing, 2 * TELL).await;
     let ack = ack.map_err(|error| error.message)?;
     if (ack.generation, &ack.placement) != (order.number, &placement) {
-        return Err(format!("generation {}, which is not of this operator, is in force", ack.generation));
+        return Err(format!("unknown routing generation {} is in force", ack.generation));
     }
     let problem = |problem: &EndpointProblem| format!("{}: {}", problem.address, problem.message);
     Ok(ack.problems.iter().map(problem).collect())

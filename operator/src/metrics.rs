@@ -50,60 +50,58 @@ impl Metrics {
         let metrics = Self {
             reconciliations: IntCounter::new(
                 "remoe_operator_reconciliations_total",
-                "Times that a deployment was looked at.",
+                "Reconciliations of deployments.",
             )?,
             errors: IntCounterVec::new(
-                Opts::new("remoe_operator_reconciliation_errors_total", "Times that this failed."),
+                Opts::new(
+                    "remoe_operator_reconciliation_errors_total",
+                    "Failed reconciliations of deployments.",
+                ),
                 &["error"],
             )?,
             duration: Histogram::with_opts(
                 HistogramOpts::new(
                     "remoe_operator_reconcile_duration_seconds",
-                    "How long looking at a deployment took.",
+                    "Duration of a reconciliation.",
                 )
                 .buckets(vec![0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0]),
             )?,
             writes: IntCounterVec::new(
-                Opts::new("remoe_operator_api_writes_total", "Calls of the API that change objects."),
+                Opts::new("remoe_operator_api_writes_total", "API calls that change objects."),
                 &["verb", "kind"],
             )?,
-            wakes: IntCounter::new(
-                "remoe_operator_wakes_total",
-                "Times that functions of a deployment were started because somebody asked.",
-            )?,
+            wakes: IntCounter::new("remoe_operator_wakes_total", "Wakes of deployments.")?,
             wake_seconds: Histogram::with_opts(
                 HistogramOpts::new(
                     "remoe_operator_wake_seconds",
-                    "How long it took from there until a main function was ready.",
+                    "Time from a wake to a ready main function.",
                 )
                 .buckets(vec![0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0]),
             )?,
-            sleeps: IntCounter::new(
-                "remoe_operator_sleeps_total",
-                "Times that the functions of a deployment ended because nobody asked.",
-            )?,
+            sleeps: IntCounter::new("remoe_operator_sleeps_total", "Scale-downs of deployments to zero.")?,
             replans: IntCounterVec::new(
                 Opts::new(
                     "remoe_operator_replans_total",
-                    "Plans made because of what requests use: for those that wake functions, and for drift.",
+                    "Plans made for changed expert usage, by cause: wake (for the waiting requests) or drift.",
                 ),
                 &["cause"],
             )?,
             scalings: IntCounterVec::new(
                 Opts::new(
                     "remoe_operator_scalings_total",
-                    "Times that there were to be more or fewer replicas of a function because of load.",
+                    "Changes of the number of replicas of a function because of load.",
                 ),
                 &["component", "direction"],
             )?,
             group_turns: IntCounterVec::new(
                 Opts::new(
                     "remoe_operator_group_turns_total",
-                    "Times that a remote function fell asleep while main functions ran, or woke: asked for, or predicted.",
+                    "Sleeps and wakes of remote functions while main functions run, by cause of the wake: asked (their \
+                     experts were used) or predicted.",
                 ),
                 &["turn"],
             )?,
-            leads: IntGauge::new("remoe_operator_leader", "Whether this operator leads.")?,
+            leads: IntGauge::new("remoe_operator_leader", "1 if this operator leads, else 0.")?,
         };
         let all: [Box<dyn Collector>; 11] = [
             Box::new(metrics.reconciliations.clone()),

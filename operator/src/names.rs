@@ -1,11 +1,12 @@
 //! Names and labels of everything that belongs to a deployment.
 
 use kube::api::ObjectMeta;
+pub(crate) use remoe_demand::tier;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The deployment's name.
 pub(crate) const DEPLOYMENT: &str = "remoe.dev/deployment";
-/// Which function: `main`, `l` and the id of the layer, or `g` and the number of the group.
+/// Which function: `main`, `l` and the id of the layer, or `g` and the number of the group. Users see it as its [`tier`].
 pub(crate) const FUNCTION: &str = "remoe.dev/function";
 /// Hash of all that a pod of the function consists of.
 pub(crate) const IDENTITY: &str = "remoe.dev/identity";
@@ -158,6 +159,15 @@ pub(crate) fn label<'a>(meta: &'a ObjectMeta, key: &str) -> &'a str {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn users_see_functions_by_their_tiers() {
+        let shown =
+            [MAIN.to_owned(), group_function(0), group_function(12), layer_function(3)].map(|it| tier(&it));
+        assert_eq!(shown, ["main", "group-0", "group-12", "layer-3"]);
+        // Labels that others wrote.
+        assert_eq!(["", "g", "l-1", "x3"].map(tier), ["main"; 4]);
+    }
 
     #[test]
     fn a_pod_name_is_its_place_and_its_incarnation() {

@@ -3,7 +3,7 @@
 //! A pod is paid for from when it has a node until it is gone, at the price of what it reserves there.
 
 use super::api::{Billing, FunctionPod, MOST_FUNCTIONS, MoEDeployment, PricingSpec};
-use super::names::{COMPONENT, Component, FUNCTION, MAIN, label};
+use super::names::{COMPONENT, Component, FUNCTION, label, tier};
 use super::pods::{address, condition, container, expert_address, is_controlled_by};
 use super::quantity::amount;
 use jiff::{SignedDuration, Timestamp};
@@ -58,16 +58,6 @@ fn function(owner: &MoEDeployment, pod: &Pod, functions_run: bool) -> Option<Fun
         serving: ready.and_then(|ready| Some(MicroTime(ready.last_transition_time.as_ref()?.0))),
         replaced: asked_to_end(pod).filter(|_| functions_run).map(MicroTime),
     })
-}
-
-/// The name that people know a function's tier by.
-fn tier(function: &str) -> String {
-    let numbered = |letter: char| function.strip_prefix(letter).filter(|rest| rest.parse::<u32>().is_ok());
-    match (numbered('g'), numbered('l')) {
-        (Some(group), _) => format!("group-{group}"),
-        (_, Some(layer)) => format!("layer-{layer}"),
-        _ => MAIN.to_owned(),
-    }
 }
 
 /// When a pod was asked to end: what stands in it is when it must have ended.

@@ -204,15 +204,16 @@ pub(crate) fn followed(
     let (new, object) = plan_object(owner, better)?;
     let dollars = |plan: &MoEPlanSpec| three_digits(plan.numbers.costs.total * 1e6);
     let follows = match owner.spec.mode {
-        Mode::Active => "follows",
-        Mode::Advisory => "is proposed to follow",
+        Mode::Active => "replaces",
+        Mode::Advisory => "is proposed to replace",
     };
     let whom = match cause {
-        MixOf::Waiting => "those who wait",
-        MixOf::Answered => "requests as they are",
+        MixOf::Waiting => "waiting requests",
+        MixOf::Answered => "recent requests",
     };
     let note = format!(
-        "plan {new} {follows} {hash} for {whom}: ${} for a million of them; {hash} was made for others, at ${}",
+        "Plan {new} {follows} {hash} for {whom}: ${} per million requests; {hash} was made for other requests, \
+         at ${}.",
         dollars(&object.spec),
         dollars(&plan),
     );
@@ -292,7 +293,10 @@ impl Planned {
                     return found;
                 }
                 let kept = keep();
-                let message = format!("spec.acceptedPlan: this deployment has no plan {accepted}");
+                let message = format!(
+                    "invalid spec.acceptedPlan: unknown plan {accepted}; use the hash of a plan of this \
+                     deployment, such as status.proposedPlan"
+                );
                 self.troubles.push(Trouble::new("PlanUnknown", message));
                 kept
             }
@@ -314,8 +318,8 @@ impl Planned {
         match found {
             Some((serving, plan)) if failed_plan(owner) == Some(&hash) => {
                 let message = format!(
-                    "plan {hash} did not become ready in time; plan {serving} runs on until the spec or the plan \
-                     is another one"
+                    "plan {hash} did not become ready in time; rolled back to plan {serving}; change the spec \
+                     to retry"
                 );
                 self.troubles.push(Trouble::new("RolledBack", message));
                 (serving, plan)
@@ -330,7 +334,7 @@ impl Planned {
             return true;
         };
         let checked = check_hosted(plan, &facts.inspection);
-        let trouble = |message| Trouble::new("InvalidPlan", format!("plan {hash}: {message}"));
+        let trouble = |message| Trouble::new("InvalidPlan", format!("invalid plan {hash}: {message}"));
         self.troubles.extend(checked.as_ref().err().map(trouble));
         checked.is_ok()
     }

@@ -101,9 +101,9 @@ impl PodView {
         let status = pod.status.clone().unwrap_or_default();
         let ready = condition(&status, "Ready").is_some_and(|ready| ready.status == "True");
         let unready = unready_since(&status).and_then(|since| since.checked_add(UNREADY).ok());
-        let lost = unready.filter(|at| *at <= now).map(|_| {
-            Trouble::new(NOT_READY, format!("was ready and has not been for {} seconds", UNREADY.as_secs()))
-        });
+        let lost = unready
+            .filter(|at| *at <= now)
+            .map(|_| Trouble::new(NOT_READY, format!("not ready for {} s", UNREADY.as_secs())));
         Some(Self {
             name: PodName::parse(&pod.name_any())?,
             uid: pod.uid()?,
@@ -148,7 +148,7 @@ impl PodView {
     pub(crate) fn follows(&mut self, generation: Option<u64>, newest: u64) {
         self.in_force = generation.filter(|number| *number <= newest.max(MOST_GENERATIONS / 2));
         if let (Some(number), None) = (generation, self.in_force) {
-            let message = format!("has generation {number} in force, which is not of this operator");
+            let message = format!("reports unknown routing generation {number}; replacing the pod");
             self.fault.get_or_insert(Trouble::new(FOREIGN_ROUTING, message));
         }
     }
@@ -167,10 +167,11 @@ pub(crate) fn is_controlled_by(pod: &Pod, uid: &str) -> bool {
 /// A pod that the cluster is about to end: evicted, preempted, or on a node that is lost.
 fn disrupted(status: &PodStatus) -> Option<Trouble> {
     if status.reason.as_deref() == Some("NodeLost") {
-        return Some(Trouble::new("NodeLost", "its node is lost"));
+        return Some(Trouble::new("NodeLost", "node lost"));
     }
     let disrupted = condition(status, "DisruptionTarget").filter(|target| target.status == "True")?;
-    let message = disrupted.message.clone().unwrap_or_else(|| "the cluster ends this pod".to_owned());
+    let message =
+        disrupted.message.clone().unwrap_or_else(|| "evicted or preempted by the cluster".to_owned());
     Some(Trouble::new("Disrupted", message))
 }
 
@@ -201,7 +202,10 @@ fn ended(status: &PodStatus) -> Option<Trouble> {
     match status.phase.as_deref() {
         Some("Failed" | "Succeeded") => {
             let reason = if status.reason.as_deref() == Some("Evicted") { "Evicted" } else { "PodFailed" };
-            Some(Trouble::new(reason, status.message.clone().unwrap_or_else(|| "the pod ended".to_owned())))
+            Some(Trouble::new(
+                reason,
+                status.message.clone().unwrap_or_else(|| "pod ended without a message".to_owned()),
+            ))
         }
         _ => None,
     }
@@ -232,7 +236,7 @@ fn crash_looping(status: &PodStatus) -> Option<Trouble> {
     let words = ended.and_then(|ended| ended.message.as_deref()).map_or("", last_words);
     let killed = ended.and_then(|ended| ended.reason.as_deref()) == Some("OOMKilled");
     Some(if killed {
-        Trouble::new("OutOfMemory", "ended for taking more memory than its limit")
+        Trouble::new("OutOfMemory", "killed: exceeded its memory limit")
     } else {
         Trouble::new("CrashLooping", format!("exited with code {code}: {words}"))
     })
@@ -288,8 +292,9 @@ pub(crate) fn outcome(pod: &Pod) -> Outcome {
             let ended =
                 container(&status).and_then(|container| container.state.as_ref()?.terminated.as_ref());
             let said = ended.and_then(|ended| ended.message.clone());
-            let message =
-                said.or_else(|| status.message.clone()).unwrap_or_else(|| "the pod failed".to_owned());
+            let message = said
+                .or_else(|| status.message.clone())
+                .unwrap_or_else(|| "pod failed without a message".to_owned());
             let reason = match status.reason.as_deref() {
                 Some("DeadlineExceeded") => "DeadlineExceeded",
                 _ => "PodFailed",

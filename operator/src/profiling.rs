@@ -62,12 +62,12 @@ pub(crate) fn subject(owner: &MoEDeployment, facts: &ModelFacts) -> Result<Strin
 /// What a person must mend.
 pub(crate) fn supplied(name: &str, map: Option<&ConfigMap>) -> Result<KnownProfile, Trouble> {
     let missing = |message| Trouble::new("ProfileMissing", message);
-    let map =
-        map.ok_or_else(|| missing(format!("spec.profile.configMapName: there is no ConfigMap {name}")))?;
+    let map = map.ok_or_else(|| missing(format!("missing ConfigMap {name} (spec.profile.configMapName)")))?;
     let text = map.data.as_ref().and_then(|data| data.get(KEY));
-    let text = text.ok_or_else(|| missing(format!("ConfigMap {name} has no key {KEY}")))?;
-    let profile = Profile::from_json(text)
-        .map_err(|error| Trouble::new("ProfileInvalid", format!("ConfigMap {name}: {error}")))?;
+    let text = text.ok_or_else(|| missing(format!("missing key {KEY} in ConfigMap {name}")))?;
+    let profile = Profile::from_json(text).map_err(|error| {
+        Trouble::new("ProfileInvalid", format!("invalid {KEY} in ConfigMap {name}: {error}"))
+    })?;
     Ok(KnownProfile { profile, source: ProfileSource::Supplied })
 }
 

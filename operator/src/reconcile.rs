@@ -79,16 +79,16 @@ pub(super) enum ReconcileError {
     #[error(transparent)]
     Call(#[from] CallError),
     /// A value that cannot be written as JSON.
-    #[error("{0}")]
+    #[error("cannot write JSON: {0}")]
     Json(#[from] serde_json::Error),
     /// Nobody can be told who is who.
     #[error(transparent)]
     Identity(IdentityFailure),
     /// Something is there that was not read.
-    #[error("{0} was not read as it is")]
+    #[error("{0} changed since it was read")]
     Stale(String),
     /// A defect of this program: what belongs to this deployment led it where it should not go.
-    #[error("the operator has a defect that this deployment meets: {0}")]
+    #[error("operator bug: reconcile panicked: {0}; please report it")]
     Panicked(String),
 }
 
@@ -132,7 +132,7 @@ impl ReconcileError {
             Self::Call(error) if matches!(error.code(), 400 | 401 | 403 | 422) => {
                 Some(error.call().to_owned())
             }
-            Self::Identity(_) => Some("tell functions who is who".to_owned()),
+            Self::Identity(_) => Some("distribute certificates".to_owned()),
             Self::Panicked(_) => Some("reconcile".to_owned()),
             _ => None,
         }
@@ -167,7 +167,7 @@ async fn contained<T>(run: impl Future<Output = Result<T, ReconcileError>>) -> R
     AssertUnwindSafe(run).catch_unwind().await.unwrap_or_else(|panic| {
         let words = panic.downcast_ref::<&str>().map(|words| (*words).to_owned());
         let words = words.or_else(|| panic.downcast_ref::<String>().cloned());
-        Err(ReconcileError::Panicked(words.unwrap_or_else(|| "a panic without words".to_owned())))
+        Err(ReconcileError::Panicked(words.unwrap_or_else(|| "panic without a message".to_owned())))
     })
 }
 
@@ -274,7 +274,11 @@ async fn solve(planning: Planning, previous: Option<Box<MoEPlanSpec>>) -> Result
     match timeout(PLANNING, solving).await {
         Ok(Ok(solved)) => solved,
         Ok(Err(error)) => Err(PlanningError::Aborted(error.to_string())),
-        Err(_elapsed) => Err(PlanningError::Aborted(format!("no plan within {PLANNING:?}"))),
+        Err(_elapsed) => {
+            let limit = PLANNING.as_secs();
+            let message = format!("no plan within {limit} s; narrow memoryMB, cpu or maxGroups");
+            Err(PlanningError::Aborted(message))
+        }
     }
 }
 
@@ -287,9 +291,9 @@ async fn follow(task: Follow) -> Option<MoEPlanSpec> {
         Ok(Ok(Ok(better))) => return better,
         Ok(Ok(Err(error))) => error.to_string(),
         Ok(Err(error)) => error.to_string(),
-        Err(_elapsed) => "it takes too long".to_owned(),
+        Err(_elapsed) => "planning timed out".to_owned(),
     };
-    tracing::info!(plan = hash, why, "the plan stays, whatever requests use");
+    tracing::info!(plan = hash, why, "plan kept: replanning failed");
     None
 }
 

@@ -46,8 +46,8 @@ impl Replacements {
 fn held(deployment: Silence, all: Silence, others: Others) -> Option<Trouble> {
     let many = |what: String| {
         let message = format!(
-            "{what} stopped being ready together; none of them is replaced before others are ready again, or the cluster \
-             says that their nodes are lost"
+            "{what} became unready together; replacement is paused until some recover or their nodes are \
+             reported lost"
         );
         Some(Trouble::new("ManyNotReady", message))
     };

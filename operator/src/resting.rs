@@ -8,10 +8,12 @@
 
 use super::api::{DemandPhase, GroupDemand, MoEDemand, MoEDeployment};
 use super::build::Function;
+use super::conditions::as_in_spec;
 use super::epoch::{since_1970, timestamp};
 use super::events::Happening;
 use super::following;
 use super::known::Known;
+use super::names::tier;
 use super::observed::{Observed, is_owned_by};
 use super::planned::Target;
 use super::pods::PodView;
@@ -58,6 +60,8 @@ pub(crate) struct Change {
     pub function: String,
     /// What it does from now on.
     pub to: Turn,
+    /// Time without use of its experts before it sleeps.
+    pub patience: Duration,
 }
 
 /// A way that a remote function goes.
@@ -74,21 +78,25 @@ pub(crate) enum Turn {
 impl Change {
     /// What is worth saying of it.
     pub(crate) fn happening(&self) -> Happening {
-        let function = &self.function;
+        let function = tier(&self.function);
         match self.to {
             Turn::Sleeps => Happening::normal(
                 "GroupAsleep",
-                format!("nobody has used the experts of {function} for a while: it ends"),
+                format!(
+                    "Scaled {function} to zero: its experts were not used for {}.",
+                    as_in_spec(self.patience)
+                ),
             ),
             Turn::Asked => Happening::normal(
                 "GroupWaking",
                 format!(
-                    "{function} starts: its experts were used, and main functions compute them meanwhile"
+                    "Waking {function}: its experts were requested; main functions compute them until it is \
+                     ready."
                 ),
             ),
             Turn::Predicted => Happening::normal(
                 "GroupWaking",
-                format!("{function} starts: requests that wait are expected to use its experts"),
+                format!("Waking {function}: waiting requests are predicted to use its experts."),
             ),
         }
     }
@@ -131,7 +139,8 @@ pub(crate) fn follow(
         let sets = function.hosted.as_ref().map(|hosted| hosted.sets().to_vec()).unwrap_or_default();
         let experts = listing(&sets);
         watched.hosted.insert(function.name.clone(), sets);
-        resting.changes.extend(change.map(|to| Change { function: function.name.clone(), to }));
+        let patience = group.patience(window);
+        resting.changes.extend(change.map(|to| Change { function: function.name.clone(), to, patience }));
         resting.groups.push(GroupDemand {
             name: function.name.clone(),
             identity: function.identity.clone(),

@@ -4,6 +4,7 @@ pub(crate) use super::api::{Generation, RoutedPod};
 use super::api::{MoEDeployment, MoERecord, MoERecordSpec};
 use super::build::owned_meta;
 use super::names;
+use super::planning::counted;
 use remoe_wire::v1::{Endpoint, LayerExperts, Routing};
 use remoe_wire::{ListingError, parse_listing, placement_digest};
 use std::collections::BTreeMap;
@@ -30,7 +31,7 @@ pub enum RoutingError {
     #[error(transparent)]
     Listing(#[from] ListingError),
     /// A pod of a group that is not there.
-    #[error("pod {pod} is of group {group}, there are {groups}")]
+    #[error("pod {pod} is of group-{group}, number of groups: {groups}")]
     Group {
         /// The pod.
         pod: String,
@@ -103,9 +104,10 @@ impl RoutingTable {
     pub(crate) fn record(&self, owner: &MoEDeployment) -> MoERecord {
         let newest = self.entries.values().max_by_key(|generation| generation.number);
         let about = newest.map_or_else(
-            || "no generation is in force".to_owned(),
+            || "no generation in force".to_owned(),
             |Generation { number, plan, endpoints, .. }| {
-                format!("generation {number} of plan {plan}, {} remote functions", endpoints.len())
+                let remote = counted(endpoints.len(), "remote function");
+                format!("generation {number} of plan {plan}, {remote}")
             },
         );
         let spec = MoERecordSpec::told(self.entries.clone(), &about);

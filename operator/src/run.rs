@@ -35,7 +35,7 @@ const DRAIN: Duration = Duration::from_secs(25);
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// There is no cluster to talk to.
-    #[error("cannot talk to a cluster: {0}")]
+    #[error("cannot connect to the cluster: {0}")]
     Cluster(#[from] kube::Error),
     /// A metric is registered twice.
     #[error(transparent)]
@@ -47,7 +47,7 @@ pub enum RunError {
     #[error(transparent)]
     Io(#[from] io::Error),
     /// Another operator leads now, or the Lease could not be renewed in time.
-    #[error("the Lease {0} was lost")]
+    #[error("lost the Lease {0}")]
     LeaseLost(String),
 }
 
@@ -86,7 +86,7 @@ async fn serve_and_work(
         done = work => done,
         ended = server => Err(RunError::Io(match ended {
             Ok(Err(error)) => error,
-            Ok(Ok(())) => io::Error::other("the HTTP server ended"),
+            Ok(Ok(())) => io::Error::other("HTTP server stopped"),
             Err(error) => io::Error::other(error),
         })),
     }
@@ -112,7 +112,7 @@ async fn work(
         () = candidate.lead() => {}
         () = shutdown.cancelled() => return Ok(()),
     }
-    tracing::info!(identity = settings.identity, "leading");
+    tracing::info!(identity = settings.identity, "leader elected");
     metrics.leads.set(1);
     let client = writes_within(candidate.term(), &client);
     let result = tokio::select! {
@@ -165,6 +165,6 @@ async fn lead(
         () = shutdown.cancelled() => {}
     }
     if timeout(DRAIN, working).await.is_err() {
-        tracing::warn!("ended with runs under way");
+        tracing::warn!("stopped with reconciles in progress");
     }
 }

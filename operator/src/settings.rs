@@ -12,15 +12,15 @@ use std::time::Duration;
 #[derive(Debug, Clone, Parser)]
 #[command(name = "remoe-operator", version)]
 pub struct Settings {
-    /// What to do; run, where nothing is said.
+    /// Command. Default: run the operator.
     #[command(subcommand)]
     pub command: Option<Command>,
-    /// How to run.
+    /// Options.
     #[command(flatten)]
     pub run: RunSettings,
 }
 
-/// What else the operator's program does.
+/// Other commands.
 #[derive(Debug, Clone, Subcommand)]
 pub enum Command {
     /// Print the definitions of the custom resources.
@@ -31,7 +31,7 @@ pub enum Command {
     },
 }
 
-/// How the operator runs.
+/// Options of the operator.
 #[derive(Debug, Clone, clap::Args)]
 pub struct RunSettings {
     /// Image of main functions.
@@ -43,14 +43,14 @@ pub struct RunSettings {
     /// Image of remote functions and inspectors.
     #[arg(long, env = "REMOE_REMOTE_IMAGE", default_value = concat!("ghcr.io/remoe/remoe-remote-expert:", env!("CARGO_PKG_VERSION")))]
     pub remote_image: String,
-    /// When nodes fetch these images: Always, IfNotPresent or Never.
+    /// Image pull policy: Always, IfNotPresent or Never.
     #[arg(long, env = "REMOE_IMAGE_PULL_POLICY", default_value = "IfNotPresent", value_parser = ["Always", "IfNotPresent", "Never"])]
     pub image_pull_policy: String,
-    /// What the pods of all functions have in addition, as JSON: imagePullSecrets, labels, annotations, env, and
-    /// arbitraryUser where the cluster chooses their user.
+    /// Additions to all function pods as JSON: imagePullSecrets, labels, annotations, env, and arbitraryUser if the
+    /// cluster assigns the user.
     #[arg(long, env = "REMOE_PODS", value_name = "JSON", default_value = "{}")]
     pub pods: PodExtras,
-    /// Namespaces whose MoEDeployments are served, separated by commas; all by default.
+    /// Namespaces whose MoEDeployments are served, separated by commas. Default: all.
     #[arg(
         long = "watch-namespace",
         env = "REMOE_WATCH_NAMESPACE",
@@ -58,70 +58,71 @@ pub struct RunSettings {
         value_delimiter = ','
     )]
     pub watch_namespaces: Vec<String>,
-    /// Namespace of Prometheus: it may read the functions' metrics.
+    /// Namespace of Prometheus, which network policies allow to scrape functions.
     #[arg(long, env = "REMOE_METRICS_NAMESPACE", default_value = "monitoring")]
     pub metrics_namespace: String,
-    /// Namespace that the operator runs in.
+    /// Namespace of the operator.
     #[arg(long, env = "POD_NAMESPACE", default_value = "remoe-system")]
     pub namespace: String,
-    /// Name of the release that this operator and its gateways are of: others in the same namespace are left alone.
+    /// Helm release of this operator and its gateways. Gateways of other releases in the namespace are ignored.
     #[arg(long, env = "REMOE_RELEASE", default_value = "remoe")]
     pub release: String,
-    /// Name of this operator among others.
+    /// Name of this operator as the holder of the Lease.
     #[arg(long, env = "POD_NAME", default_value = "remoe-operator")]
     pub identity: String,
-    /// Work only while holding the Lease RELEASE-operator: for several operators side by side.
+    /// Enable leader election with the Lease RELEASE-operator, for several replicas of the operator.
     #[arg(long, env = "REMOE_LEADER_ELECTION")]
     pub leader_election: bool,
-    /// Seconds after which another operator takes a Lease over that was not renewed.
+    /// Duration of the Lease, in seconds; another operator takes over a Lease that was not renewed for this long.
     #[arg(long, env = "REMOE_LEASE_SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u16).range(1..=3600))]
     pub lease_seconds: u16,
-    /// Where /metrics, /healthz and /readyz are served; port 0 takes any free one.
+    /// Address of /metrics, /healthz and /readyz. Port 0 selects a free port.
     #[arg(long, env = "REMOE_METRICS_LISTEN", default_value = "127.0.0.1:8080")]
     pub metrics_listen: SocketAddr,
-    /// Who signs the certificates by which functions and the operator know each other: operator, cert-manager,
-    /// or nobody. Without any, whoever reaches a function's port is believed.
-    #[arg(long, env = "REMOE_SIGNER", default_value = "nobody")]
+    /// Signer of the certificates for mutual TLS: operator, cert-manager, or none. Without a signer, every peer that
+    /// reaches a port of a function is trusted.
+    #[arg(long, env = "REMOE_SIGNER", default_value = "none")]
     pub signer: SignerName,
-    /// Seconds that certificates are good for; they are made anew when half of them are over.
+    /// Lifetime of certificates, in seconds. They are renewed at half of it.
     #[arg(long, env = "REMOE_CERTIFICATE_SECONDS", default_value_t = 86_400, value_parser = clap::value_parser!(u32).range(60..=31_536_000))]
     pub certificate_seconds: u32,
-    /// The issuer that cert-manager is asked to sign with, where it is to.
+    /// Issuer for signer cert-manager.
     #[arg(long, env = "REMOE_ISSUER", default_value = "remoe")]
     pub issuer: String,
-    /// Its kind.
+    /// Kind of the issuer.
     #[arg(long, env = "REMOE_ISSUER_KIND", default_value = "ClusterIssuer", value_parser = ["ClusterIssuer", "Issuer"])]
     pub issuer_kind: String,
-    /// Folder with the operator's own certificate (tls.crt, tls.key, ca.crt), where cert-manager signs.
+    /// Folder with the operator's own certificate (tls.crt, tls.key, ca.crt) for signer cert-manager.
     #[arg(long, env = "REMOE_IDENTITY_DIR", default_value = "/identity")]
     pub identity_dir: PathBuf,
-    /// DNS name of the gateways' Service, as NAME.NAMESPACE.svc.DOMAIN: clients reach deployments through them, and
-    /// functions may sleep. Without it, clients reach main functions directly.
+    /// DNS name of the gateways' Service, as NAME.NAMESPACE.svc.DOMAIN: clients reach deployments through the gateways,
+    /// and scale to zero works. Default: clients reach main functions directly.
     #[arg(long, env = "REMOE_GATEWAY", value_name = "NAME")]
     pub gateway: Option<String>,
-    /// Collector that functions export traces of requests to by OTLP over gRPC, as http://HOST:PORT; none by default.
+    /// Collector of request traces, by OTLP over gRPC, as http://HOST:PORT. Default: none.
     #[arg(long, env = "REMOE_TRACING_ENDPOINT", value_name = "URL")]
     pub tracing_endpoint: Option<Endpoint>,
-    /// Share of the requests that are recorded where their callers do not say, from 0 to 1.
+    /// Sampling ratio of traces without a sampling decision of the caller, 0 to 1.
     #[arg(long, env = "REMOE_TRACING_RATIO", value_name = "RATIO", default_value = "0.05")]
     pub tracing_ratio: Ratio,
-    /// Where network policies let functions reach the collector's port: a list of NetworkPolicyPeers as JSON. By default the
-    /// namespace that --tracing-endpoint names, or its address; needed where it names neither.
+    /// NetworkPolicyPeers of the collector, as a JSON list. Defaults to the namespace or address in --tracing-endpoint;
+    /// required if it has neither.
     #[arg(long, env = "REMOE_TRACING_TO", value_name = "PEERS")]
     pub tracing_to: Option<Peers>,
-    /// MoEDeployments that are worked on at the same time.
+    /// Concurrent reconciles.
     #[arg(long, env = "REMOE_CONCURRENCY", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub concurrency: u16,
 }
 
-/// Who signs certificates.
+/// Signer of certificates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum SignerName {
     /// The operator, with an authority of its own.
     Operator,
     /// An issuer of cert-manager.
     CertManager,
-    /// Nobody: there are no certificates.
+    /// No certificates.
+    #[value(name = "none", alias = "nobody")]
     Nobody,
 }
 

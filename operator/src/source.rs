@@ -25,7 +25,8 @@ pub(crate) enum ModelSource {
 /// A source that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{source_text:?} {problem}; write hf://organisation/name, s3://bucket/prefix, https://host/path or pvc://claim/path"
+    "invalid source {source_text:?}: {problem}; expected hf://organisation/name, s3://bucket/prefix, \
+     https://host/path or pvc://claim/path"
 )]
 pub(crate) struct SourceError {
     source_text: String,
@@ -39,16 +40,16 @@ impl ModelSource {
     /// It has no known form, or leads out of the claim.
     pub(crate) fn parse(text: &str) -> Result<Self, SourceError> {
         let wrong = |problem| SourceError { source_text: text.to_owned(), problem };
-        let (scheme, rest) = text.split_once("://").ok_or_else(|| wrong("is no URL"))?;
+        let (scheme, rest) = text.split_once("://").ok_or_else(|| wrong("missing ://"))?;
         match scheme {
             "pvc" => {
                 let (claim, path) = rest.split_once('/').unwrap_or((rest, ""));
                 if claim.is_empty() {
-                    return Err(wrong("names no claim"));
+                    return Err(wrong("missing claim name"));
                 }
                 let parts: Vec<&str> = path.split('/').filter(|part| !matches!(*part, "" | ".")).collect();
                 if parts.contains(&"..") {
-                    return Err(wrong("leads out of the claim"));
+                    return Err(wrong("path outside the claim"));
                 }
                 Ok(Self::Claim { claim: claim.to_owned(), path: parts.join("/") })
             }
@@ -56,13 +57,13 @@ impl ModelSource {
                 [organisation, name] if !organisation.is_empty() && !name.is_empty() => {
                     Ok(Self::Hub { repository: rest.to_owned() })
                 }
-                _ => Err(wrong("does not name organisation and model")),
+                _ => Err(wrong("invalid repository name")),
             },
             "s3" | "https" if !rest.is_empty() && !rest.starts_with('/') => {
                 Ok(Self::Url { url: text.to_owned() })
             }
-            "s3" | "https" => Err(wrong("names no bucket or host")),
-            _ => Err(wrong("has an unknown scheme")),
+            "s3" | "https" => Err(wrong("missing bucket or host")),
+            _ => Err(wrong("unknown scheme")),
         }
     }
 

@@ -4,8 +4,8 @@ use super::api::{
     ConditionType, MoEDeployment, MoEDeploymentStatus, MoEPlanSpec, Mode, ModelStatus, ProfileSource,
 };
 use super::build::{HTTP_PORT, LOAD_SECONDS, Revision};
-use super::conditions::{Verdict, whole_seconds};
-use super::demanded::{Demanded, timeline};
+use super::conditions::{Verdict, sentence, whole_seconds};
+use super::demanded::{Demanded, scaled_to_zero, timeline};
 use super::known::Known;
 use super::names::{Component, component_selector, selector_text};
 use super::observed::Observed;
@@ -27,6 +27,9 @@ const PROGRESS_OF_FUNCTIONS: SignedDuration = SignedDuration::from_secs(600 + LO
 
 /// The reason where progress stopped.
 const STUCK: &str = "ProgressDeadlineExceeded";
+
+const NO_PLAN: &str = "No plan yet; see condition Planned.";
+const NOT_ACCEPTED: &str = "No plan accepted; set spec.acceptedPlan to the hash in status.proposedPlan.";
 
 /// Everything that the status says something about.
 #[derive(Debug, Clone)]
@@ -249,27 +252,30 @@ fn ready(findings: &Findings<'_>, troubles: &[Trouble]) -> Verdict {
     let wanted_mains = findings.deployment.spec.main_functions() as usize;
     match findings.target {
         _ if findings.demanded.phase == Phase::Asleep => {
-            Verdict::yes("Asleep", "no function runs; requests are held while functions start")
+            Verdict::yes("Asleep", "Scaled to zero; the next request wakes the model and waits for it.")
         }
         _ if serving == 0 && troubles.is_empty() && findings.demanded.is_wake() => {
-            Verdict::yes("Waking", "functions start; requests are held meanwhile")
+            Verdict::yes("Waking", "Waking; requests are queued until a main function is ready.")
         }
-        _ if serving >= wanted_mains => Verdict::yes("Serving", "the endpoint answers"),
+        _ if serving >= wanted_mains => Verdict::yes("Serving", "The endpoint serves requests."),
         _ if serving > 0 => {
-            let message = format!("the endpoint answers: {serving} of {wanted_mains} main functions serve");
+            let message = format!(
+                "The endpoint serves requests: {serving} of {wanted_mains} main functions are ready."
+            );
             Verdict::yes("Serving", message)
         }
         None if findings.deployment.spec.mode == Mode::Advisory && troubles.is_empty() => {
-            Verdict::no("AwaitingAcceptance", "no plan was accepted yet")
+            Verdict::no("AwaitingAcceptance", NOT_ACCEPTED)
         }
         target => {
-            let message = target.map_or_else(
-                || "there is no plan to run yet".to_owned(),
-                |(target, _)| how_many(target, findings.pods),
-            );
-            match troubles.first() {
-                Some(trouble) => Verdict::no(trouble.reason, format!("{message}; {}", trouble.message)),
-                None => Verdict::no("Starting", message),
+            let ready = target.map(|(target, _)| how_many(target, findings.pods));
+            match (troubles.first(), ready) {
+                (Some(trouble), ready) => {
+                    let message = ready.unwrap_or_else(|| "No plan yet".to_owned());
+                    Verdict::no(trouble.reason, format!("{message}; {}", trouble.message))
+                }
+                (None, Some(ready)) => Verdict::no("Starting", format!("{ready}.")),
+                (None, None) => Verdict::no("Starting", NO_PLAN),
             }
         }
     }
@@ -277,7 +283,7 @@ fn ready(findings: &Findings<'_>, troubles: &[Trouble]) -> Verdict {
 
 fn planned(findings: &Findings<'_>) -> Verdict {
     match &findings.planning {
-        PlanState::Inspecting { trouble: None } => Verdict::no("Inspecting", "the model is being inspected"),
+        PlanState::Inspecting { trouble: None } => Verdict::no("Inspecting", "Inspecting the model."),
         PlanState::Inspecting { trouble: Some(trouble) } | PlanState::Refused(trouble) => {
             Verdict::no(trouble.reason, trouble.message.clone())
         }
@@ -287,45 +293,48 @@ fn planned(findings: &Findings<'_>) -> Verdict {
                 ProfileSource::Measured => "MeasuredProfile",
                 ProfileSource::Supplied => "SuppliedProfile",
             };
-            let warning = plan.warning.as_ref().map(|warning| format!("; warning: {warning}"));
+            let warning = plan.warning.as_ref().map(|warning| {
+                format!(
+                    "; limits not met on the prior profile: {warning}; raise spec.slo, or wait for the measured \
+                     profile"
+                )
+            });
             let profiling = findings.profiling.as_ref().map(|note| format!("; {note}"));
-            let even = "; experts are taken to be used alike, as nothing is known of requests yet";
+            let even = "; assumes uniform expert usage until requests are observed";
             let even = plan.prediction.is_none().then(|| even.to_owned());
             let notes = [even, profiling, warning].into_iter().flatten().collect::<String>();
-            Verdict::yes(reason, format!("plan {hash}{notes}"))
+            Verdict::yes(reason, format!("Plan {hash}{notes}."))
         }
     }
 }
 
 fn progressing(findings: &Findings<'_>, last_progress: Timestamp) -> Verdict {
-    let (waiting, limit) = match (&findings.planning, findings.target) {
+    let (reason, clause, limit) = match (&findings.planning, findings.target) {
         (_, Some((target, _))) if findings.demanded.phase == Phase::Asleep => {
-            return Verdict::no("Asleep", format!("plan {} runs when somebody asks", target.plan));
+            let message = format!("Scaled to zero; plan {} starts with the next request.", target.plan);
+            return Verdict::no("Asleep", message);
         }
         // What runs is not what the spec asks for, as far as is known.
-        (PlanState::Inspecting { .. }, _) => {
-            (Verdict::yes("Inspecting", "the model is being inspected"), PROGRESS)
-        }
+        (PlanState::Inspecting { .. }, _) => ("Inspecting", "inspecting the model".to_owned(), PROGRESS),
         (_, Some((target, _))) if findings.settled => {
-            return Verdict::no("Settled", format!("everything is as plan {} has it", target.plan));
+            return Verdict::no("Settled", format!("Plan {} is rolled out.", target.plan));
         }
         (_, Some((target, _))) if findings.waits => {
             let message = format!(
-                "what there is works; it is made anew, as plan {} and this version of the operator have it, when \
-                 other deployments are, which is done a few at a time",
+                "Waiting for its turn to roll out plan {} with this version of the operator, which rolls out a \
+                 few deployments at a time; the present functions serve until then.",
                 target.plan
             );
             return Verdict::yes("WaitsItsTurn", message);
         }
         (_, Some((target, _))) => {
             let ready = how_many(target, findings.pods);
-            let message = format!("bringing about plan {}: {ready}", target.plan);
-            (Verdict::yes("RollingOut", message), PROGRESS_OF_FUNCTIONS)
+            ("RollingOut", format!("rolling out plan {}: {ready}", target.plan), PROGRESS_OF_FUNCTIONS)
         }
-        (PlanState::Refused(trouble), None) => return Verdict::no(trouble.reason, "there is no plan to run"),
-        (PlanState::Planned { .. }, None) => {
-            return Verdict::no("AwaitingAcceptance", "no plan was accepted yet");
+        (PlanState::Refused(trouble), None) => {
+            return Verdict::no(trouble.reason, "No plan; see condition Planned.");
         }
+        (PlanState::Planned { .. }, None) => return Verdict::no("AwaitingAcceptance", NOT_ACCEPTED),
     };
     // Main functions that were asked to end finish their answers first.
     let ending = findings
@@ -333,10 +342,11 @@ fn progressing(findings: &Findings<'_>, last_progress: Timestamp) -> Verdict {
         .iter()
         .any(|pod| pod.is_main && pod.fault.is_none() && pod.ends_by.is_some_and(|end| findings.now < end));
     if ending || findings.now.duration_since(last_progress) < limit {
-        return waiting;
+        return Verdict::yes(reason, sentence(&clause));
     }
     let minutes = limit.as_secs() / 60;
-    Verdict::no(STUCK, format!("no progress for {minutes} minutes: {}", waiting.message))
+    let message = format!("no progress for {minutes} minutes ({clause}); check the pods and their logs");
+    Verdict::no(STUCK, message)
 }
 
 /// How many functions of the target are ready, in words.
@@ -346,7 +356,7 @@ fn how_many(target: &Revision, pods: &[PodView]) -> String {
 
 fn degraded(troubles: &[Trouble]) -> Verdict {
     match troubles.first() {
-        None => Verdict::no("AsExpected", "nothing is known to be wrong"),
+        None => Verdict::no("AsExpected", "No known fault."),
         Some(first) => {
             let messages: Vec<&str> = troubles.iter().map(|trouble| trouble.message.as_str()).collect();
             Verdict::yes(first.reason, messages.join("; "))
@@ -356,15 +366,14 @@ fn degraded(troubles: &[Trouble]) -> Verdict {
 
 fn active(findings: &Findings<'_>) -> Verdict {
     if findings.demanded.phase == Phase::Asleep {
-        Verdict::no("Asleep", "nobody has asked for spec.scaling.idleWindow: no function runs")
+        Verdict::no("Asleep", scaled_to_zero(findings.deployment.spec.idle_window()))
     } else if findings.target.is_some() {
         let woken = findings.demanded.timeline.as_ref();
-        let woken =
-            woken.map_or_else(String::new, |wake| format!("; after wake {}, {}", wake.wake, timeline(wake)));
-        Verdict::yes("Running", format!("functions run{woken}"))
+        let woken = woken.map_or_else(String::new, |wake| format!("; {}", timeline(wake)));
+        Verdict::yes("Running", format!("Functions are running{woken}."))
     } else if findings.deployment.spec.mode == Mode::Advisory {
-        Verdict::no("Advisory", "functions run once a plan is accepted: set spec.acceptedPlan")
+        Verdict::no("Advisory", "No functions; set spec.acceptedPlan to start a plan.")
     } else {
-        Verdict::no("NoPlan", "there is no plan to run yet")
+        Verdict::no("NoPlan", NO_PLAN)
     }
 }

@@ -41,6 +41,9 @@ const SUPPLIED: Duration = Duration::from_secs(30);
 /// Plans that are kept: the one that runs, and those that came before.
 const KEPT_PLANS: usize = 10;
 
+/// Begins the note of an event about pods that were started; their names follow.
+pub(crate) const STARTED: &str = "Started ";
+
 /// The reason of a trouble with an object that somebody else has under the same name.
 pub(crate) const NAME_TAKEN: &str = "NameTaken";
 
@@ -281,7 +284,7 @@ impl Steps {
                 self.look_within(LATER);
                 // One that cannot be built is how planning stands.
                 if let Ok(pod) = inspector(owner, &model.subject, *incarnation, around) {
-                    let note = format!("{} reads the model", pod.name_any());
+                    let note = format!("Pod {} inspects the model.", pod.name_any());
                     self.create(pod, Component::Inspector, Happening::normal("InspectorStarted", note));
                 }
             }
@@ -299,8 +302,10 @@ impl Steps {
     /// Deletes the oldest plans but the last ten; those that are proposed, to run or running stay.
     fn prune(&mut self, scene: Scene<'_>) {
         for plan in &scene.planned.given_up {
-            let note =
-                format!("plan {} followed requests, and its functions could not start", plan.name_any());
+            let note = format!(
+                "Deleted plan {}: its functions could not start; an earlier plan is used.",
+                plan.name_any()
+            );
             self.writes.push(Write::DeletePlan(plan.name_any(), plan.uid().unwrap_or_default()));
             self.say(Happening::warning("PlanGivenUp", note));
         }
@@ -318,5 +323,5 @@ impl Steps {
 /// The trouble with an object whose name somebody else has.
 pub(crate) fn name_taken<K: Resource<DynamicType = ()>>(wanted: &K) -> Trouble {
     let (kind, name) = (K::kind(&()), wanted.name_any());
-    Trouble::new(NAME_TAKEN, format!("{kind} {name} belongs to somebody else; rename it, or this deployment"))
+    Trouble::new(NAME_TAKEN, format!("{kind} {name} has another owner; rename it, or this deployment"))
 }

@@ -18,7 +18,7 @@ pub(super) struct Term {
 
 /// A write after the term: another operator may lead by now.
 #[derive(Debug, thiserror::Error)]
-#[error("not sent: this operator no longer leads")]
+#[error("request dropped: no longer the leader")]
 struct TermOver;
 
 impl Term {

@@ -39,10 +39,10 @@ impl FieldError {
         let message = error.into_inner().to_string();
         let missing = message.strip_prefix("missing field `").and_then(|rest| rest.split('`').next());
         match missing {
-            Some(name) if path.is_empty() => Self::new(name, "is missing, add it"),
-            Some(name) => Self::new(format!("{path}.{name}"), "is missing, add it"),
-            None if path.is_empty() => Self::new("", format!("is not valid: {message}")),
-            None => Self::new(path, format!("is not valid: {message}")),
+            Some(name) if path.is_empty() => Self::new(name, "is missing; add it"),
+            Some(name) => Self::new(format!("{path}.{name}"), "is missing; add it"),
+            None if path.is_empty() => Self::new("", format!("invalid: {message}")),
+            None => Self::new(path, format!("is invalid: {message}")),
         }
     }
 }

@@ -174,7 +174,7 @@ impl PlanDraft {
     /// # Errors
     /// The first field that is missing or of the wrong type.
     pub fn from_json(text: &str) -> Result<Self, FieldError> {
-        let not_json = |error: serde_json::Error| FieldError::new("", format!("is not valid: {error}"));
+        let not_json = |error: serde_json::Error| FieldError::new("", format!("invalid JSON: {error}"));
         let value: serde_json::Value = serde_json::from_str(text).map_err(not_json)?;
         if value.get("plan").is_some() {
             let wrapped: Result<Wrapped, _> = serde_path_to_error::deserialize(value);
@@ -234,17 +234,20 @@ impl Model<'_> {
         let mut drafts: Vec<(usize, &LayerDraft)> = draft.layers.iter().enumerate().collect();
         let named = drafts.iter().filter(|(_, layer)| layer.layer.is_some()).count();
         if named != 0 && named != drafts.len() {
-            let message = "is a mixture: either every entry names its \"layer\", or none does";
+            let message = "names \"layer\" in some entries only, expected all entries or none";
             return Err(FieldError::new("layers", message));
         }
         if drafts.len() != self.layers.len() {
-            let message =
-                format!("has {} layers, the problem {}; list all of them", drafts.len(), self.layers.len());
+            let message = format!(
+                "has {} layers, expected {}: all layers of the problem",
+                drafts.len(),
+                self.layers.len()
+            );
             return Err(FieldError::new("layers", message));
         }
         drafts.sort_by_key(|(_, layer)| layer.layer);
         if let Some(pair) = drafts.windows(2).find(|pair| named > 0 && pair[0].1.layer == pair[1].1.layer) {
-            let message = format!("is {}, listed twice", pair[1].1.layer.unwrap_or_default());
+            let message = format!("is {}, which is listed twice", pair[1].1.layer.unwrap_or_default());
             return Err(FieldError::new(format!("layers[{}].layer", pair[1].0), message));
         }
         let plans = drafts
@@ -262,7 +265,7 @@ impl Model<'_> {
             let hosted = listing::parse(&draft.experts, &experts, ids)
                 .map_err(|error| FieldError::new(field("experts"), error.0))?;
             if hosted.iter().all(Vec::is_empty) {
-                return Err(FieldError::new(field("experts"), "is empty; a group hosts at least one expert"));
+                return Err(FieldError::new(field("experts"), "is empty, expected at least one expert"));
             }
             let taken = |group: &Group| {
                 let layers = group.experts.iter().zip(&hosted);
@@ -304,7 +307,7 @@ impl Model<'_> {
                 Err(FieldError::new(field, format!("is {idle}, expected seconds from 0 to 1e9")))
             }
             (None, Some(true)) => self.problem.remote_idle_seconds.map(Some).ok_or_else(|| {
-                let message = "is missing: a group that sleeps ends after so many seconds; state them here, or as \
+                let message = "is missing: a sleeping group needs an idle window; state it here, or as \
                                remote_idle_seconds of the problem";
                 FieldError::new(field, message)
             }),
@@ -323,8 +326,7 @@ impl Model<'_> {
             let listed = self.layer_plans(draft)?;
             let differs = |(listed, hosted): (&LayerPlan, &LayerPlan)| listed.remote != hosted.remote;
             if let Some(layer) = listed.iter().zip(&hosted).position(differs) {
-                let message =
-                    "differs from what the groups host of this layer; groups host all that is remote";
+                let message = "differs from the experts of this layer in groups, expected the same experts";
                 return Err(FieldError::new(format!("layers[{layer}].remote"), message));
             }
         }
@@ -337,7 +339,7 @@ impl Model<'_> {
         remote.sort_unstable();
         for (index, id) in draft.remote.iter().enumerate() {
             if *id as usize >= experts {
-                let message = format!("is {id}, the layer has experts 0 to {}", experts - 1);
+                let message = format!("is {id}, expected an expert of the layer: 0 to {}", experts - 1);
                 return Err(FieldError::new(format!("{field}.remote[{index}]"), message));
             }
         }
@@ -370,7 +372,7 @@ fn vcpus(field: &str, stated: Option<f64>, range: Option<VcpuRange>) -> Result<O
     match (stated, range) {
         (None, range) => Ok(range.map(|range| range.min)),
         (Some(_), None) => {
-            let message = "is stated, but in this problem memory brings the vCPUs; leave it out, or add \
+            let message = "is set, but in this problem vCPUs follow from memory; leave it out, or add \
                            specs.main_vcpus and specs.remote_vcpus";
             Err(FieldError::new(field, message))
         }

@@ -130,12 +130,12 @@ impl Activations {
     pub fn from_text(text: &str, header: &RecordHeader) -> Result<Self, PredictError> {
         let wrong = |message: &str| PredictError::Activations(message.to_owned());
         if text.len() > MAX_ACTIVATIONS_BYTES {
-            return Err(wrong("they are longer than a header may be"));
+            return Err(wrong("too long for a header"));
         }
         match (text.strip_prefix(COUNTS), text.strip_prefix(SHARES)) {
             (Some(counts), _) => Self::from_counts(counts, header),
             (_, Some(shares)) => Self::from_shares(shares, header),
-            _ => Err(wrong("they are of another version; update whoever sends them, or this program")),
+            _ => Err(wrong("version mismatch; update the sender or this program")),
         }
     }
 
@@ -143,12 +143,11 @@ impl Activations {
         let wrong = |message: &str| PredictError::Activations(message.to_owned());
         let (layers, experts) = (header.layers.len(), header.experts as usize);
         let most = LONGEST_NUMBER * (2 * layers * experts + 4);
-        let bytes = unpack(text, most)
-            .ok_or_else(|| wrong("they are nothing that was packed, or of a larger model"))?;
+        let bytes = unpack(text, most).ok_or_else(|| wrong("invalid encoding, or of a larger model"))?;
         let mut rest = bytes.as_slice();
-        let mut number = || pull(&mut rest).ok_or_else(|| wrong("they end early, or a number is too large"));
+        let mut number = || pull(&mut rest).ok_or_else(|| wrong("truncated, or a number is too large"));
         if (number()?, number()?) != (layers as u64, experts as u64) {
-            return Err(wrong("they are of a model with other layers or experts"));
+            return Err(wrong("of a model with other layers or experts"));
         }
         let mut read = Self::new(layers, experts);
         for phase in Phase::ALL {
@@ -160,16 +159,16 @@ impl Activations {
             let expected = positions.checked_mul(u64::from(header.top_k));
             for row in read.counts.of_mut(phase).chunks_exact_mut(experts) {
                 for count in row.iter_mut() {
-                    *count = u32::try_from(number()?).map_err(|_| wrong("a count is too large"))?;
+                    *count = u32::try_from(number()?).map_err(|_| wrong("count too large"))?;
                 }
                 if Some(row.iter().map(|count| u64::from(*count)).sum()) != expected {
-                    return Err(wrong("a layer's counts are not top-k for every position"));
+                    return Err(wrong("expected top-k counts for every position of a layer"));
                 }
             }
         }
         match rest {
             [] => Ok(read),
-            _ => Err(wrong("something follows them")),
+            _ => Err(wrong("unexpected data at the end")),
         }
     }
 
@@ -177,12 +176,11 @@ impl Activations {
     fn from_shares(text: &str, header: &RecordHeader) -> Result<Self, PredictError> {
         let wrong = |message: &str| PredictError::Activations(message.to_owned());
         let mut parts = text.split('.');
-        let mut part = || parts.next().ok_or_else(|| wrong("they end early"));
+        let mut part = || parts.next().ok_or_else(|| wrong("truncated"));
         let (layers, experts) = (header.layers.len(), header.experts as usize);
         let mut read = Self::new(layers, experts);
         for phase in Phase::ALL {
-            let positions: u32 =
-                part()?.parse().map_err(|_| wrong("a number of positions is none, or too large"))?;
+            let positions: u32 = part()?.parse().map_err(|_| wrong("invalid number of positions"))?;
             let shares = part()?;
             *read.positions.of_mut(phase) = u64::from(positions);
             if positions == 0 {
@@ -195,7 +193,7 @@ impl Activations {
         }
         match parts.next() {
             None => Ok(read),
-            Some(_) => Err(wrong("something follows them")),
+            Some(_) => Err(wrong("unexpected data at the end")),
         }
     }
 }

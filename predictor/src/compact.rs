@@ -37,16 +37,15 @@ impl Shares {
     pub fn from_text(text: &str, layers: usize, experts: usize) -> Result<Self, PredictError> {
         let wrong = |message: &str| PredictError::Text(message.to_owned());
         let expected = layers.saturating_mul(experts).saturating_add(2);
-        let plain = unpack(text, expected)
-            .ok_or_else(|| wrong("it is nothing that was packed, or of a larger model"))?;
+        let plain = unpack(text, expected).ok_or_else(|| wrong("invalid encoding, or of a larger model"))?;
         let [VERSION, steps, levels @ ..] = plain.as_slice() else {
-            return Err(wrong("it is of another version; update whoever wrote it, or this program"));
+            return Err(wrong("version mismatch; update the writer or this program"));
         };
         if !STEPS.contains(steps) {
-            return Err(wrong("it has steps of an unknown size"));
+            return Err(wrong("unknown step size"));
         }
         if plain.len() != expected {
-            return Err(wrong("it is of a model with other layers or experts"));
+            return Err(wrong("of a model with other layers or experts"));
         }
         let weight = |level: &u8| match level {
             0 => (-BELOW - 1.0).exp2(),

@@ -4,11 +4,11 @@
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PredictError {
     /// The prompt has no token.
-    #[error("the prompt is empty; a prediction needs at least one token")]
+    #[error("empty prompt: expected at least one token")]
     EmptyPrompt,
     /// A token that the model does not have.
     #[error(
-        "token id {id} is not in the vocabulary of {vocabulary} tokens; was the prompt tokenised for another model?"
+        "invalid token id {id}: the vocabulary has {vocabulary} tokens; tokenize the prompt for this model"
     )]
     Token {
         /// The id.
@@ -17,7 +17,7 @@ pub enum PredictError {
         vocabulary: usize,
     },
     /// There is nothing to learn from.
-    #[error("the history holds {records} prompts, {needed} are needed; record more")]
+    #[error("training history too small: expected at least {needed} prompts, got {records}; record more")]
     History {
         /// Prompts that are there.
         records: usize,
@@ -25,7 +25,7 @@ pub enum PredictError {
         needed: usize,
     },
     /// An option that cannot be.
-    #[error("option `{option}` is {value}: {message}")]
+    #[error("option `{option}` is {value}, {message}")]
     Option {
         /// Its name.
         option: &'static str,
@@ -45,7 +45,7 @@ pub enum PredictError {
         found: usize,
     },
     /// A weight of the model is no number.
-    #[error("{what} holds a value that is not finite, first at row {row}; the checkpoint is damaged")]
+    #[error("{what} has a value that is not finite, first at row {row}; the checkpoint is damaged")]
     NotFinite {
         /// The tensor.
         what: &'static str,
@@ -53,13 +53,13 @@ pub enum PredictError {
         row: usize,
     },
     /// What experts did, told in a way that cannot be.
-    #[error("activations that were told: {0}")]
+    #[error("activation counts: {0}")]
     Activations(String),
     /// Shares in a text that cannot be.
-    #[error("shares of experts in a text: {0}")]
+    #[error("expert shares: {0}")]
     Text(String),
     /// The system gives no thread.
-    #[error("no thread to grow a tree with: {0}")]
+    #[error("cannot start a thread to grow the tree: {0}")]
     Thread(String),
     /// A saved predictor that cannot be used.
     #[error("saved predictor: {0}")]

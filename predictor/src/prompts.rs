@@ -28,7 +28,8 @@ pub struct Prompt {
 /// A line that is not one of a data set.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "not a line of a prompt set: {0}; known are objects with `prompt`, `text`, `conversation` (LMSYS-Chat-1M) or `conversations` (ShareGPT)"
+    "invalid line of a prompt set: {0}; expected an object with `prompt`, `text`, `conversation` (LMSYS-Chat-1M) or \
+     `conversations` (ShareGPT)"
 )]
 pub struct PromptError(String);
 
@@ -68,7 +69,7 @@ pub fn of_line(line: &str) -> Result<Option<Prompt>, PromptError> {
             let first = messages.into_iter().find(|message| message.role != "system");
             first.filter(|first| matches!(first.role.as_str(), "user" | "human")).map(|first| first.content)
         }
-        (None, None, None) => return Err(PromptError("none of the known fields is there".to_owned())),
+        (None, None, None) => return Err(PromptError("missing all known fields".to_owned())),
     };
     let text = text.map(|text| text.trim().chars().take(PROMPT_CHARACTERS).collect::<String>());
     Ok(text.filter(|text| !text.is_empty()).map(|text| Prompt { text, kind }))

@@ -67,7 +67,9 @@ impl Manifest {
         let text = text.ok_or_else(|| saved("the file was not written by `remoe predictor build`"))?;
         let Preamble { version } = serde_json::from_str(text).map_err(saved)?;
         if version != VERSION {
-            return Err(saved(format!("version {version} cannot be read, only {VERSION}; build it again")));
+            return Err(saved(format!(
+                "version mismatch: expected {VERSION}, got {version}; build it again"
+            )));
         }
         serde_json::from_str(text).map_err(saved)
     }
@@ -96,7 +98,7 @@ impl Trained {
     /// Never for a predictor that was fitted or loaded.
     pub fn to_bytes(&self) -> Result<Vec<u8>, PredictError> {
         let Parts { popularity, sps, tokens } = &self.parts;
-        let Index::Tree(tree) = sps.index() else { return Err(saved("it searches without a tree")) };
+        let Index::Tree(tree) = sps.index() else { return Err(saved("missing search tree")) };
         let history = sps.history();
         let order = tree.leaf_order();
         let (parts, medoids) = tree.to_parts(&order);
@@ -106,7 +108,7 @@ impl Trained {
         let mut offsets = vec![0_u32];
         for prompt in prompts() {
             let end = offsets.last().copied().unwrap_or(0) as usize + prompt.len();
-            offsets.push(u32::try_from(end).map_err(|_| saved("it holds more than 2^32 tokens"))?);
+            offsets.push(u32::try_from(end).map_err(|_| saved("more than 2^32 tokens"))?);
         }
         let cells = history.layers() * history.experts();
         let hidden = history.vectors.width();
@@ -176,14 +178,16 @@ impl Trained {
         let header = manifest.header();
         header.check().map_err(saved)?;
         if header.model != model {
-            let message =
-                format!("it is of model {}, not of {model}; build one for this model", header.model);
+            let message = format!(
+                "built for another model: expected {model}, got {}; build one for this model",
+                header.model
+            );
             return Err(saved(message));
         }
         for phase in Phase::ALL {
             let Tuning { temperature, mixture, .. } = manifest.tuning.of(phase);
             if !(*temperature > 0.0 && temperature.is_finite()) {
-                return Err(saved(format!("its temperature is {temperature}")));
+                return Err(saved(format!("invalid temperature {temperature}")));
             }
             PredictError::require_size("the mixture", header.layers.len(), mixture.weights().len())?;
         }
@@ -231,7 +235,7 @@ impl File<'_> {
     fn tensor(&self, name: &'static str, kind: Dtype) -> Result<Bytes, PredictError> {
         let view = self.tensors.tensor(name).map_err(saved)?;
         if view.dtype() != kind {
-            return Err(saved(format!("tensor `{name}` is {:?}, not {kind:?}", view.dtype())));
+            return Err(saved(format!("tensor `{name}` is {:?}, expected {kind:?}", view.dtype())));
         }
         Ok(self.bytes.slice_ref(view.data()))
     }
@@ -256,7 +260,7 @@ impl File<'_> {
         let offsets = self.numbers("history.offsets")?;
         let prompt = |pair: &[u32]| match ids.get(pair[0] as usize..pair[1] as usize) {
             Some(prompt) if !prompt.is_empty() => Ok(Box::from(prompt)),
-            _ => Err(saved(format!("prompt at tokens {} to {} is not there", pair[0], pair[1]))),
+            _ => Err(saved(format!("missing prompt at tokens {} to {}", pair[0], pair[1]))),
         };
         let prompts = offsets.windows(2).map(prompt).collect::<Result<Vec<Box<[u32]>>, _>>()?;
         let vectors = self.rows("history.vectors", embedding.hidden())?;

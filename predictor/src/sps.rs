@@ -85,7 +85,7 @@ impl SimilarPrompts {
         match &index {
             Index::Tree(tree) => tree.options().check(alpha)?,
             Index::Exhaustive | Index::Sampled(_) if alpha == 0 => {
-                return Err(PredictError::option("alpha", alpha, "must be 1 or more"));
+                return Err(PredictError::option("alpha", alpha, "expected 1 or more"));
             }
             Index::Exhaustive | Index::Sampled(_) => {}
         }
@@ -295,7 +295,7 @@ impl SimilarPrompts {
         semantic: f32,
     ) -> Result<Learned, PredictError> {
         if capacity == 0 {
-            return Err(PredictError::option("capacity", capacity, "must be 1 or more"));
+            return Err(PredictError::option("capacity", capacity, "expected 1 or more"));
         }
         let mut left = Vec::new();
         while self.history.len() >= capacity {

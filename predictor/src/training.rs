@@ -56,11 +56,11 @@ impl FitStage {
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Self::Divided => "dividing the history",
+            Self::Divided => "splitting the training history",
             Self::Tables => "fitting token tables",
             Self::Temperatures => "fitting similar prompts",
             Self::Mixture => "weighing the methods and measuring their errors",
-            Self::Whole => "fitting to the whole history",
+            Self::Whole => "fitting to the whole training history",
         }
     }
 }

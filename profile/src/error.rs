@@ -34,10 +34,7 @@ pub struct NodesError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProblemError {
     /// The profile was made of other weights.
-    #[error(
-        "the profile was made from checkpoint {profile}, this one is {model}; \
-         make a profile of this model (remoe profile)"
-    )]
+    #[error("profile of another checkpoint: expected {model}, got {profile}; run `remoe profile`")]
     ForeignModel {
         /// Fingerprint in the profile.
         profile: String,
@@ -46,7 +43,8 @@ pub enum ProblemError {
     },
     /// The profile was made in another dtype.
     #[error(
-        "the profile was made in {profile}, the model is to run in {wanted}; make one in {wanted} (remoe profile --dtype, --experts-dtype)"
+        "profile of another dtype: expected {wanted}, got {profile}; run `remoe profile` with --dtype and \
+         --experts-dtype"
     )]
     ForeignDtype {
         /// The profile's.
@@ -55,13 +53,10 @@ pub enum ProblemError {
         wanted: String,
     },
     /// GPU memory would be paid for as main memory.
-    #[error(
-        "the main function is on a GPU, and the prices name none: state what one costs (gpuHour and \
-         gpuMemoryMB), or plan for the CPU"
-    )]
+    #[error("missing GPU price: set gpuHour and gpuMemoryMB, or plan for the CPU")]
     NoGpuPrice,
     /// There is nothing to place.
-    #[error("a model of family {family} without routed experts has nothing to plan")]
+    #[error("cannot plan for family {family}: no routed experts")]
     NoExperts {
         /// The model's family.
         family: String,
@@ -69,6 +64,12 @@ pub enum ProblemError {
     /// Figures that the planner refuses.
     #[error("problem: {0}")]
     Field(#[from] remoe_planner::FieldError),
+}
+
+/// Returns the message of a value that cannot be read; an empty `field` is the file as a whole.
+pub(crate) fn unreadable(field: &str, error: impl std::fmt::Display) -> String {
+    let what = if field.is_empty() { "invalid file" } else { "is invalid" };
+    format!("{what}: {error}")
 }
 
 fn at(field: &str, message: &str) -> String {

@@ -95,7 +95,7 @@ impl Pair {
         let mut pairs = Vec::new();
         for (number, line) in lines.filter(|(_, line)| !line.is_empty() && *line != "[DONE]") {
             let wrong =
-                |error: serde_json::Error| format!("line {number} is no answer with figures: {error}");
+                |error: serde_json::Error| format!("line {number}: expected an answer with figures: {error}");
             let value: serde_json::Value = serde_json::from_str(line).map_err(wrong)?;
             let cached = value.pointer("/usage/prompt_tokens_details/cached_tokens");
             let is_cached = cached.and_then(serde_json::Value::as_u64).is_some_and(|tokens| tokens > 0);
@@ -176,12 +176,14 @@ impl Factor {
     #[must_use]
     pub fn in_words(&self) -> String {
         match self.median {
-            None => format!("as profiled: {} answers, {LEAST_PAIRS} are needed", self.pairs),
+            None => {
+                format!("the profiled time (expected at least {LEAST_PAIRS} answers, got {})", self.pairs)
+            }
             Some(median) if median == self.factor => {
-                format!("{:.2} times the profile's ({} answers)", self.factor, self.pairs)
+                format!("{:.2} times the profile ({} answers)", self.factor, self.pairs)
             }
             Some(median) => format!(
-                "{:.2} times the profile's, bounded: {median:.2} in {} answers; profile anew",
+                "{:.2} times the profile (clamped from {median:.2}, {} answers); run `remoe profile` again",
                 self.factor, self.pairs
             ),
         }

@@ -1,6 +1,6 @@
 //! Nodes as a price list has them.
 
-use crate::error::NodesError;
+use crate::error::{NodesError, unreadable};
 use serde::{Deserialize, Serialize};
 
 /// Shapes of a list, at most.
@@ -82,7 +82,7 @@ impl NodeList {
             serde_path_to_error::deserialize(serde_yaml::Deserializer::from_str(text)).map_err(|error| {
                 let path = error.path().to_string();
                 let field = if path == "." { String::new() } else { path };
-                NodesError { field, message: format!("is not valid: {}", error.into_inner()) }
+                NodesError { message: unreadable(&field, error.into_inner()), field }
             })?;
         list.check()?;
         Ok(list)
@@ -110,7 +110,7 @@ impl ListedNode {
     fn check(&self) -> Result<(), NodesError> {
         let named = !self.name.trim().is_empty() && self.name.len() <= LONGEST_NAME;
         if !named || self.name.chars().any(char::is_control) {
-            let message = format!("is no name; expected 1 to {LONGEST_NAME} printable characters");
+            let message = format!("is invalid: expected 1 to {LONGEST_NAME} printable characters");
             return Err(wrong("name", message));
         }
         within("vcpus", self.vcpus, MOST_VCPUS, "vCPUs")?;
@@ -121,10 +121,10 @@ impl ListedNode {
         }
         match (self.gpus, self.gpu_memory_gb) {
             (0, Some(memory)) if memory != 0.0 => {
-                return Err(wrong("gpus", "is missing beside gpuMemoryGB; add it".to_owned()));
+                return Err(wrong("gpus", "is required with gpuMemoryGB; add it".to_owned()));
             }
             (1.., None) => {
-                return Err(wrong("gpuMemoryGB", "is missing beside gpus: GB of each; add it".to_owned()));
+                return Err(wrong("gpuMemoryGB", "is required with gpus; add the GB of each GPU".to_owned()));
             }
             (1.., Some(memory)) => within("gpuMemoryGB", memory, MOST_GPU_MEMORY_GB, "GB of each GPU")?,
             (0, _) => {}
@@ -132,7 +132,7 @@ impl ListedNode {
         if let Some(max) = self.max
             && !(1..=MOST_NODES).contains(&max)
         {
-            let message = format!("is {max}, expected 1 to {MOST_NODES} nodes; leave out what cannot be had");
+            let message = format!("is {max}, expected 1 to {MOST_NODES} nodes; omit unavailable shapes");
             return Err(wrong("max", message));
         }
         for (field, stated, most, unit) in [
@@ -143,7 +143,7 @@ impl ListedNode {
             let Some(value) = stated else { continue };
             within(field, value, most, unit)?;
             if field.starts_with("gpu") && self.gpus == 0 {
-                return Err(wrong(field, "is stated for a node without gpus; remove it".to_owned()));
+                return Err(wrong(field, "is set for a node without gpus; remove it".to_owned()));
             }
         }
         Ok(())

@@ -1,6 +1,6 @@
 //! Prices in the units that bills have.
 
-use crate::error::PricesError;
+use crate::error::{PricesError, unreadable};
 use remoe_planner::{Billing, Pricing};
 use serde::{Deserialize, Deserializer, Serialize};
 use std::ops::RangeInclusive;
@@ -88,7 +88,7 @@ impl Prices {
             .map_err(|error| {
                 let path = error.path().to_string();
                 let field = if path == "." { String::new() } else { path };
-                PricesError { field, message: format!("is not valid: {}", error.into_inner()) }
+                PricesError { message: unreadable(&field, error.into_inner()), field }
             })?;
         prices.pricing()?;
         Ok(prices)
@@ -103,8 +103,7 @@ impl Prices {
     pub fn pricing(&self) -> Result<Pricing, PricesError> {
         if let Some(megabytes) = self.memory_per_vcpu_mb.filter(|mb| !MEMORY_PER_VCPU_MB.contains(mb)) {
             let (least, most) = MEMORY_PER_VCPU_MB.into_inner();
-            let message =
-                format!("is {megabytes}, expected {least} to {most} MB of memory that bring one vCPU");
+            let message = format!("is {megabytes}, expected {least} to {most} MB of memory per vCPU");
             return Err(wrong("memoryPerVcpuMB", message));
         }
         // Whoever sells memory that brings vCPUs may ask nothing for those.
@@ -117,13 +116,13 @@ impl Prices {
         }
         match (self.gpu_hour, self.gpu_memory_mb) {
             (Some(_), None) => {
-                return Err(wrong("gpuMemoryMB", "is missing beside gpuHour; add it".to_owned()));
+                return Err(wrong("gpuMemoryMB", "is required with gpuHour; add it".to_owned()));
             }
             (None, Some(_)) => {
-                return Err(wrong("gpuHour", "is missing beside gpuMemoryMB; add it".to_owned()));
+                return Err(wrong("gpuHour", "is required with gpuMemoryMB; add it".to_owned()));
             }
             (Some(_), Some(memory)) if !(1.0..=1e9).contains(&memory) => {
-                return Err(wrong("gpuMemoryMB", format!("is {memory}, expected MB of one GPU")));
+                return Err(wrong("gpuMemoryMB", format!("is {memory}, expected 1 to 1e9 MB of one GPU")));
             }
             _ => {}
         }
@@ -153,8 +152,7 @@ impl Prices {
         let together = self.pricing()?;
         if let Some(megabytes) = self.memory_per_vcpu_mb {
             let message = format!(
-                "is {megabytes}: these prices sell vCPUs with memory, so that they cannot be chosen apart from it; \
-                 leave out it or the ranges of vCPUs"
+                "is {megabytes}: this price list bundles vCPUs with memory; omit it, or the vCPU ranges"
             );
             return Err(wrong("memoryPerVcpuMB", message));
         }
@@ -187,7 +185,7 @@ impl Number {
             Self::Number(value) => Ok(value),
             Self::Text(text) => text
                 .parse()
-                .map_err(|_| E::custom(format!("{text:?} is not a number; write 0.04 or \"0.04\""))),
+                .map_err(|_| E::custom(format!("expected a number such as 0.04 or \"0.04\", got {text:?}"))),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The form of a profile.
 
-use crate::error::{ProblemError, ProfileError};
+use crate::error::{ProblemError, ProfileError, unreadable};
 use remoe_model::{DenseDtype, ExpertsDtype, Inspection};
 use remoe_planner::{Affine, Contention, CpuProfile, Fit, GpuProfile, Starts};
 use serde::{Deserialize, Serialize};
@@ -240,9 +240,9 @@ impl Profile {
         let profile: Self = serde_path_to_error::deserialize(&mut parser).map_err(|error| {
             let path = error.path().to_string();
             let field = if path == "." { String::new() } else { path };
-            ProfileError { field, message: format!("is not valid: {}", error.into_inner()) }
+            ProfileError { message: unreadable(&field, error.into_inner()), field }
         })?;
-        parser.end().map_err(|error| wrong("", format!("is not valid: {error}")))?;
+        parser.end().map_err(|error| wrong("", unreadable("", error)))?;
         profile.check()?;
         Ok(profile)
     }
@@ -253,7 +253,7 @@ impl Profile {
     /// The first figure that is out of range.
     pub fn check(&self) -> Result<(), ProfileError> {
         if self.version != VERSION {
-            let message = format!("is {}, version {VERSION} is read; make a new profile", self.version);
+            let message = format!("is {}, expected {VERSION}; measure again", self.version);
             return Err(wrong("version", message));
         }
         from_one_token("expert_seconds", &self.expert_seconds)?;
@@ -353,7 +353,8 @@ fn rate(field: &str, value: f64) -> Result<(), ProfileError> {
 fn from_one_token(name: &str, profile: &CpuProfile) -> Result<(), ProfileError> {
     table(name, profile)?;
     if profile.tokens.first() != Some(&1.0) {
-        let message = format!("starts at {:?}, expected 1: decoding is one token", profile.tokens.first());
+        let first = profile.tokens.first().copied().unwrap_or_default();
+        let message = format!("starts at {first}, expected 1: a decode step has one token");
         return Err(wrong(format!("{name}.tokens"), message));
     }
     Ok(())
@@ -371,12 +372,12 @@ fn table(name: &str, table: &CpuProfile) -> Result<(), ProfileError> {
         }
     }
     if table.seconds.len() != table.tokens.len() {
-        let message = format!("has {} rows, tokens {}", table.seconds.len(), table.tokens.len());
+        let message = format!("has {} rows, expected {} as tokens", table.seconds.len(), table.tokens.len());
         return Err(wrong(format!("{name}.seconds"), message));
     }
     for (row, values) in table.seconds.iter().enumerate() {
         if values.len() != table.vcpus.len() {
-            let message = format!("has {} columns, vcpus {}", values.len(), table.vcpus.len());
+            let message = format!("has {} columns, expected {} as vcpus", values.len(), table.vcpus.len());
             return Err(wrong(format!("{name}.seconds[{row}]"), message));
         }
         for (column, value) in values.iter().enumerate() {

@@ -194,7 +194,7 @@ impl Computer {
         (order.work.budget_us > 0 && waited > budget).then(|| {
             Outcome::Failure(Failure {
                 code: Code::DeadlineExceeded.into(),
-                message: format!("the request waited {waited:?}, its budget was {budget:?}"),
+                message: format!("queue deadline exceeded: waited {waited:?}, budget {budget:?}"),
                 retryable: true,
             })
         })

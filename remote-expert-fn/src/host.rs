@@ -33,11 +33,13 @@ pub enum HostError {
     #[error(transparent)]
     Load(#[from] LoadError),
     /// The set is empty.
-    #[error("--experts names no expert")]
+    #[error("invalid --experts: expected at least one expert")]
     Empty,
     /// The set does not fit.
     #[error(
-        "{experts} experts take {needed} bytes ({working} of them working memory), the limit is {limit}: {} bytes too many; raise --memory-bytes (`remoe`: --remote-memory) or host fewer experts", needed - limit
+        "cannot host {experts} experts: they take {needed} bytes ({working} of them working memory), the limit is \
+         {limit}: {} bytes too many; raise --memory-bytes (`remoe`: --remote-memory), or host fewer experts",
+        needed - limit
     )]
     TooLarge {
         /// Experts asked for.
@@ -51,7 +53,8 @@ pub enum HostError {
     },
     /// The system does not give the process so much.
     #[error(
-        "the function takes {needed} bytes more of address space (weights, working memory, stacks), the process may take {left}; raise its limit (ulimit -v) or host fewer experts"
+        "cannot reserve {needed} bytes of address space (weights, working memory, stacks): the limit of the process \
+         leaves {left}; raise it (ulimit -v), or host fewer experts"
     )]
     AddressSpace {
         /// Bytes that are still to be taken.

@@ -82,7 +82,7 @@ pub enum Error {
     #[error(transparent)]
     Io(#[from] io::Error),
     /// A computation panicked.
-    #[error("computing ended abnormally; its last messages are above")]
+    #[error("the computation crashed; see the log lines above")]
     Computer,
     /// The gRPC server failed.
     #[error("gRPC server: {0}")]
@@ -175,7 +175,7 @@ async fn serve(
     let probing = CancellationToken::new();
     if let Some(listener) = listeners.health {
         let probes = serve_probes(listener, has_loaded, is_serving, probing.clone());
-        beside("probes are not answered any more", probes);
+        beside("health server stopped", probes);
     }
     let _probes_end_with_this = probing.drop_guard();
     tracing::debug!(model = %settings.source.model, "loading");
@@ -186,7 +186,7 @@ async fn serve(
     let experts = tokio::select! {
         loaded = tokio::task::spawn_blocking(move || Loaded::new(&wanted)) => loaded.map_err(io::Error::other)??,
         () = shutdown.cancelled() => {
-            tracing::info!("ended while the experts were loading");
+            tracing::info!("stopped while loading");
             return Ok(());
         }
     };
@@ -307,10 +307,7 @@ async fn serve(
     let limit = async {
         shutdown.cancelled().await;
         tokio::time::sleep(DRAIN_LIMIT).await;
-        tracing::warn!(
-            limit_s = DRAIN_LIMIT.as_secs(),
-            "connections were still open at the end of the drain"
-        );
+        tracing::warn!(limit_s = DRAIN_LIMIT.as_secs(), "drain timeout: connections open");
     };
     tokio::select! {
         served = served => served,
@@ -340,10 +337,10 @@ impl Loaded {
         let host = Host::load(&checkpoint, &sets, class, settings.memory_bytes, threads)?;
         let config = PoolConfig { threads, path: settings.instruction_path, ..PoolConfig::default() };
         for (path, class) in wrong_paths(&[class]) {
-            tracing::warn!(%path, %class, "this CPU computes wrong results by an instruction path, which is not used");
+            tracing::warn!(%path, %class, "instruction path disabled: wrong results on this CPU");
         }
         let pool = Arc::new(Pool::new(config)?);
-        tracing::info!(threads, pinned = pool.is_pinned(), "threads of the kernels");
+        tracing::info!(threads, pinned = pool.is_pinned(), "kernel threads started");
         Ok(Self {
             hidden: checkpoint.config().hidden_size,
             fingerprint: checkpoint.fingerprint()?.to_string(),

@@ -46,11 +46,11 @@ impl Metrics {
             pairs: IntCounter::new("remoe_function_pairs_total", "(token, expert) pairs computed.")?,
             reads: IntCounter::new(
                 "remoe_function_expert_reads_total",
-                "Times that an expert's weights were read to compute pairs, of one request or of several together.",
+                "Times that an expert's weights were read; pairs that wait together share one read.",
             )?,
             compute: seconds(
                 "remoe_function_compute_seconds",
-                "Duration of a request's computation: its share where several were computed together.",
+                "Computation of a request: its share where several were computed together.",
             )?,
             queued: seconds("remoe_function_queue_seconds", "Wait of a request for its computation.")?,
             in_flight: Gauges {
@@ -65,14 +65,17 @@ impl Metrics {
             },
             in_flight_limit: IntGauge::new(
                 "remoe_function_bytes_in_flight_limit",
-                "Most bytes of requests and answers in flight.",
+                "Limit of the bytes of requests and answers in flight.",
             )?,
             memory: IntGauge::new(
                 "remoe_function_memory_bytes",
                 "Packed weights and the least working memory.",
             )?,
             experts: IntGauge::new("remoe_function_experts", "Experts hosted.")?,
-            start: Gauge::new("remoe_function_start_seconds", "From the start of the process to readiness.")?,
+            start: Gauge::new(
+                "remoe_function_start_seconds",
+                "Time from the start of the process to readiness.",
+            )?,
         };
         registry.register(Box::new(metrics.answers.clone()))?;
         registry.register(Box::new(metrics.pairs.clone()))?;

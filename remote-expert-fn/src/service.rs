@@ -91,7 +91,7 @@ impl Reader {
                 // A request of a kind that this version does not know asks for nothing.
                 Some(Ok(ForwardRequest { body: None })) => (),
                 Some(Err(status)) => {
-                    tracing::debug!(message = status.message(), "stream broke");
+                    tracing::debug!(message = status.message(), "stream failed");
                     // What cannot be read, a message that is too large among others, ends the stream
                     // and says so.
                     let _stream_gone = self.answers.send(Err(status));
@@ -101,7 +101,8 @@ impl Reader {
                 None => return,
             }
             if self.unread.load(Ordering::Acquire) > MAX_UNREAD {
-                let status = Status::resource_exhausted(format!("{MAX_UNREAD} answers were not read"));
+                let status =
+                    Status::resource_exhausted(format!("too many unread answers: limit {MAX_UNREAD}"));
                 let _stream_gone = self.answers.send(Err(status));
                 break;
             }
@@ -147,7 +148,7 @@ impl Reader {
             return Err(refusal(
                 Code::ResourceExhausted,
                 true,
-                format!("{} requests are in flight", service.admission.in_flight()),
+                format!("queue full: {} requests in flight", service.admission.in_flight()),
             ));
         };
         let cancelled = Arc::new(AtomicBool::new(false));
@@ -163,7 +164,7 @@ impl Reader {
         service
             .orders
             .send(order)
-            .map_err(|_| refusal(Code::Internal, true, "computing has ended".to_owned()))
+            .map_err(|_| refusal(Code::Internal, true, "the computation has stopped".to_owned()))
     }
 }
 
@@ -176,25 +177,21 @@ pub fn check_work(work: &Work, row_bytes: usize, hosted: impl Fn(u32, u32) -> bo
     let invalid = |message: String| Err(refusal(Code::InvalidArgument, false, message));
     let rows = work.counts.len();
     if rows == 0 {
-        return invalid("the request has no rows".to_owned());
+        return invalid("expected at least one row, got none".to_owned());
     }
     if work.rows.len() != rows * row_bytes {
-        return invalid(format!(
-            "{} bytes of rows; {rows} rows of {} bytes were announced",
-            work.rows.len(),
-            row_bytes
-        ));
+        return invalid(format!("expected {rows} rows of {row_bytes} bytes, got {} bytes", work.rows.len()));
     }
     let pairs: u64 = work.counts.iter().map(|&count| u64::from(count)).sum();
     if work.counts.contains(&0) || pairs != work.experts.len() as u64 {
         return invalid(format!(
-            "{} expert ids for counts that sum to {pairs} (each at least 1)",
+            "expected counts of at least 1 that sum to {}, the number of expert ids, got a sum of {pairs}",
             work.experts.len()
         ));
     }
     if work.experts.len().saturating_mul(row_bytes) > MAX_PAYLOAD {
         return invalid(format!(
-            "the answer would have {} bytes, {MAX_PAYLOAD} are allowed",
+            "answer too large: {} bytes, limit {MAX_PAYLOAD}",
             work.experts.len().saturating_mul(row_bytes)
         ));
     }

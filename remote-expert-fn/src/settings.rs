@@ -14,50 +14,49 @@ pub struct Settings {
     /// The model.
     #[command(flatten)]
     pub source: ModelArgs,
-    /// What to host, as LAYER:IDS with ids and ranges, for example 1:6-7,2:0,5-7.
+    /// Experts to host, as LAYER:IDS with ids and ranges, such as 1:6-7,2:0,5-7.
     #[arg(long)]
     pub experts: String,
-    /// Compute dtype: float32 or bfloat16; the checkpoint's by default (float32 for float16).
+    /// Compute dtype: float32 or bfloat16. Defaults to that of the checkpoint (float32 for float16).
     #[arg(long)]
     pub dtype: Option<ComputeDtype>,
-    /// Form in which experts are kept: int8, int4 or mxfp4, quantised as they are loaded, or fp8, as it is stored; the compute dtype by
-    /// default. The same for all functions of a deployment.
+    /// Quantisation of experts at load time: int8, int4 or mxfp4, or fp8 if they are stored as fp8. Defaults to the
+    /// compute dtype. Must be equal for all functions of a deployment.
     #[arg(long)]
     pub experts_dtype: Option<ExpertsDtype>,
-    /// Memory that the function may take; no limit by default. What weights and working memory leave of it
-    /// bounds the bytes in flight.
+    /// Memory limit. Default: none. The part beyond weights and working memory bounds the bytes in flight.
     #[arg(long, value_name = "SIZE", value_parser = sizes::<u64>(1..=u64::MAX))]
     pub memory_bytes: Option<u64>,
-    /// Threads of the kernels; all cores by default.
+    /// Compute threads. Defaults to all cores.
     #[arg(long, value_parser = RangedU64ValueParser::<usize>::new().range(1..=MAX_THREADS as u64))]
     pub threads: Option<usize>,
-    /// Microseconds for which the function polls for the next request before it sleeps. Polling keeps a
-    /// core busy: 0 for a function with less than a vCPU of its own.
+    /// Polling time for the next request before the thread sleeps, in microseconds. Polling keeps a core busy; use
+    /// 0 below one vCPU.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     pub poll_us: u64,
-    /// Instruction path of the kernels: what is measured fastest, by default.
+    /// Instruction path of the kernels. Defaults to the fastest measured one.
     #[arg(long)]
     pub instruction_path: Option<InstructionPath>,
-    /// Where to speak gRPC; port 0 takes any free one.
+    /// Address of the gRPC interface. Port 0 selects a free port.
     #[arg(long, default_value = "127.0.0.1:0")]
     pub listen: SocketAddr,
-    /// Where to serve /metrics; port 0 takes any free one.
+    /// Address of /metrics. Port 0 selects a free port.
     #[arg(long, default_value = "127.0.0.1:0")]
     pub metrics_listen: SocketAddr,
-    /// Where probes find /healthz and /readyz; nowhere by default. Port 0 takes any free one.
+    /// Address of /healthz and /readyz. Default: none. Port 0 selects a free port.
     #[arg(long)]
     pub health_listen: Option<SocketAddr>,
-    /// Folder with tls.crt, tls.key and ca.crt: only main functions of the deployment that the certificate
-    /// names are answered then, within TLS. Files are read again when they change.
+    /// Folder with tls.crt, tls.key and ca.crt: enables mutual TLS for main functions of the same deployment. Files
+    /// are reloaded on change.
     #[arg(long, value_name = "DIR", env = "REMOE_IDENTITY_DIR")]
     pub identity_dir: Option<PathBuf>,
-    /// Requests accepted and not yet answered, all streams together.
+    /// Maximum number of requests in flight, all streams together.
     #[arg(long, default_value_t = 1024, value_parser = RangedU64ValueParser::<usize>::new().range(1..=1 << 20))]
     pub max_in_flight: usize,
-    /// Bytes of accepted requests and their answers, as far as `--memory-bytes` leaves room.
+    /// Maximum bytes in flight (requests and their answers), also bounded by `--memory-bytes`.
     #[arg(long, value_name = "SIZE", default_value_t = 256 << 20, value_parser = sizes::<usize>(1..=1 << 40))]
     pub max_in_flight_bytes: usize,
-    /// End with this process.
+    /// Process id of the launcher; the function ends with it.
     #[arg(long)]
     pub launcher_pid: Option<u32>,
 }

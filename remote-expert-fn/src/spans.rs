@@ -121,7 +121,7 @@ impl Shared {
             span.set("remoe.queued_seconds", waited.as_secs_f64());
             span.set("remoe.busy_seconds", computed.as_secs_f64());
             if calls == 0 {
-                span.fail("unavailable", "no message was answered");
+                span.fail("unavailable", "no message answered");
             }
             span.end_at(last);
         }

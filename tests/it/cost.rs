@@ -204,7 +204,7 @@ async fn budgets_end_and_sleep_is_free() {
         }
         refused = ask("sk-poor").await;
     }
-    assert!(refused.text().contains("the budget of the tenant poor is spent"), "{}", refused.text());
+    assert!(refused.text().contains("Daily budget of tenant poor exhausted: $"), "{}", refused.text());
     assert_eq!(ask("sk-rich").await.head.status, 200);
     // Who leaves before the end of an answer pays about what there was of it.
     let mut connection = Connection::open(address).await;

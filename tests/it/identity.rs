@@ -232,7 +232,7 @@ async fn a_certificate_for_another_part_or_without_its_key_is_refused_at_the_sta
     let root = realm.certificate();
     let (main, remote) = (realm.sign(&main_of(DEPLOYMENT), LIFE), realm.sign(&remote_of(DEPLOYMENT), LIFE));
     let torn = remoe_authority::Pair { key: main.key.clone(), ..remote.clone() };
-    for (pair, words) in [(&main, "no remote function's"), (&torn, "cannot be used")] {
+    for (pair, words) in [(&main, "that of a remote function"), (&torn, "cannot use the certificate")] {
         let folder = realm.write("wrong", pair, root);
         let options = with_identity(Options::default(), &folder);
         let (status, log) = RemoteFunction::refuse(&model.folder, "0:0", options).await;
@@ -242,7 +242,7 @@ async fn a_certificate_for_another_part_or_without_its_key_is_refused_at_the_sta
     let folder = realm.write("wrong", &remote, root);
     let options = with_identity(Options::default(), &folder).with("--operator-identity", operator());
     let (status, log) = MainFunction::refuse(&model.folder, options).await;
-    assert!(!status.success() && log.iter().any(|line| line.contains("no main function's")), "{log:?}");
+    assert!(!status.success() && log.iter().any(|line| line.contains("that of a main function")), "{log:?}");
 }
 
 /// Certificates that live for seconds are renewed, by another authority in the end, while 50 requests run.

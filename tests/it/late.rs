@@ -79,7 +79,8 @@ async fn survive_a_pause(replicas: usize) {
     tokio::time::sleep(Duration::from_secs(3)).await;
     functions[0].process.signal(Signal::CONT);
     all_as(running, &peace).await;
-    let closed = main.process.log().iter().filter(|line| line.contains("remote function is out")).count();
+    let closed =
+        main.process.log().iter().filter(|line| line.contains("remote function unavailable")).count();
     assert_eq!(closed, 0, "a function that was only slow has lost its connection");
 
     // Nobody waits for its end: these begin and end while the function stands still.

@@ -111,7 +111,8 @@ async fn the_experts_of_two_placements_are_never_there_together_where_they_do_no
     assert!(!answers.is_empty() && answers.iter().all(|tokens| *tokens == expected.finished.tokens));
     let most = watching.join().unwrap();
     assert!(most < limit + LAYER_BYTES / 2, "{most} bytes at most, the limit is {limit}");
-    let parts = main.process.log().iter().filter(|line| line.contains("a part of the placement")).count();
+    let parts =
+        main.process.log().iter().filter(|line| line.contains("applying the placement in steps")).count();
     assert!(parts > 0, "it fit as a whole");
     let after = main.control.generate(greedy(&[1, 2, 3], 60)).await.finished;
     assert_eq!(after.tokens, expected.finished.tokens);
@@ -138,7 +139,7 @@ async fn a_first_placement_that_does_not_fit_is_refused() {
     let routing = Routing { generation: 1, ..Routing::default() };
     let refused = within(SOON, "SetRouting", client.set_routing(routing)).await.unwrap_err();
     assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
-    assert!(refused.message().starts_with("remote: the local experts do not fit"), "{}", refused.message());
+    assert!(refused.message().starts_with("remote: cannot load the local experts"), "{}", refused.message());
 }
 
 async fn refusing(folder: &Path) -> MainFunction {

@@ -122,7 +122,8 @@ async fn what_the_weights_make_of_it_is_not_held_against_a_replica() {
         let calls = found.experts.unwrap();
         assert!(calls.fallback > 0, "{calls:?}");
     }
-    let out = main.process.log().into_iter().filter(|line| line.contains("remote function is out")).count();
+    let out =
+        main.process.log().into_iter().filter(|line| line.contains("remote function unavailable")).count();
     assert_eq!(out, 0, "the function was taken out for what its weights say");
 }
 

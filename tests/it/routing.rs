@@ -90,7 +90,7 @@ async fn nonsense_is_refused() {
     // What is too far beyond the one in force is refused, and later ones go on to have an effect.
     let refused = launcher.route(&Routing { generation: u64::MAX, ..Routing::default() }).await.unwrap_err();
     assert_eq!(refused.code(), Code::InvalidArgument);
-    assert!(refused.message().contains("beyond the one in force, 1"), "{}", refused.message());
+    assert!(refused.message().contains("above the generation in force (1)"), "{}", refused.message());
     assert_eq!(launcher.generation().await, 1);
     let last = Routing { generation: largest_generation(1), ..Routing::default() };
     assert_eq!(launcher.route(&last).await.unwrap().generation, last.generation);

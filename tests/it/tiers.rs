@@ -50,10 +50,11 @@ async fn all_are(address: SocketAddr, state: &str) {
         .await;
 }
 
-/// The experts of each group as people are shown them, and whether it sleeps.
-async fn placed(address: SocketAddr) -> Vec<(String, bool)> {
+/// The name and the experts of each group as people are shown them, and whether it sleeps.
+async fn placed(address: SocketAddr) -> Vec<(String, String, bool)> {
     let page = raw::ask(address, raw::get("/v1/placement")).await.ok();
-    let line = |group: &Value| (group["experts"].as_str().unwrap().to_owned(), group["asleep"] == true);
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let line = |group: &Value| (text(&group["name"]), text(&group["experts"]), group["asleep"] == true);
     page["groups"].as_array().unwrap().iter().map(line).collect()
 }
 
@@ -111,7 +112,10 @@ async fn what_nobody_uses_sleeps_and_who_asks_for_it_wakes_it() {
     all_gone(&[first[1].2.unwrap()], SOON).await;
     assert_eq!(remote(address).await[0], first[0], "the other goes on");
     assert_eq!(gauge(address, "remoe_gateway_groups_asleep{model=\"olmoe-basic\"}").await, 1);
-    assert_eq!(placed(address).await, [(listings[0].clone(), false), (listings[1].clone(), true)]);
+    let expected_groups = [("group-0", &listings[0], false), ("group-1", &listings[1], true)];
+    let expected_groups =
+        expected_groups.map(|(name, experts, asleep)| (name.to_owned(), experts.clone(), asleep));
+    assert_eq!(placed(address).await, expected_groups);
 
     // Who asks for it is answered by the main function itself, with the same bits and without having waited for anybody.
     let asked = complete(address, "olmoe-basic", &[seldom], 4).await;
@@ -124,7 +128,7 @@ async fn what_nobody_uses_sleeps_and_who_asks_for_it_wakes_it() {
         (pairs(&answer, "fallback") == 0).then_some(())
     };
     until(LONG, "requests go to the group that was woken", wakes).await;
-    assert!(placed(address).await.iter().all(|(_, asleep)| !asleep));
+    assert!(placed(address).await.iter().all(|(.., asleep)| !asleep));
     let now = remote(address).await;
     assert!(now[1].2.is_some_and(|pid| Some(pid) != first[1].2), "{now:?}");
     let woken = "remoe_gateway_group_wakes_total{cause=\"asked\",model=\"olmoe-basic\"}";

@@ -204,7 +204,7 @@ def run(arguments, work):
 def asleep(api, monitoring, model):
     """What the Cost dashboard shows of a price while everything sleeps, if that does not become 0."""
     panels = {panel["title"]: panel for panel in json.loads((monitoring / "grafana/dashboards/cost.json").read_text())["panels"]}
-    prices = [panels[title]["targets"][0]["expr"] for title in ("All that runs now costs, an hour", "What an hour costs")]
+    prices = [panels[title]["targets"][0]["expr"] for title in ("Cost per hour, now", "Cost per hour by tier")]
     deadline = time.monotonic() + 120
     while True:
         found = [get(f"{api}/query", query=substituted(price, model))["data"]["result"] for price in prices]

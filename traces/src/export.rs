@@ -26,7 +26,7 @@ pub(crate) struct Counts(pub(crate) IntCounterVec);
 
 impl Counts {
     pub(crate) fn new() -> Result<Self, prometheus::Error> {
-        let help = "Spans by what became of them: exported, dropped because too many waited, failed at the collector.";
+        let help = "Spans by outcome: exported, dropped (queue full), failed (at the collector).";
         let counts = Self(IntCounterVec::new(Opts::new("remoe_trace_spans_total", help), &["outcome"])?);
         // There from the beginning: an increase is only seen of what was there.
         ["exported", "dropped", "failed"].iter().for_each(|outcome| counts.add(outcome, 0));
@@ -170,8 +170,8 @@ impl<E: SpanExporter> Export<E> {
         // Once, not for every batch.
         let was_failing = std::mem::replace(&mut self.is_failing, problem.is_some());
         match problem {
-            Some(problem) if !was_failing => tracing::warn!(problem, "the collector takes no traces"),
-            None if was_failing => tracing::info!("the collector takes traces again"),
+            Some(problem) if !was_failing => tracing::warn!(problem, "trace export failed"),
+            None if was_failing => tracing::info!("trace export recovered"),
             _ => {}
         }
     }

@@ -22,7 +22,7 @@ const MOST_WAITING: usize = 1 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum TracesError {
     /// A variable has a value that means nothing here.
-    #[error("{variable} is {value:?}; {expected}")]
+    #[error("{variable} is {value:?}, expected {expected}")]
     Variable {
         /// Its name.
         variable: &'static str,
@@ -32,10 +32,10 @@ pub enum TracesError {
         expected: &'static str,
     },
     /// The exporter refuses its settings.
-    #[error("traces cannot be exported: {0}")]
+    #[error("cannot export traces: {0}")]
     Exporter(String),
     /// No thread can be started for the exporter.
-    #[error("traces cannot be exported: {0}")]
+    #[error("cannot export traces: {0}")]
     Thread(#[from] std::io::Error),
     /// A metric of this name is there.
     #[error(transparent)]
@@ -76,11 +76,10 @@ impl Settings {
         match said(EXPORTER).as_deref() {
             None | Some("otlp") => {}
             Some("none") => return Ok(None),
-            Some(other) => return Err(wrong(EXPORTER, other, "there are otlp and none")),
+            Some(other) => return Err(wrong(EXPORTER, other, "otlp or none")),
         }
         if let Some((name, other)) = first(PROTOCOL).filter(|(_, protocol)| protocol != "grpc") {
-            let expected = "traces are exported by grpc alone: leave it out or say grpc, and name a port that takes \
-                            gRPC (collectors have it at 4317)";
+            let expected = "grpc; omit it or set grpc, and use the collector's gRPC port (usually 4317)";
             return Err(wrong(name, &other, expected));
         }
         let address = ["http://", "https://"].iter().find_map(|scheme| endpoint.strip_prefix(scheme));
@@ -91,13 +90,13 @@ impl Settings {
                 && authority.parse::<http::uri::Authority>().is_ok()
         };
         if !address.is_some_and(is_address) {
-            return Err(wrong(name, &endpoint, "it must be http://HOST:PORT or https://HOST:PORT"));
+            return Err(wrong(name, &endpoint, "http://HOST:PORT or https://HOST:PORT"));
         }
         let number = |name: &'static str, usual: usize| match said(name) {
             None => Ok(usual),
             Some(value) => match value.parse() {
                 Ok(number @ 1..=MOST_WAITING) => Ok(number),
-                _ => Err(wrong(name, &value, "it must be a whole number from 1 to 1048576")),
+                _ => Err(wrong(name, &value, "a whole number from 1 to 1048576")),
             },
         };
         let queue = number(QUEUE, 2048)?;
@@ -123,7 +122,7 @@ fn sampler(name: Option<&str>, argument: Option<&str>) -> Result<Sampler, Traces
         None => Ok(1.0),
         Some(text) => match text.parse::<f64>() {
             Ok(ratio) if (0.0..=1.0).contains(&ratio) => Ok(ratio),
-            _ => Err(wrong(RATIO, text, "it must be a ratio from 0 to 1")),
+            _ => Err(wrong(RATIO, text, "a ratio from 0 to 1")),
         },
     };
     let by_parent = |root: Sampler| Sampler::ParentBased(Box::new(root));
@@ -135,7 +134,7 @@ fn sampler(name: Option<&str>, argument: Option<&str>) -> Result<Sampler, Traces
         Some("always_off") => Sampler::AlwaysOff,
         Some("traceidratio") => Sampler::TraceIdRatioBased(ratio()?),
         Some(other) => {
-            let expected = "there are always_on, always_off, traceidratio and the same after parentbased_";
+            let expected = "always_on, always_off or traceidratio, optionally after parentbased_";
             return Err(wrong(SAMPLER, other, expected));
         }
     })
@@ -229,7 +228,7 @@ mod tests {
             ("OTEL_BSP_SCHEDULE_DELAY", "soon"),
         ] {
             let error = read(&[AT, (name, value)]).unwrap_err();
-            assert!(error.starts_with(&format!("{name} is {value:?}; ")), "{error}");
+            assert!(error.starts_with(&format!("{name} is {value:?}, expected ")), "{error}");
         }
         for ratio in ["1.5", "-0.1", "nan", "half"] {
             let pairs = [AT, ("OTEL_TRACES_SAMPLER", "traceidratio"), ("OTEL_TRACES_SAMPLER_ARG", ratio)];

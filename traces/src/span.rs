@@ -187,7 +187,7 @@ impl SpanRef {
 }
 
 /// What is said of a span that nobody ended.
-const ABANDONED: (&str, &str) = ("cancelled", "it was given up before its end");
+const ABANDONED: (&str, &str) = ("cancelled", "cancelled before its end");
 
 /// The number of a span that is not made yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -81,7 +81,7 @@ impl Traces {
             .with_resource(resource)
             .build();
         let tracer = provider.tracer("remoe");
-        tracing::info!(endpoint = settings.endpoint, "traces are exported");
+        tracing::info!(endpoint = settings.endpoint, "trace export enabled");
         Ok(Self(Some(Arc::new(On { provider, tracer, counts }))))
     }
 
@@ -109,7 +109,7 @@ impl Traces {
             None => Context::new(),
         };
         let span = Span::root(&on.tracer, name.into(), Kind::Server, &parent, None);
-        span.or_else("client_disconnected", "the client left before it had its answer")
+        span.or_else("client_disconnected", "the client left before the answer was complete")
     }
 
     /// The span of work that began at `start` for the span of a caller that `context` names, as [`Reserved::context`] has it;
@@ -132,7 +132,7 @@ impl Traces {
         let Some(on) = self.0.clone() else { return };
         let ending = tokio::task::spawn_blocking(move || on.provider.shutdown_with_timeout(LAST_WORDS));
         if let Ok(Err(error)) = ending.await {
-            tracing::warn!(%error, "the last traces are lost");
+            tracing::warn!(%error, "last traces not exported");
         }
     }
 }

@@ -121,7 +121,7 @@ impl Conversation {
             tokio::time::timeout(LIMIT, replies.recv()).await.ok().flatten()
         });
         let round_trip = started.elapsed();
-        let reply = reply.ok_or_else(|| lost("the function is silent"))?.map_err(|why| lost(&why))?;
+        let reply = reply.ok_or_else(|| lost("timeout"))?.map_err(|why| lost(&why))?;
         match reply.outcome {
             Some(Outcome::Rows(rows)) => Ok(Answer {
                 rows: rows.rows,
@@ -129,7 +129,7 @@ impl Conversation {
                 compute: Duration::from_micros(rows.compute_us.into()),
             }),
             Some(Outcome::Failure(failure)) => Err(ServiceError::new(ErrorCode::Internal, failure.message)),
-            None => Err(ServiceError::new(ErrorCode::Internal, "an answer without an outcome")),
+            None => Err(ServiceError::new(ErrorCode::Internal, "invalid answer: missing outcome")),
         }
     }
 }

@@ -168,7 +168,10 @@ mod tests {
         let error = ServiceError::invalid("é".repeat(5000), "é".repeat(5000));
         assert!(error.message.len() <= MESSAGE_BYTES && error.message.ends_with("é…"));
         assert!(error.field.is_some_and(|field| field.len() <= FIELD_BYTES && field.ends_with("é…")));
-        let short = ServiceError::invalid("n", "`n` must be 1 to 4, not 5");
-        assert_eq!((short.field.as_deref(), &*short.message), (Some("n"), "`n` must be 1 to 4, not 5"));
+        let short = ServiceError::invalid("n", "invalid `n`: expected 1 to 4, got 5");
+        assert_eq!(
+            (short.field.as_deref(), &*short.message),
+            (Some("n"), "invalid `n`: expected 1 to 4, got 5")
+        );
     }
 }

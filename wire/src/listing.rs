@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// A listing that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("expert listing: {part:?} {problem}")]
+#[error("invalid expert listing {part:?}: {problem}")]
 pub struct ListingError {
     /// The part between commas that was wrong, its first characters.
     pub part: String,
@@ -50,9 +50,7 @@ pub fn parse_listing(text: &str) -> Result<Vec<LayerExperts>, ListingError> {
     let mut listed = 0_usize;
     for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
         let refused = |problem| ListingError { part: part.chars().take(SHOWN).collect(), problem };
-        let error = || {
-            refused("is not of the form LAYER:ID, LAYER:FIRST-LAST or a further ID of the layer before it")
-        };
+        let error = || refused("expected LAYER:ID, LAYER:FIRST-LAST, or a further ID of the same layer");
         let number = |digits: &str| digits.trim().parse::<u32>().ok().filter(|&id| id <= MAX_ID);
         let range = match part.split_once(':') {
             Some((layer, range)) => {
@@ -69,11 +67,11 @@ pub fn parse_listing(text: &str) -> Result<Vec<LayerExperts>, ListingError> {
         }
         listed += (last - first) as usize + 1;
         if listed > MAX_EXPERTS {
-            return Err(refused("is one expert too many: at most 262144 can be listed"));
+            return Err(refused("too many experts, expected at most 262144"));
         }
         let known = layers.entry(layer).or_default();
         if known.range(first..=last).next().is_some() {
-            return Err(refused("lists an expert twice"));
+            return Err(refused("duplicate expert"));
         }
         known.extend(first..=last);
     }

@@ -78,7 +78,7 @@ pub(crate) struct Shape {
     /// Tokens of the vocabulary
     #[arg(long, default_value_t = 50_304)]
     pub(crate) vocab: usize,
-    /// Positions
+    /// Maximum context length, in tokens
     #[arg(long, default_value_t = 4096)]
     pub(crate) context: usize,
     /// Element type of the weights
@@ -94,11 +94,10 @@ pub(crate) struct Shape {
     /// Intermediate size of layers without experts (deepseek_v2) [default: 8 times the width]
     #[arg(long)]
     pub(crate) dense_width: Option<usize>,
-    /// Elements of the latent that stands for keys and values (deepseek_v2) [default: a quarter of
-    /// hidden]
+    /// Rank of the KV latent (deepseek_v2) [default: a quarter of --hidden]
     #[arg(long)]
     pub(crate) kv_rank: Option<usize>,
-    /// Elements of the latent that stands for queries (deepseek_v2) [default: none]
+    /// Rank of the query latent (deepseek_v2) [default: none]
     #[arg(long)]
     pub(crate) q_rank: Option<usize>,
 }
@@ -172,29 +171,35 @@ impl Shape {
         ];
         let refused = |flag: &str, why: String| Err(BenchError::new(flag.to_owned(), why));
         if let Some((flag, _)) = sizes.iter().find(|(_, size)| *size == 0) {
-            return refused(flag, "must be at least 1".to_owned());
+            return refused(flag, "expected 1 or more, got 0".to_owned());
         }
         if self.top_k > self.experts {
-            return refused("--top-k", format!("is more than the {} experts", self.experts));
+            let why = format!("expected at most {} (--experts), got {}", self.experts, self.top_k);
+            return refused("--top-k", why);
         }
         let heads_divide = self.hidden.is_multiple_of(self.heads);
         // Rotation works on pairs of elements.
         let pairs = if latent { 4 } else { 2 };
         if !heads_divide || !self.head_dim().is_multiple_of(pairs) {
-            let why = format!("{} elements do not make {} heads of pairs", self.hidden, self.heads);
+            let (hidden, heads) = (self.hidden, self.heads);
+            let why = format!("expected heads that divide {hidden} into multiples of {pairs}, got {heads}");
             return refused("--heads", why);
         }
         if !self.heads.is_multiple_of(self.kv_heads()) {
-            return refused("--kv-heads", format!("does not divide the {} heads", self.heads));
+            let why = format!("expected a divisor of the {} heads, got {}", self.heads, self.kv_heads());
+            return refused("--kv-heads", why);
         }
         if latent && self.kv_heads() != self.heads {
-            return refused("--kv-heads", "latent attention has as many as heads".to_owned());
+            let why = format!("latent attention: expected {} (--heads), got {}", self.heads, self.kv_heads());
+            return refused("--kv-heads", why);
         }
         if latent && !self.shared_width().is_multiple_of(self.width) {
-            return refused("--shared-width", format!("is no multiple of the width {}", self.width));
+            let why = format!("expected a multiple of the width {}, got {}", self.width, self.shared_width());
+            return refused("--shared-width", why);
         }
         if latent && self.dense_layers() >= self.layers {
-            return refused("--dense-layers", format!("leaves none of the {} layers", self.layers));
+            let why = format!("expected fewer than the {} layers, got {}", self.layers, self.dense_layers());
+            return refused("--dense-layers", why);
         }
         Ok(())
     }

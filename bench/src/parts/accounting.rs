@@ -51,13 +51,13 @@ pub(super) fn measure(context: &Context, share: &Share) -> Result<Part> {
     let shape = json!({"remote_functions": REMOTE, "requests_in_an_iteration": BATCH, "layers": LAYERS});
     let mut part = Part::new(NAME, shape);
     part.add_with_bar(
-        "a request: priced, told, handed over, counted, added up, written to the ledger",
+        "a request: price, report, send, count, sum, write to the ledger",
         "µs",
         &requests,
         REQUEST_BAR,
     );
     part.add_with_bar(
-        "a token: its pairs counted, its share of an iteration of all functions",
+        "a token: count its pairs, and its share of an iteration of all functions",
         "µs",
         &tokens,
         TOKEN_BAR,
@@ -106,7 +106,7 @@ fn request(addresses: &[Arc<str>]) -> Result<f64> {
     // Serving goes on where a ledger takes nothing: that would be quick.
     let kept = books.added_up().doing(writing)?.answered.requests;
     if kept != REQUESTS as u64 {
-        return Err(BenchError::new(writing(), format!("it has {kept} of {REQUESTS} requests")));
+        return Err(BenchError::new(writing(), format!("expected {REQUESTS} requests, got {kept}")));
     }
     Ok(took)
 }

@@ -99,7 +99,7 @@ fn measure_one(context: &Context, share: &Share, dtype: &str, threads: usize) ->
     part.conclude(ending);
     if let Some(Err(why)) = torch {
         let python = context.python.display();
-        part.note(format!("torch absent or unusable, skipped; REMOE_BENCH_PYTHON is {python}: {why}"));
+        part.note(format!("skipped torch: cannot use it with REMOE_BENCH_PYTHON={python}: {why}"));
     }
     Ok(part)
 }

@@ -21,13 +21,13 @@ use clap::ValueEnum;
 pub(crate) enum PartName {
     /// The expert FFN against the machine's limits and torch
     Kernels,
-    /// What an exchange with a remote function adds to its computation
+    /// Overhead of an exchange with a remote function
     Wire,
-    /// How long a remote function takes to start
+    /// Start time of a remote function
     Start,
     /// Tokens per second of the whole model
     Model,
-    /// What knowing the cost of every request costs
+    /// Overhead of cost accounting per request
     Accounting,
 }
 

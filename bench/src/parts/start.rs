@@ -45,7 +45,7 @@ pub(super) fn measure(context: &Context, share: &Share) -> Result<Part> {
             .doing(|| "asking a remote function")?;
         let first_answer = started.elapsed();
         if answer.rows != expected {
-            return Err(BenchError::new("starting a remote function", "its first answer was wrong"));
+            return Err(BenchError::new("starting a remote function", "wrong first answer"));
         }
         // The first start warms up.
         if number > 0 {

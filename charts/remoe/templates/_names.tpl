@@ -2,7 +2,7 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 53 | trimSuffix "-" }}
 {{- end }}
 
-{{- /* Names of the release's objects; the release's own name where it says "remoe" already. */}}
+{{- /* Names of the release's objects. The name of the release itself if it contains "remoe" already. */}}
 {{- define "remoe.fullname" -}}
 {{- if .Values.fullnameOverride }}
 {{- .Values.fullnameOverride | trunc 53 | trimSuffix "-" }}
@@ -13,7 +13,7 @@
 {{- end }}
 {{- end }}
 
-{{- /* Names of roles that reach beyond the release's namespace: releases of the same name stand in others. */}}
+{{- /* Names of cluster-wide roles: releases in other namespaces may have the same name. */}}
 {{- define "remoe.farName" -}}
 {{- printf "%s:%s" .Release.Namespace (include "remoe.fullname" .) }}
 {{- end }}
@@ -22,17 +22,17 @@
 {{- if .Values.serviceAccount.create }}
 {{- default (include "remoe.fullname" .) .Values.serviceAccount.name }}
 {{- else }}
-{{- required "serviceAccount.name is needed when serviceAccount.create is false" .Values.serviceAccount.name }}
+{{- required "missing serviceAccount.name: required with serviceAccount.create false" .Values.serviceAccount.name }}
 {{- end }}
 {{- end }}
 
-{{- /* The namespaces that are served, as a list in JSON; an empty name is all of them. */}}
+{{- /* Served namespaces as a list in JSON. An empty name stands for all namespaces. */}}
 {{- define "remoe.scopes" -}}
 {{- $scopes := concat (.Values.watchNamespaces | default list) (list .Values.watchNamespace | compact) | uniq }}
 {{- default (list "") $scopes | toJson }}
 {{- end }}
 
-{{- /* Who the pods run as. Where the cluster chooses the user, as OpenShift does, none is named. */}}
+{{- /* User of the pods. If the cluster chooses it, as OpenShift does, none is set. */}}
 {{- define "remoe.user" -}}
 runAsNonRoot: true
 {{- if not .Values.arbitraryUser }}
@@ -55,8 +55,8 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
-{{- /* What the operator gives pods of functions in addition, in JSON; nothing where that is nothing. Kubelets replace $(NAME) in
-arguments, but for $$(NAME). */}}
+{{- /* Additions to the pods of functions in JSON, or nothing. Kubelets replace $(NAME) in arguments, but not
+$$(NAME). */}}
 {{- define "remoe.pods" -}}
 {{- $functions := .Values.functions | default dict }}
 {{- $pods := dict }}
@@ -74,7 +74,12 @@ arguments, but for $$(NAME). */}}
 {{- printf "%s-gateway" (include "remoe.fullname" .) | trunc 63 | trimSuffix "-" }}
 {{- end }}
 
-{{- /* The Secret of the gateways' certificate: each signer has one of its own. The operator knows the release by its name. */}}
+{{- /* Signer of certificates. Empty for `none` and its alias (values.schema.json). */}}
+{{- define "remoe.signer" -}}
+{{- if has .Values.identity.signer (list "operator" "cert-manager") }}{{ .Values.identity.signer }}{{ end -}}
+{{- end }}
+
+{{- /* Secret of the gateways' certificate, one for each signer. The operator derives it from the release's name. */}}
 {{- define "remoe.gatewayIdentity" -}}
 {{- printf "%s-gateway-%s" .Release.Name (eq .Values.identity.signer "operator" | ternary "identity" "certificate") }}
 {{- end }}
@@ -104,13 +109,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end }}
 
-{{- /* Whether the name of a collector tells where it is: an address, NAME, NAME.NAMESPACE or NAME.NAMESPACE.svc and more. */}}
+{{- /* "yes" if the host of a collector tells where it is: an address, NAME, NAME.NAMESPACE or NAME.NAMESPACE.svc... */}}
 {{- define "remoe.tracingIsNear" -}}
 {{- $host := regexReplaceAll "^https?://(\\[[^\\]]*\\]|[^:/]*).*$" . "${1}" | trimSuffix "." -}}
 {{- if regexMatch "^(\\[.*\\]|[0-9]+(\\.[0-9]+){3}|[^.]+(\\.[^.]+(\\.svc(\\..*)?)?)?)$" $host }}yes{{ end -}}
 {{- end }}
 
-{{- /* 0 is a ratio, and not one that is missing. */}}
+{{- /* 0 is a ratio, not a missing value. */}}
 {{- define "remoe.tracingRatio" -}}
 {{- $ratio := (.Values.tracing | default dict).ratio -}}
 {{- if kindIs "invalid" $ratio }}0.05{{ else }}{{ $ratio }}{{ end -}}

@@ -18,7 +18,7 @@ pub(crate) struct ConvertArgs {
 
 #[derive(Debug, Subcommand)]
 enum Target {
-    /// GPT-2 with each feed-forward network cut into experts, and a router made of their weights
+    /// Split each feed-forward network of a GPT-2 into experts, with a router computed from their weights
     #[command(after_help = EXAMPLES)]
     Gpt2Moe(Gpt2MoeArgs),
 }
@@ -30,19 +30,19 @@ Examples:
 
 #[derive(Debug, Args)]
 struct Gpt2MoeArgs {
-    /// The GPT-2: a folder, or a place elsewhere as any model's
+    /// GPT-2 checkpoint: a folder or a location, as for --model
     #[arg(value_name = "FROM", value_parser = remoe_fetch::location())]
     from: ModelLocation,
-    /// The folder that is written; it is made, or is empty
+    /// Output folder; created, or empty
     #[arg(value_name = "TO")]
     to: PathBuf,
-    /// Experts of a layer; they divide its neurons
+    /// Experts per layer; a divisor of the layer's neurons
     #[arg(long, value_name = "N", default_value_t = 8)]
     experts: usize,
-    /// Experts that a token uses; with all of them the model is the dense one
+    /// Experts per token (top-k); with all experts the model equals the dense one
     #[arg(long, value_name = "K", default_value_t = 2)]
     top_k: usize,
-    /// Folder that keeps what is fetched of a model from elsewhere
+    /// Cache folder of fetched models
     #[arg(long, value_name = "DIR")]
     model_cache: Option<PathBuf>,
 }
@@ -78,7 +78,7 @@ impl Report {
             ("model", self.model.display().to_string()),
             ("layers", self.layers.to_string()),
             ("experts", experts),
-            ("neurons of one", self.expert_width.to_string()),
+            ("neurons per expert", self.expert_width.to_string()),
             ("one expert", table::bytes(self.expert_bytes)),
             ("total", table::bytes(self.total_bytes)),
         ])

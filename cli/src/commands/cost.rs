@@ -204,21 +204,21 @@ fn text(account: &Account, damaged: u64, reconcile: bool) -> String {
         blocks.push(rivals(account));
     }
     let Account { alive, per_hour, prices, .. } = account;
-    blocks.push(format!("now: {} an hour for {alive} functions; prices: {prices}", dollars(*per_hour)));
+    blocks.push(format!("now: {}/hour, functions alive: {alive}; price list: {prices}", dollars(*per_hour)));
     if account.unknown > 0 {
         blocks.push(format!(
-            "the ledger lacks its beginning: {} were told of functions of whose start it says nothing",
+            "ledger incomplete: {} belongs to functions whose start it does not record",
             dollars(account.unknown)
         ));
     }
     if damaged > 0 {
-        blocks.push(format!("{damaged} damaged lines of the ledger are left out"));
+        blocks.push(format!("skipped damaged ledger lines: {damaged}"));
     }
     if reconcile {
         let Account { paid, residual, estimated, .. } = account;
         blocks.push(format!(
-            "paid {paid} n$ = requests {} + failed {} + idle {} + cold starts {} + overlap {} + overhead {} + residual \
-             {residual} + earlier requests {} - unknown {}: {:.4} % is not accounted for; {:.1} s were estimated",
+            "reconciliation: paid {paid} n$ = requests {} + failed {} + idle {} + cold starts {} + overlap {} + \
+             overhead {} + residual {residual} + earlier requests {} - unknown {}: {:.4} % not accounted for; {:.1} s estimated",
             account.answered.cost,
             account.failed,
             account.idle,
@@ -256,7 +256,7 @@ fn parts(account: &Account) -> String {
         let drawn = if name == "paid" { String::new() } else { bar(amount, account.paid) };
         vec![name.to_owned(), dollars(amount), share(amount, account.paid), drawn]
     });
-    table::with_header(&["where the money went", "cost", "share", ""], rows.into())
+    table::with_header(&["part", "cost", "share", ""], rows.into())
 }
 
 fn by(name: &str, amounts: &BTreeMap<String, Amounts>, shown: impl Fn(&str) -> String) -> String {
@@ -282,7 +282,7 @@ fn functions(functions: &BTreeMap<String, Functions>) -> String {
         let per_hour = dollars(*per_hour);
         vec![name.clone(), dollars(*paid), dollars(*idle), alive.to_string(), per_hour, bar(*paid, whole)]
     });
-    let header = ["functions of", "paid", "idle", "alive", "an hour", ""];
+    let header = ["model", "paid", "idle", "alive", "per hour", ""];
     table::with_header(&header, rows.collect())
 }
 
@@ -290,7 +290,7 @@ fn tiers(tiers: &BTreeMap<String, Tier>) -> String {
     let rows = tiers.iter().map(|(name, tier)| {
         vec![name.clone(), dollars(tier.prefill), dollars(tier.decode), dollars(tier.idle)]
     });
-    table::with_header(&["tier", "prompts", "answers", "idle"], rows.collect())
+    table::with_header(&["tier", "prefill", "decode", "idle"], rows.collect())
 }
 
 fn rivals(account: &Account) -> String {
@@ -298,7 +298,7 @@ fn rivals(account: &Account) -> String {
         let saved = 1.0 - *here as f64 / (*cost).max(1) as f64;
         vec![name.clone(), dollars(*cost), dollars(*here), format!("{:.1} %", saved * 100.0)]
     });
-    table::with_header(&["the same requests with", "would have cost", "cost here", "saved"], rows.collect())
+    table::with_header(&["baseline", "counterfactual cost", "actual cost", "saving"], rows.collect())
 }
 
 #[cfg(test)]
@@ -350,6 +350,6 @@ mod tests {
         assert!(row("main").contains("$0.000008000") && row("group-0").contains("$0.000004000"), "{text}");
         assert!(row("mix").contains("50.0 %"), "{text}");
         assert!(row("paid").contains("$0.000012000"), "{text}");
-        assert!(text.ends_with("0.0000 % is not accounted for; 0.0 s were estimated"), "{text}");
+        assert!(text.ends_with("0.0000 % not accounted for; 0.0 s estimated"), "{text}");
     }
 }

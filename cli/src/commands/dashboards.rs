@@ -43,7 +43,7 @@ pub(crate) fn run(args: &DashboardsArgs, as_json: bool) -> Result<(), CliError> 
     }
     let shown = folder.display();
     anstream::println!(
-        "Wrote {} files to {shown}. Start both from anywhere:\n\n  prometheus --config.file={shown}/prometheus.yml \
+        "Wrote {} files to {shown}. Start both:\n\n  prometheus --config.file={shown}/prometheus.yml \
          --storage.tsdb.path={shown}/data\n  GF_PATHS_PROVISIONING={shown}/grafana/provisioning grafana server \
          --homepath /usr/share/grafana\n\nGrafana shows the dashboards at http://127.0.0.1:3000 (tag remoe).",
         files.len()
@@ -53,13 +53,17 @@ pub(crate) fn run(args: &DashboardsArgs, as_json: bool) -> Result<(), CliError> 
 
 /// Files by their names in `folder`.
 fn contents(args: &DashboardsArgs, folder: &Path) -> Result<Vec<(String, String)>, CliError> {
-    let wrong = |message: &str| CliError::arguments("--endpoint", message);
     let (scheme, target) = args
         .endpoint
         .trim_end_matches('/')
         .split_once("://")
         .filter(|(scheme, target)| matches!(*scheme, "http" | "https") && !target.is_empty())
-        .ok_or_else(|| wrong("must be a URL, as http://127.0.0.1:8000"))?;
+        .ok_or_else(|| {
+            let given = &args.endpoint;
+            let message =
+                format!("invalid --endpoint: expected a URL such as http://127.0.0.1:8000, got {given:?}");
+            CliError::arguments("--endpoint", message)
+        })?;
     let key = args.api_key_file.as_ref().map(std::path::absolute).transpose();
     let key = key.map_err(|error| CliError::arguments("--api-key-file", error.to_string()))?;
     let mut job = json!({"job_name": "remoe", "scheme": scheme, "static_configs": [{"targets": [target]}]});

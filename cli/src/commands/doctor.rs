@@ -127,16 +127,13 @@ fn processor() -> Check {
         wrong_paths(&NumericsClass::ALL).iter().map(|(path, class)| format!("{path} in {class}")).collect();
     if !wrong.is_empty() {
         let advice =
-            "these paths are not used; a virtual machine that hides the instructions avoids the doubt";
-        return Check::warn(
-            "processor",
-            format!("{found}; computes wrong results by {}", wrong.join(", ")),
-            advice,
-        );
+            "Remoe does not use these paths; hide the instructions in the virtual machine to be sure";
+        return Check::warn("processor", format!("{found}; wrong results on {}", wrong.join(", ")), advice);
     }
     match paths.as_slice() {
         [InstructionPath::Portable] => {
-            Check::warn("processor", found, "experts are many times faster with AVX2 and FMA, or AVX-512")
+            let advice = "use a CPU with AVX2 and FMA, or AVX-512: experts run many times faster";
+            Check::warn("processor", found, advice)
         }
         _ => Check::ok("processor", found),
     }
@@ -147,9 +144,11 @@ fn functions() -> Check {
         Ok(programs) => {
             Check::ok("functions", format!("{}, {}", programs.main.display(), programs.remote.display()))
         }
-        Err(error) => {
-            Check::fail("functions", error.message, "`make build` builds all programs into one folder")
-        }
+        Err(error) => Check::fail(
+            "functions",
+            error.message,
+            "run `make build`: it builds all programs into one folder",
+        ),
     }
 }
 
@@ -158,7 +157,7 @@ fn memory() -> Check {
     let found = format!("{} of {} available", table::bytes(free), table::bytes(whole));
     match free {
         free if free < LITTLE_MEMORY => {
-            Check::warn("memory", found, "end what else runs, or serve a model that needs less")
+            Check::warn("memory", found, "stop other processes, or serve a smaller model")
         }
         _ => Check::ok("memory", found),
     }
@@ -171,20 +170,22 @@ fn huge_pages() -> Check {
         Some(chosen @ ("always" | "madvise")) => Check::ok("huge pages", format!("transparent, by {chosen}")),
         _ => Check::warn(
             "huge pages",
-            chosen
-                .map_or_else(|| "the kernel has none".to_owned(), |chosen| format!("transparent: {chosen}")),
-            format!("experts are read faster from huge pages: echo madvise | sudo tee {HUGE_PAGES}"),
+            chosen.map_or_else(
+                || "not supported by the kernel".to_owned(),
+                |chosen| format!("transparent: {chosen}"),
+            ),
+            format!("enable huge pages to load experts faster: echo madvise | sudo tee {HUGE_PAGES}"),
         ),
     }
 }
 
 fn control_groups() -> Check {
     match Cgroups::find() {
-        Ok(cgroups) => Check::ok("control groups", format!("{}, limits can be set", cgroups.version())),
+        Ok(cgroups) => Check::ok("control groups", format!("{}, limits enforced", cgroups.version())),
         Err(error) => Check::warn(
             "control groups",
             error.to_string(),
-            "planned sizes of functions are not enforced; start `remoe` as root, or with \
+            "memory and CPU limits of functions are not enforced; run `remoe` as root, or under \
              `systemd-run --user --scope -p Delegate=yes`",
         ),
     }
@@ -195,7 +196,7 @@ fn open_files() -> Check {
         Some(limit) if limit < FILES => Check::warn(
             "open files",
             format!("at most {limit}"),
-            format!("`ulimit -n {FILES}` lets the gateway have all of its connections"),
+            format!("raise the limit for all gateway connections: ulimit -n {FILES}"),
         ),
         limit => {
             Check::ok("open files", limit.map_or("no limit".to_owned(), |limit| format!("at most {limit}")))
@@ -207,7 +208,7 @@ fn disk(given: Option<&Path>) -> Check {
     let name = "disk";
     let cache = match cache_folder(given) {
         Ok(cache) => cache,
-        Err(error) => return Check::warn(name, error.to_string(), "name a folder in REMOE_MODEL_CACHE"),
+        Err(error) => return Check::warn(name, error.to_string(), "set REMOE_MODEL_CACHE to a folder"),
     };
     // The folder is made when something is fetched.
     let there = cache.ancestors().find(|folder| folder.is_dir()).unwrap_or(Path::new("/"));
@@ -217,18 +218,18 @@ fn disk(given: Option<&Path>) -> Check {
             return Check::warn(
                 name,
                 format!("{}: {error}", there.display()),
-                "name another in REMOE_MODEL_CACHE",
+                "set REMOE_MODEL_CACHE to another folder",
             );
         }
     };
     if let Err(error) = access(there, Access::WRITE_OK) {
-        let found = format!("{} cannot be written: {error}", there.display());
-        return Check::warn(name, found, "name another folder for fetched models in REMOE_MODEL_CACHE");
+        let found = format!("cannot write to {}: {error}", there.display());
+        return Check::warn(name, found, "set REMOE_MODEL_CACHE to another folder");
     }
     let found = format!("{} free for fetched models in {}", table::bytes(free), cache.display());
     match free {
         free if free < LITTLE_DISK => {
-            Check::warn(name, found, "free some, or name a folder on a larger disk in REMOE_MODEL_CACHE")
+            Check::warn(name, found, "free disk space, or set REMOE_MODEL_CACHE to a folder on a larger disk")
         }
         _ => Check::ok(name, found),
     }
@@ -236,17 +237,17 @@ fn disk(given: Option<&Path>) -> Check {
 
 fn runtime_folder() -> Check {
     match running::all() {
-        Ok(running) => Check::ok("runtime folder", format!("usable; {} running here", running.len())),
-        Err(error) => Check::warn("runtime folder", error.message, "`remoe ps` and `remoe stop` need it"),
+        Ok(running) => Check::ok("runtime folder", format!("usable; running deployments: {}", running.len())),
+        Err(error) => Check::warn("runtime folder", error.message, "fix it for `remoe ps` and `remoe stop`"),
     }
 }
 
 fn gpu() -> Check {
     if !Path::new(NVIDIA_DEVICE).exists() {
-        return Check::ok("GPU", "none; models are served on the CPU");
+        return Check::ok("GPU", "none; models run on the CPU");
     }
     let version = std::fs::read_to_string(NVIDIA_VERSION).unwrap_or_default();
-    let driver = version.lines().next().unwrap_or("of an unknown driver").trim().to_owned();
+    let driver = version.lines().next().unwrap_or("unknown driver").trim().to_owned();
     Check::ok("GPU", driver)
 }
 
@@ -255,8 +256,8 @@ fn libtorch() -> Check {
     let Ok(programs) = programs::find(Some(Backend::Torch), None) else {
         let found = "main-model-fn-torch is not built";
         return match Path::new(NVIDIA_DEVICE).exists() {
-            true => Check::warn(name, found, "`make build` builds it; without it the GPU is not used"),
-            false => Check::ok(name, format!("{found}; only GPUs need it")),
+            true => Check::warn(name, found, "run `make build`; without it the GPU is not used"),
+            false => Check::ok(name, format!("{found}; needed for GPUs only")),
         };
     };
     // What cannot be linked says so before anything else.
@@ -264,14 +265,10 @@ fn libtorch() -> Check {
         Ok(output) if output.status.success() => Check::ok(name, "main-model-fn-torch starts"),
         Ok(output) => {
             let said = String::from_utf8_lossy(&output.stderr);
-            let said = said.lines().next().unwrap_or("it ends at once").to_owned();
-            Check::warn(
-                name,
-                said,
-                "put the LibTorch that it was built with where the dynamic linker finds it",
-            )
+            let said = said.lines().next().unwrap_or("ended at once").to_owned();
+            Check::warn(name, said, "add the LibTorch of the build to the path of the dynamic linker")
         }
-        Err(error) => Check::warn(name, error.to_string(), "build it anew with `make build`"),
+        Err(error) => Check::warn(name, error.to_string(), "rebuild with `make build`"),
     }
 }
 
@@ -327,18 +324,18 @@ fn cluster() -> Check {
     let Some((file, text)) =
         files.into_iter().find_map(|file| Some((file.clone(), std::fs::read_to_string(file).ok()?)))
     else {
-        return Check::ok(name, "none is configured; only a MoEDeployment needs one");
+        return Check::ok(name, "not configured; needed for MoEDeployments only");
     };
     let server =
         serde_yaml::from_str::<KubeConfig>(&text).ok().and_then(|config| config.server().map(str::to_owned));
     let Some(server) = server else {
-        let found = format!("{} names no server for its current context", file.display());
-        return Check::warn(name, found, "`kubectl config use-context NAME` chooses one");
+        let found = format!("missing server of the current context in {}", file.display());
+        return Check::warn(name, found, "choose a context: kubectl config use-context NAME");
     };
     match reach(&server) {
-        Ok(()) => Check::ok(name, format!("{server} answers ({})", file.display())),
+        Ok(()) => Check::ok(name, format!("{server} reachable ({})", file.display())),
         Err(problem) => {
-            let found = format!("{server} does not answer: {problem}");
+            let found = format!("cannot reach {server}: {problem}");
             Check::warn(name, found, format!("check the network and {}", file.display()))
         }
     }
@@ -346,11 +343,11 @@ fn cluster() -> Check {
 
 /// Connects to the host of a URL.
 fn reach(server: &str) -> Result<(), String> {
-    let uri: axum::http::Uri = server.parse().map_err(|_| "it is no URL".to_owned())?;
-    let host = uri.host().ok_or("it has no host")?.trim_matches(['[', ']']);
+    let uri: axum::http::Uri = server.parse().map_err(|_| "invalid URL".to_owned())?;
+    let host = uri.host().ok_or("missing host")?.trim_matches(['[', ']']);
     let port = uri.port_u16().unwrap_or(if uri.scheme_str() == Some("http") { 80 } else { 443 });
     let mut addresses = (host, port).to_socket_addrs().map_err(|error| error.to_string())?;
-    let address = addresses.next().ok_or("its name has no address")?;
+    let address = addresses.next().ok_or("host name does not resolve")?;
     TcpStream::connect_timeout(&address, CONNECT).map(drop).map_err(|error| error.to_string())
 }
 
@@ -368,9 +365,9 @@ fn model(source: &ModelArgs) -> Result<Check, CliError> {
         needed if needed > whole => Check::fail(
             "model",
             found,
-            "no placement on this machine holds it: `remoe plan MODEL --nodes FILE` says which nodes do",
+            "the model does not fit this machine; `remoe plan MODEL --nodes FILE` finds nodes for it",
         ),
-        needed if needed > free => Check::warn("model", found, "end what else runs"),
+        needed if needed > free => Check::warn("model", found, "stop other processes"),
         _ => Check::ok("model", found),
     })
 }

@@ -97,7 +97,8 @@ pub(crate) async fn run(
     progress: &Arc<Progress>,
 ) -> Result<(), CliError> {
     if args.stop.len() > MOST_STOPS {
-        return Err(CliError::arguments("--stop", format!("at most {MOST_STOPS} texts end an answer")));
+        let message = format!("invalid --stop: expected at most {MOST_STOPS} texts, got {}", args.stop.len());
+        return Err(CliError::arguments("--stop", message));
     }
     let wanted = placed(args, progress).await?;
     args.prompt.check(&wanted.inspection, args.max_tokens)?;
@@ -162,7 +163,7 @@ pub(crate) async fn generate(
     request: GenerateRequest,
     shown: Shown<'_>,
 ) -> Result<Generation, CliError> {
-    let late = |_elapsed| CliError::runtime(format!("no token within {TOKEN_DEADLINE:?}"));
+    let late = |_elapsed| CliError::runtime(format!("cannot generate: no token within {TOKEN_DEADLINE:?}"));
     let stream = timeout(TOKEN_DEADLINE, client.generate(request)).await;
     let mut stream = stream.map_err(late)??.into_inner();
     let mut prompt_ids = Vec::new();
@@ -174,7 +175,7 @@ pub(crate) async fn generate(
             Some(Event::Finished(finished)) => return Ok(Generation::of(prompt_ids, finished)),
         }
     }
-    Err(CliError::runtime("the answer broke off"))
+    Err(CliError::runtime("cannot finish the answer: the main function closed the stream"))
 }
 
 impl Generation {
@@ -239,7 +240,7 @@ fn figures(generation: &Generation) -> String {
         ("finished", generation.finish_reason.clone()),
         ("tokens", format!("{} prompt, {} generated", usage.prompt_tokens, usage.completion_tokens)),
         ("loading", format!("{:.3} s", timings.load_s)),
-        ("first token", format!("{:.3} s", timings.ttft_s)),
+        ("TTFT", format!("{:.3} s", timings.ttft_s)),
         ("decoding", format!("{:.3} s, {rate:.1} tokens/s", timings.decode_s)),
         (
             "expert calls",
@@ -250,12 +251,12 @@ fn figures(generation: &Generation) -> String {
         ),
     ];
     if let Some(plan) = &generation.plan {
-        figures.push(("first token", line(plan, |outcome| outcome.ttft_seconds, 1e3, "ms")));
+        figures.push(("TTFT vs plan", line(plan, |outcome| outcome.ttft_seconds, 1e3, "ms")));
         // The first token has none before it that it could follow.
         if usage.completion_tokens > 1 {
-            figures.push(("per token", line(plan, |outcome| outcome.tpot_seconds, 1e3, "ms")));
+            figures.push(("TPOT vs plan", line(plan, |outcome| outcome.tpot_seconds, 1e3, "ms")));
         }
-        figures.push(("cost", line(plan, |outcome| outcome.cost, 1e6, "millionths of a dollar")));
+        figures.push(("cost vs plan", line(plan, |outcome| outcome.cost, 1e6, "microdollars")));
     }
     format!("\n{}", table::of_pairs(&figures))
 }

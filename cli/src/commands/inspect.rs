@@ -114,8 +114,7 @@ impl Quantisation {
             "mxfp4 outputs",
         ];
         format!(
-            "What quantising loses, root mean square over that of the values: of {} experts of each layer, outputs of \
-             {} standard normal rows\n{}",
+            "Quantisation error (relative RMS), {} experts per layer, outputs of {} standard normal rows\n{}",
             self.experts_per_layer,
             self.rows,
             table::with_header(&header, rows.collect())
@@ -161,7 +160,7 @@ fn for_people(facts: &Inspection) -> String {
     }
     rows.extend([
         ("", String::new()),
-        ("cache per token", table::bytes(facts.kv_bytes_per_token)),
+        ("KV cache per token", table::bytes(facts.kv_bytes_per_token)),
         ("hidden state per token", table::bytes(facts.token_bytes)),
     ]);
     table::of_pairs(&rows)
@@ -170,7 +169,7 @@ fn for_people(facts: &Inspection) -> String {
 /// What is in the files besides the model.
 fn besides(ignored: &Ignored) -> String {
     match ignored.prediction_layers.as_slice() {
-        [] => "buffers that are computed anew".to_owned(),
+        [] => "recomputed buffers".to_owned(),
         [layer] => format!("layer {layer} (predicts further tokens)"),
         [first, .., last] => format!("layers {first} to {last} (predict further tokens)"),
     }

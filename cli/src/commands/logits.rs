@@ -41,8 +41,9 @@ pub(crate) async fn run(args: &LogitsArgs, as_json: bool, progress: &Arc<Progres
     let reply = wanted
         .run_once(progress, async |mut client| {
             let answer = timeout(DEADLINE, client.inspect(request)).await;
-            let answer =
-                answer.map_err(|_elapsed| CliError::runtime(format!("no answer within {DEADLINE:?}")))?;
+            let answer = answer.map_err(|_elapsed| {
+                CliError::runtime(format!("cannot compute logits: no answer within {DEADLINE:?}"))
+            })?;
             Ok(answer?.into_inner())
         })
         .await?;

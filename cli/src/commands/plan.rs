@@ -34,20 +34,21 @@ const MOST_GROUPS: u32 = 16;
 #[command(mut_arg("predictor", |predictor| predictor.conflicts_with("problem")))]
 #[command(mut_arg("concurrency", |concurrency| concurrency.conflicts_with("problem")))]
 pub(crate) struct PlanArgs {
-    /// File that states model, workload, prices and limits
+    /// Problem file: model, workload, prices and limits
     #[arg(long, value_name = "FILE", conflicts_with = "model_source")]
     problem: Option<PathBuf>,
     /// Plan for this model on the machine of its profile
     #[command(flatten)]
     source: Option<ModelArgs>,
-    /// Compute dtype of the model [default: the profile's]
+    /// Compute dtype [default: that of the profile]
     #[arg(long, value_enum, requires = "model_source")]
     dtype: Option<Dtype>,
-    /// Plan for routed experts that are kept as int8, int4 or mxfp4, quantised as they are loaded, or as fp8 where they are stored so
+    /// Plan for routed experts quantised to int8, int4 or mxfp4 at load time, or for stored fp8 experts
+    /// [default: the compute dtype]
     #[arg(long, value_name = "int8|int4|mxfp4|fp8", requires = "model_source")]
     experts_dtype: Option<ExpertsDtype>,
-    /// Plan for attention, dense layers, shared experts and a head that are kept as int8, or as computed
-    /// [default: int8 beside quantised experts, on CPUs]
+    /// Plan for this dtype of all other weights (embedding, attention, dense layers, shared experts, head): int8, or
+    /// the compute dtype by name [default: int8 beside quantised experts on CPUs, else the compute dtype]
     #[arg(long, value_name = "int8|bfloat16|float32", requires = "model_source")]
     dense_dtype: Option<DenseDtype>,
     /// Plan for this prompt instead of the mean of the history
@@ -57,7 +58,7 @@ pub(crate) struct PlanArgs {
     planning: PlanningArgs,
     #[command(flatten)]
     concurrency: ConcurrencyArgs,
-    /// Say in plain words what is where, what that costs, and why it is not otherwise
+    /// Explain the plan in plain words
     #[arg(long)]
     explain: bool,
     /// Only size the main function, without a prediction
@@ -66,28 +67,27 @@ pub(crate) struct PlanArgs {
     /// Evaluate this plan instead of making one
     #[arg(long, value_name = "PLAN", conflicts_with_all = ["previous", "remote", "explain"])]
     evaluate: Option<PathBuf>,
-    /// The plan that runs: it stays unless the new one is cheaper by more than the hysteresis
+    /// Current plan; kept unless the new one saves more than --hysteresis
     #[arg(long, value_name = "PLAN")]
     previous: Option<PathBuf>,
     /// Share of the cost that a new plan must save to replace the previous one
     #[arg(long, value_name = "H", default_value_t = 0.05, value_parser = share, allow_negative_numbers = true)]
     hysteresis: f64,
-    /// How long a new plan is expected to stand: what it saves by then must be more than what it costs to load the
-    /// experts that its functions do not have
+    /// Expected lifetime of a new plan; its savings over this time must exceed the cost of loading experts
     #[arg(long, value_name = "TIME", default_value = "3600s", value_parser = planning::duration)]
     stands: std::time::Duration,
-    /// Keep the limits also when predictions err as far as they do in 5 % of the cases
+    /// Meet the limits at the 95th percentile of the prediction error
     #[arg(long)]
     robust: bool,
-    /// Share of the cost by which a plan of groups may be dearer to keep the limits when figures are wrong by 30 %
-    /// [default: 0.02 for a model, 0 for a file that states the problem]
+    /// Extra cost, as a share, that a plan of groups may take to meet the limits when figures are wrong by 30 %
+    /// [default: 0.02 with a model, 0 with --problem]
     #[arg(long, value_name = "SHARE", value_parser = share, allow_negative_numbers = true)]
     sturdy: Option<f64>,
-    /// Whether experts may be remote
+    /// Use of remote experts
     #[arg(long, value_enum, default_value_t)]
     remote: RemoteArg,
-    /// Answers with figures, one a line (`include_figures`): times of the profile are multiplied with the median of what
-    /// they took over what plans expected, at least a half and at most double
+    /// Calibration: answers with figures, one per line (`include_figures`); scales the profile's times by the median
+    /// ratio of measured to expected time, 0.5 to 2
     #[arg(long, value_name = "FILE", requires = "model_source")]
     measured: Option<PathBuf>,
     #[command(flatten)]
@@ -107,8 +107,8 @@ struct WithProblem<'a, T> {
 }
 
 fn share(text: &str) -> Result<f64, String> {
-    let value: f64 = text.parse().map_err(|_| "is not a number".to_owned())?;
-    if (0.0..=1.0).contains(&value) { Ok(value) } else { Err("must be between 0 and 1".to_owned()) }
+    let value: f64 = text.parse().map_err(|_| "expected a number".to_owned())?;
+    if (0.0..=1.0).contains(&value) { Ok(value) } else { Err("expected 0 to 1".to_owned()) }
 }
 
 /// Plans, evaluates or pre-allocates, and prints the answer. That nothing fits is an answer too, with
@@ -130,9 +130,8 @@ pub(crate) fn run(args: &PlanArgs, as_json: bool, verbose: bool) -> Result<ExitC
     let command = Command { args, problem: args.read_problem(factors)?, factors, as_json };
     let problem = &command.problem;
     if args.robust && args.problem.is_none() && problem.prediction_p95.is_none() {
-        let message = "how far predictions err is not known: there is no predictor, or its history has no \
-                       decode steps or too few prompts to hold some back; name one with --predictor \
-                       (remoe predictor build makes it)";
+        let message = "cannot apply --robust: the error of predictions is unknown; give --predictor a predictor whose \
+                       history has decode steps and enough prompts to hold some out (`remoe predictor build`)";
         return Err(CliError::arguments("--robust", message));
     }
     if args.preallocate {
@@ -168,8 +167,7 @@ impl PlanArgs {
             return Problem::from_json(&text).map_err(|error| in_file(error, Some(path)));
         }
         let Some(source) = &self.source else {
-            let message = "what to plan for is not said: name a model (--model MODEL), or a file that states the \
-                           problem (--problem FILE)";
+            let message = "missing --model or --problem: expected a model, or a file that states the problem";
             return Err(CliError::arguments("--model", message));
         };
         let checkpoint = Arc::new(source.open()?.checkpoint);
@@ -189,7 +187,7 @@ impl PlanArgs {
         }
         let profile = profile.ok_or_else(|| {
             let message = format!(
-                "there is no profile of this model in {} on this machine; make one with `remoe profile --model {} \
+                "missing --profile: no profile of this model in {} on this machine; run `remoe profile --model {} \
                  --dtype {}{}`",
                 id.precision(),
                 source.model,

@@ -41,7 +41,7 @@ pub(crate) fn run(as_json: bool) -> Result<(), CliError> {
     }
     let mut out = anstream::stdout().lock();
     if lines.is_empty() {
-        writeln!(out, "nothing runs; `remoe up MODEL` serves a model, `remoe run MODEL` chats with one")?;
+        writeln!(out, "no deployments; start one with `remoe up MODEL` or `remoe run MODEL`")?;
         return Ok(());
     }
     let rows = lines.into_iter().map(|line| {
@@ -90,7 +90,7 @@ pub(crate) fn stop(args: &StopArgs, as_json: bool) -> Result<(), CliError> {
     for (pid, process) in &ending {
         if !ends_until(process, deadline)? {
             let message = format!(
-                "process {pid} has not ended within {} s; `kill -9 {pid}` ends it at once",
+                "cannot stop process {pid}: still running after {} s; use `kill -9 {pid}`",
                 END.as_secs()
             );
             return Err(CliError::runtime(message));
@@ -102,7 +102,7 @@ pub(crate) fn stop(args: &StopArgs, as_json: bool) -> Result<(), CliError> {
     }
     let mut out = anstream::stdout().lock();
     if stopped.is_empty() {
-        writeln!(out, "nothing runs")?;
+        writeln!(out, "no deployments")?;
     }
     for line in stopped {
         writeln!(out, "stopped {} (process {})", line.models.join(", "), line.pid)?;
@@ -124,13 +124,13 @@ fn chosen(args: &StopArgs, all: Vec<Running>) -> Result<Vec<Running>, CliError> 
     }
     let names: Vec<_> =
         all.iter().map(|running| format!("{} ({})", running.models.join(", "), running.pid)).collect();
-    let there = match names.is_empty() {
-        true => "nothing runs".to_owned(),
-        false => format!("there is {}", names.join("; ")),
+    let running = match names.is_empty() {
+        true => "nothing".to_owned(),
+        false => names.join("; "),
     };
     Err(CliError {
         field: Some("NAME".to_owned()),
-        ..CliError::runtime(format!("no model and no process {name} runs here; {there}"))
+        ..CliError::runtime(format!("cannot stop {name}: no such model or process; running: {running}"))
     })
 }
 

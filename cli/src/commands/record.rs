@@ -70,7 +70,7 @@ fn read_prompts(path: &Path) -> Result<Vec<String>, CliError> {
         texts.extend(prompt.map(|prompt| prompt.text));
     }
     match texts.is_empty() {
-        true => Err(refused(format!("{} holds no prompt", path.display()))),
+        true => Err(refused(format!("invalid --prompts: no prompt in {}", path.display()))),
         false => Ok(texts),
     }
 }
@@ -102,7 +102,7 @@ async fn record(
             }
             Err(status) if matches!(status.code(), Code::OutOfRange | Code::InvalidArgument) => {
                 if summary.refused == 0 {
-                    progress.line(&format!("a prompt was refused: {}", status.message()));
+                    progress.line(&format!("prompt rejected: {}", status.message()));
                 }
                 summary.refused += 1;
             }
@@ -129,7 +129,7 @@ async fn generate(
             Some(Event::Piece(_)) | None => {}
         }
     }
-    Err(tonic::Status::unavailable("the answer broke off"))
+    Err(tonic::Status::unavailable("cannot read the answer: the stream ended early"))
 }
 
 impl Summary {
@@ -137,7 +137,7 @@ impl Summary {
         let tokens = self.prompt_tokens + self.generated_tokens;
         table::of_pairs(&[
             ("file", self.file.display().to_string()),
-            ("records", format!("{} added, {} prompts refused", self.records, self.refused)),
+            ("records", format!("{} added, {} prompts rejected", self.records, self.refused)),
             ("tokens", format!("{} prompt, {} generated", self.prompt_tokens, self.generated_tokens)),
             (
                 "time",

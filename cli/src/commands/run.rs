@@ -47,8 +47,9 @@ pub(crate) async fn run(
     let chat = Chat::open(&wanted)?;
     // A model that is fetched until here ends with its process, as nothing runs yet.
     let mut signals = EndSignals::catch()?;
-    let _registered = running::register("run", vec![wanted.name()], None)
-        .inspect_err(|error| print_warning(&format!("`remoe ps` will not show this: {}", error.message)));
+    let _registered = running::register("run", vec![wanted.name()], None).inspect_err(|error| {
+        print_warning(&format!("`remoe ps` cannot list this process: {}", error.message));
+    });
     let (supervisor, _) = tokio::select! {
         started = wanted.start(progress) => started?,
         // What has been started ends with its launcher.
@@ -73,10 +74,8 @@ pub(crate) async fn run(
         answers: Vec::new(),
     };
     if talks {
-        session.say(&format!(
-            "{}: ask away; /help says what else there is, Ctrl-D ends.",
-            session.wanted.name()
-        ));
+        session
+            .say(&format!("{}: type a prompt; /help lists commands, Ctrl-D exits.", session.wanted.name()));
     }
     let ended = session.talk().await;
     session.supervisor.shutdown(session.wanted.drain).await;
@@ -144,7 +143,7 @@ impl Session<'_> {
             };
             match done {
                 Err(error) if self.talks && !matches!(error.code, Code::Interrupted | Code::ClosedOutput) => {
-                    print_error(&error.message);
+                    print_error(&error.text());
                 }
                 done => done?,
             }
@@ -161,7 +160,7 @@ impl Session<'_> {
             "bye" | "exit" | "quit" => return Ok(false),
             "clear" => {
                 self.chat.forget();
-                writeln!(out, "the conversation begins anew")?;
+                writeln!(out, "conversation cleared")?;
             }
             "set" if rest.is_empty() => writeln!(out, "{}", self.settings.show())?,
             "set" => {
@@ -173,7 +172,7 @@ impl Session<'_> {
                 writeln!(out, "{}\n\n{}", functions(&self.wanted, &status), self.settings.show())?;
             }
             other => {
-                let message = format!("there is no command /{other}; /help lists them");
+                let message = format!("unknown command /{other}; see /help");
                 return Err(CliError::arguments("/", message));
             }
         }
@@ -183,16 +182,15 @@ impl Session<'_> {
     async fn answer(&mut self, prompt: String) -> Result<(), CliError> {
         let (request, left_out) = self.chat.ask(&prompt, &self.settings)?;
         if left_out > 0 {
-            let message = format!(
-                "the conversation is longer than the model's context: its first {left_out} messages are forgotten"
-            );
+            let message = format!("conversation exceeds the context: dropped the first {left_out} messages");
             self.progress.line(&message);
         }
         // A main function that died is there again.
         let status = self.wanted.ready(&self.supervisor, self.progress).await?;
         let main = status.functions.iter().find(|function| function.role == Role::Main);
-        let main =
-            main.and_then(|main| main.grpc).ok_or_else(|| CliError::runtime("the main function is gone"))?;
+        let main = main
+            .and_then(|main| main.grpc)
+            .ok_or_else(|| CliError::runtime("cannot reach the main function: it ended"))?;
         let client = control::main_client(main)?;
         let mut said = String::new();
         let mut show = shown(self.shows);
@@ -244,8 +242,9 @@ fn figures(generation: &Generation) -> String {
     let calls = experts.local + experts.remote + experts.fallback;
     let share = |part: u64| 100.0 * part as f64 / calls.max(1) as f64;
     let mut text = format!(
-        "{dim}{} tokens, the first after {:.0} ms, then {:.0} tokens/s; experts: {} here, {} remote ({:.0} %)",
+        "{dim}{} {}, TTFT {:.0} ms, {:.0} tokens/s; expert calls: {} local, {} remote ({:.0} %)",
         usage.completion_tokens,
+        if usage.completion_tokens == 1 { "token" } else { "tokens" },
         1e3 * generation.timings.ttft_s,
         generation.tokens_per_second(),
         experts.local,
@@ -253,10 +252,10 @@ fn figures(generation: &Generation) -> String {
         share(experts.remote),
     );
     if experts.fallback > 0 {
-        text += &format!(", {} here because no remote function answered", experts.fallback);
+        text += &format!(", {} by local fallback", experts.fallback);
     }
     if generation.finish_reason == "length" {
-        text += "; cut off at the limit of tokens";
+        text += "; stopped at the token limit";
     }
     format!("{text}{dim:#}\n")
 }

@@ -97,7 +97,7 @@ async fn look(client: &Client<HttpConnector, Full<Bytes>>, args: &TopArgs) -> Re
     let request = request.body(Full::default()).map_err(|error| failed(&error))?;
     let answered = async {
         let response = client.request(request).await.map_err(|error| match error.is_connect() {
-            true => failed(&"nobody listens there; `remoe ps` says what runs on this machine, and where"),
+            true => failed(&"connection failed; see `remoe ps` for the endpoints on this machine"),
             false => failed(&error),
         })?;
         let status = response.status();
@@ -141,12 +141,12 @@ fn show(page: &StatusPage) -> String {
         "state",
         "running",
         "waiting",
-        "quiet",
-        "sleeps after",
+        "idle for",
+        "idle window",
         "wakes",
-        "last",
+        "last wake",
         "group wakes",
-        "an hour",
+        "cost/hour",
         "paid",
         "functions",
     ];

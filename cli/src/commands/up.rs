@@ -75,8 +75,10 @@ pub(crate) async fn run(args: &UpArgs, as_json: bool, progress: &Arc<Progress>) 
     let traces = traces()?;
     let front = Front::open(args, &asked, (keys, key_file), &prices, listener, traces.clone())?;
     let names = front.models.iter().map(|model| model.name().to_owned()).collect();
-    let _registered = running::register("up", names, Some(format!("http://{}", front.address)))
-        .inspect_err(|error| print_warning(&format!("`remoe ps` will not show this: {}", error.message)));
+    let _registered =
+        running::register("up", names, Some(format!("http://{}", front.address))).inspect_err(|error| {
+            print_warning(&format!("`remoe ps` cannot list this process: {}", error.message));
+        });
     let (mut kept, end) = (JoinSet::new(), watch::Sender::new(None));
     let started = tokio::select! {
         started = start(args, asked, &front, (&secret, &pricing), (&mut kept, end.subscribe()), as_json, progress) => Some(started),
@@ -124,7 +126,9 @@ fn keys(args: &UpArgs) -> Result<(Keys, Option<KeyFile>), CliError> {
     if args.api_key.as_deref() == Some("")
         && std::env::var_os("REMOE_API_KEY").is_none_or(|key| !key.is_empty())
     {
-        return Err(CliError::arguments("--api-key", "is empty; leave it out to serve without a key"));
+        let message =
+            "invalid --api-key: expected a key, got an empty string; omit the flag to serve without a key";
+        return Err(CliError::arguments("--api-key", message));
     }
     let (file, keys) = match &args.keys {
         None => (None, Keys::none()),
@@ -145,10 +149,11 @@ fn with_own_key(keys: Keys, own: Option<&str>) -> Result<Keys, String> {
     let Some(own) = own.filter(|key| !key.is_empty()) else { return Ok(keys) };
     // What clients send is read without spaces around it.
     if own.trim() != own {
-        return Err("begins or ends with a space or a line's end; leave it out".to_owned());
+        return Err("invalid --api-key: expected no whitespace at its ends".to_owned());
     }
     keys.with_key("default", own).ok_or_else(|| {
-        "is a key of --keys too, or that file has a tenant called default; leave one of them out".to_owned()
+        "invalid --api-key: --keys already contains this key or a tenant named default; remove one of them"
+            .to_owned()
     })
 }
 
@@ -165,19 +170,29 @@ fn secret() -> Result<String, CliError> {
 fn ask(args: &UpArgs, secret: &str) -> Result<Vec<Asked>, CliError> {
     let locations: Vec<_> = [&args.deployment.source.model].into_iter().chain(&args.further).collect();
     if args.served_model_name.len() > locations.len() {
-        let message =
-            format!("names {} models; {} are served", args.served_model_name.len(), locations.len());
+        let message = format!(
+            "invalid --served-model-name: expected one name per model, at most {}, got {}",
+            locations.len(),
+            args.served_model_name.len()
+        );
         return Err(CliError::arguments("--served-model-name", message));
     }
     if locations.len() > 1 && args.deployment.plan.is_some() {
-        return Err(CliError::arguments("--plan", "is of one model; several are served"));
+        let message = format!(
+            "invalid --plan: a plan places one model, got {} models; serve them separately, or omit the flag",
+            locations.len()
+        );
+        return Err(CliError::arguments("--plan", message));
     }
     let mut asked: Vec<Asked> = Vec::new();
     for (number, location) in locations.into_iter().enumerate() {
         let one = start::ask(args, location, args.served_model_name.get(number).cloned(), secret)?;
         let name = one.wanted.name();
         if asked.iter().any(|other| other.wanted.name() == name) {
-            let message = format!("two models are called {name}; name each of them, in order");
+            let message = format!(
+                "invalid --served-model-name: two models are named {name}; give the flag once per model, in \
+                 order"
+            );
             return Err(CliError::arguments("--served-model-name", message));
         }
         asked.push(one);
@@ -190,7 +205,7 @@ fn listen(address: SocketAddr, flag: &str) -> Result<TcpListener, CliError> {
         field: Some(flag.to_owned()),
         ..CliError::runtime(match error.kind() {
             std::io::ErrorKind::AddrInUse => format!(
-                "cannot listen on {address}: it is taken; `remoe ps` says whether by a model, port 0 takes any free one"
+                "cannot listen on {address}: address in use; see `remoe ps`, or use {flag} 0 for a free port"
             ),
             _ => error.to_string(),
         })
@@ -270,9 +285,7 @@ impl Front {
         }
         if let Some(file) = key_file {
             let own = args.api_key.clone();
-            let checked = move |keys| {
-                with_own_key(keys, own.as_deref()).map_err(|message| format!("--api-key {message}"))
-            };
+            let checked = move |keys| with_own_key(keys, own.as_deref());
             tokio::spawn(file.follow(gateway.clone(), checked));
         }
         let server = tokio::spawn(gateway.serve(listener, stop.clone()));
@@ -288,7 +301,7 @@ impl Front {
         let left =
             || self.models.iter().map(|model| model.load()).map(|(waiting, running)| waiting + running).sum();
         let (what, limit) = (requests(left()), (DRAIN + END).as_secs());
-        progress.line(&format!("draining {what}, up to {limit} s; Ctrl-C again to stop at once"));
+        progress.line(&format!("draining {what} for up to {limit} s; press Ctrl-C again to stop at once"));
         progress.doing("draining");
         let all_ended = async {
             while left() > 0 {
@@ -331,7 +344,7 @@ fn named(args: &UpArgs, prices: &Prices) -> String {
         (_, false) => stated.join(", "),
         (Some(path), true) => path.display().to_string(),
         (None, true) => format!(
-            "default, of no provider: {} dollars per core hour, {} per GB hour",
+            "defaults (no provider): ${} per core hour, ${} per GB hour",
             prices.cpu_core_hour, prices.memory_gb_hour
         ),
     }
@@ -356,7 +369,7 @@ async fn start(
     progress: &Arc<Progress>,
 ) -> Result<(), CliError> {
     let mut authorization = HeaderValue::from_str(&format!("Bearer {secret}"))
-        .map_err(|error| CliError::runtime(format!("cannot write a key: {error}")))?;
+        .map_err(|error| CliError::runtime(format!("cannot create the internal API key: {error}")))?;
     authorization.set_sensitive(true);
     // No two runs begin in the same millisecond and write the same ledger.
     let run: Arc<str> = format!("{:x}", Books::now() / 1_000_000).into();

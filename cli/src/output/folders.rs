@@ -30,7 +30,7 @@ pub(crate) fn make(flag: &str, folder: &Path) -> Result<(), CliError> {
     match std::fs::create_dir(folder) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists || !folder.is_dir() => Err(CliError {
             path: Some(folder.to_owned()),
-            ..CliError::arguments(flag, format!("cannot make the folder {}: {error}", folder.display()))
+            ..CliError::arguments(flag, format!("cannot create {}: {error}", folder.display()))
         }),
         _ => Ok(()),
     }
@@ -39,6 +39,6 @@ pub(crate) fn make(flag: &str, folder: &Path) -> Result<(), CliError> {
 fn missing(flag: &str, folder: &Path) -> CliError {
     CliError {
         path: Some(folder.to_owned()),
-        ..CliError::arguments(flag, format!("there is no folder {}; make it first", folder.display()))
+        ..CliError::arguments(flag, format!("missing folder {}; create it first", folder.display()))
     }
 }

@@ -117,14 +117,14 @@ impl Progress {
             Event::Stopped { .. } | Event::Started { .. } => {}
             Event::Routed { problems, .. } => {
                 for problem in problems {
-                    line(format!("remote function not usable: {problem}"));
+                    line(format!("cannot use a remote function: {problem}"));
                 }
             }
             Event::Overruled { generation } => line(format!(
-                "main follows generation {generation}, which is not of this deployment: somebody else \
-                 speaks to its control address; the deployment's own placement is put in force again"
+                "main reports unknown routing generation {generation}: another process uses its control address; \
+                 restoring this deployment's placement"
             )),
-            Event::RoutingFailed { message } => line(format!("routing failed: {message}")),
+            Event::RoutingFailed { message } => line(format!("cannot apply the placement: {message}")),
         }
     }
 }

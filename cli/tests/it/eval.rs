@@ -138,7 +138,7 @@ fn prices_that_cannot_be_are_refused() {
     };
     with("cpuCoreHour: 0\nmemoryGBHour: 0.004\n", "cpuCoreHour", "above 0");
     with("cpuCoreMinute: 1\nmemoryGBHour: 0.004\n", "cpuCoreMinute", "unknown field");
-    with("cpuCoreHour: 0.04\nmemoryGBHour: 0.004\ngpuHour: 2\n", "gpuMemoryMB", "missing");
+    with("cpuCoreHour: 0.04\nmemoryGBHour: 0.004\ngpuHour: 2\n", "gpuMemoryMB", "required with gpuHour");
     let missing = folder.path().join("none.yaml");
     refused(&["--pricing", missing.to_str().unwrap()], "--pricing", "cannot read");
 }
@@ -153,7 +153,7 @@ fn profiles_of_another_model_or_cut_short_are_refused() {
     let text = serde_json::to_string(&profile).unwrap();
     let arguments = ["--model", model.to_str().unwrap(), "--profile", path.to_str().unwrap()];
     fs::write(&path, &text).unwrap();
-    refused(&arguments, "model", "make a profile of this model");
+    refused(&arguments, "model", "profile of another checkpoint");
     fs::write(&path, &text[..text.len() / 2]).unwrap();
     let output = run(&[&["eval", "--json"], &arguments[..]].concat());
     assert_eq!(output.status.code(), Some(2), "{output:?}");
@@ -184,7 +184,7 @@ fn predictions_are_worth_what_plans_by_them_save() {
         for worth in of {
             let rows = worth["rows"].as_array().unwrap();
             let names: Vec<&str> = rows.iter().map(|row| row["name"].as_str().unwrap()).collect();
-            let means = ["the workload's mean", "used of late", "the first hour's mean"];
+            let means = ["the workload's mean", "recent usage", "the first hour's mean"];
             let planned_by =
                 [&["oracle", "blend", "tokens", "sps"][..], &means, &["dop", "uniform"]].concat();
             assert_eq!(names, planned_by);

@@ -193,13 +193,13 @@ fn a_conversation_at_a_terminal() {
     talk.shows(">>> ");
     talk.types("hello\r");
     talk.shows("0,1,2");
-    talk.shows("experts: 10 here, 20 remote (65 %), 1 here because no remote function answered");
+    talk.shows("expert calls: 10 local, 20 remote (65 %), 1 by local fallback");
     talk.types("/set temperature 0.5\r");
     talk.shows("temperature: 0.5");
     talk.types("/set temperature 9\r");
-    talk.shows("must be from 0 to 2");
+    talk.shows("invalid temperature: expected 0 to 2");
     talk.types("/nonsense\r");
-    talk.shows("there is no command /nonsense");
+    talk.shows("unknown command /nonsense");
     // A line that was begun is thrown away, and the conversation goes on.
     talk.shows(">>> ");
     talk.types("half a li\x03");
@@ -296,5 +296,5 @@ fn a_resource_is_served_as_its_flags_would_be() {
     let model = fixture("mixtral-basic");
     let output = machine.remoe(&["up", &model, "--file", file, "--port", &port]).output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.contains("left out: spec.replicas") && said.contains("cannot listen"), "{said}");
+    assert!(said.contains("outside a cluster: spec.replicas") && said.contains("cannot listen"), "{said}");
 }

@@ -50,7 +50,7 @@ impl ListRegime {
             },
             Self {
                 name: "nodes-rare",
-                title: "Nodes as they are sold, may go",
+                title: "Nodes as they are sold, released when idle",
                 window: Some(IDLE_SECONDS),
                 ..always.clone()
             },
@@ -120,11 +120,11 @@ impl ListRegime {
     fn limits(&self) -> String {
         let most = |of: fn(&ListedNode) -> f64| self.nodes.iter().map(of).fold(0.0, f64::max);
         let when = match self.window {
-            Some(window) => format!("nodes go after {window:.0} s without requests"),
-            None => "nodes are always there".to_owned(),
+            Some(window) => format!("nodes are released after {window:.0} s without requests"),
+            None => "nodes are always rented".to_owned(),
         };
         format!(
-            "first token {:.0} s, each further one {:.0} ms; {} shapes up to {:.0} vCPUs, {:.0} GB and {:.0} GPUs; \
+            "TTFT {:.0} s, TPOT {:.0} ms; {} shapes up to {:.0} vCPUs, {:.0} GB and {:.0} GPUs; \
              {when}",
             self.slo.ttft_seconds,
             self.slo.tpot_seconds * 1e3,

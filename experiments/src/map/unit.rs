@@ -191,7 +191,7 @@ impl UnitRegime {
     /// # Errors
     /// No problem can be made of the model.
     pub fn cell(&self, subject: &Subject, per_day: f64) -> Result<Cell, ExperimentError> {
-        let mut offers: Vec<Offer> = WAYS.map(|way| absent(way, "there is no GPU at these prices")).into();
+        let mut offers: Vec<Offer> = WAYS.map(|way| absent(way, "no GPU in the price list")).into();
         for gpus in self.gpus() {
             for window in self.windows {
                 let problem = self.problem(subject, per_day, gpus, *window)?;
@@ -296,7 +296,7 @@ impl UnitRegime {
 
     fn limits(&self) -> String {
         let mut text = format!(
-            "first token {:.0} s, each further one {:.0} ms; functions up to {:.0} GB and {:.0} vCPUs",
+            "TTFT {:.0} s, TPOT {:.0} ms; functions up to {:.0} GB and {:.0} vCPUs",
             self.slo.ttft_seconds,
             self.slo.tpot_seconds * 1e3,
             self.place.largest_gb,
@@ -309,13 +309,14 @@ impl UnitRegime {
         match (cold, self.windows.iter().flatten().next()) {
             (Some(cold), Some(window)) => {
                 text += &format!(
-                    "; each way stays or ends after {window:.0} s without requests, whichever is cheaper, and \
-                     answers within {cold:.0} s from nothing; loading {:.0} GB/s a main and {:.0} a remote function",
+                    "; each placement stays or scales to zero after {window:.0} s without requests, whichever is \
+                     cheaper, with a cold TTFT of at most {cold:.0} s; a main function loads {:.0} GB/s, a remote \
+                     one {:.0} GB/s",
                     self.starts.main.load_bytes_per_second / GB,
                     self.starts.remote.load_bytes_per_second / GB,
                 );
             }
-            _ => text += "; functions are always there",
+            _ => text += "; functions always run",
         }
         text
     }

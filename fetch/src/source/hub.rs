@@ -45,7 +45,7 @@ impl HubServer {
         let what = || "HF_TOKEN".to_owned();
         let token = variable("HF_TOKEN").map(|token| Secret(token.trim().to_owned()));
         if token.as_ref().is_some_and(|token| bearer(token).is_none()) {
-            let problem = "holds characters that no token has".to_owned();
+            let problem = "invalid characters in the token".to_owned();
             return Err(FetchError::Settings { what: what(), problem });
         }
         let endpoint = match url_variable("HF_ENDPOINT")? {

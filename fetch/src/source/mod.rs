@@ -56,12 +56,13 @@ impl Source {
     pub(crate) fn advice(&self) -> &'static str {
         match self {
             Self::Hub(_) => {
-                "set HF_TOKEN to a token that may read this repository, and accept its conditions where it has any"
+                "set HF_TOKEN to a token that may read this repository, and accept its conditions, if any"
             }
             Self::S3(_) => {
-                "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN and AWS_REGION, what the key may read, and the clock"
+                "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN and AWS_REGION, the permissions of \
+                 the key, and the clock"
             }
-            Self::Web(_) => "web servers are read without credentials",
+            Self::Web(_) => "credentials for web servers are not supported",
         }
     }
 
@@ -113,9 +114,9 @@ fn url_variable(name: &str) -> Result<Option<Url>, FetchError> {
     // The text is not repeated: a URL can hold a password.
     let wrong = |problem: &str| FetchError::Settings { what: name.to_owned(), problem: problem.to_owned() };
     let url =
-        Url::parse(text.trim_end_matches('/')).map_err(|error| wrong(&format!("is no URL: {error}")))?;
+        Url::parse(text.trim_end_matches('/')).map_err(|error| wrong(&format!("invalid URL: {error}")))?;
     if !matches!(url.scheme(), "http" | "https") || url.query().is_some() || !url.username().is_empty() {
-        return Err(wrong("is no http:// or https:// URL of a server"));
+        return Err(wrong("expected an http:// or https:// URL without user and query"));
     }
     Ok(Some(url))
 }

@@ -68,7 +68,7 @@ impl S3 {
         let failed = |error: &dyn std::fmt::Display| {
             FetchError::Refused {
             place: format!("s3 at {}", self.base.host_str().unwrap_or_default()),
-            answer: format!("there are none to be had: {error}"),
+            answer: format!("no credentials: {error}"),
             advice: "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket"
                 .to_owned(),
         }

@@ -89,7 +89,7 @@ async fn a_server_that_fails_for_a_while_is_asked_again() {
     // What cannot pass is not asked again.
     content.change(|faults| (faults.failures, faults.status) = (1, 403));
     let said = prefetch(&store, 1_000_000..2_000_000).await.unwrap_err();
-    assert!(said.contains("refused (403"), "{said}");
+    assert!(said.contains("(403"), "{said}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -100,7 +100,7 @@ async fn a_server_that_falls_silent_is_given_up() {
     read(&store, "config.json").await.unwrap();
     content.change(|faults| faults.hang = true);
     let said = prefetch(&store, 1_000_000..2_000_000).await.unwrap_err();
-    assert!(said.contains("does not answer"), "{said}");
+    assert!(said.contains("cannot reach"), "{said}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -130,7 +130,7 @@ async fn a_server_without_ranges_is_told_of_once() {
         let output = output.end().await;
         let said = String::from_utf8(output.stderr).unwrap();
         assert!(output.status.success(), "{said}");
-        said.lines().filter(|line| line.contains("does not answer range requests")).count()
+        said.lines().filter(|line| line.contains("lacks range requests")).count()
     };
     assert_eq!(copied("one").await, 0);
     content.change(|faults| faults.no_ranges = true);
@@ -154,7 +154,7 @@ async fn versions_are_never_mixed() {
         std::fs::write(model.path().join(WEIGHTS), &new).unwrap();
         content.change(|faults| faults.version += 1);
         let said = prefetch(&store, 5_000_000..6_000_000).await.unwrap_err();
-        assert!(said.contains("has changed"), "{said}");
+        assert!(said.contains("changed at its source"), "{said}");
         let fresh = connect(&web.model(), &cache).await.unwrap();
         assert_eq!(read(&fresh, WEIGHTS).await.unwrap(), new);
         // Who reads what it has goes on with the version that it opened.

@@ -14,6 +14,8 @@ use std::sync::Arc;
 /// A remote group that the main function may say nothing of: it sleeps beside it, or is being started.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApartGroup {
+    /// `group-0`, or `layer-3`.
+    pub name: String,
     /// Its experts, as `LAYER:FIRST-LAST,..`.
     pub experts: String,
     /// Whether it sleeps.

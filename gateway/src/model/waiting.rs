@@ -53,11 +53,11 @@ pub(super) fn answer(answers: Vec<Answer>) {
 }
 
 pub(super) fn closed() -> ServiceError {
-    ServiceError::new(ErrorCode::Unavailable, "the server is shutting down; try again later")
+    ServiceError::new(ErrorCode::Unavailable, "the server is shutting down; retry later")
 }
 
 pub(super) fn full() -> ServiceError {
-    ServiceError::new(ErrorCode::ResourceExhausted, "too many requests run or wait; try again later")
+    ServiceError::new(ErrorCode::ResourceExhausted, "queue full: too many requests run or wait; retry later")
 }
 
 /// A request in the queue. It leaves when this is dropped.
@@ -85,7 +85,7 @@ impl Waiter {
             Ok(Err(_dropped)) => Err(closed()),
             Err(_late) => Err(ServiceError::new(
                 ErrorCode::Unavailable,
-                "no function was ready within the time that the request may take; try again later",
+                "queue deadline exceeded: no main function was ready in time; retry later",
             )),
         }
     }

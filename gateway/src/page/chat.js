@@ -1,8 +1,8 @@
-// The conversation, and what both halves of the page share: the key, the model, and how the server is asked.
+// The chat, and the parts that both modules share: API key, model and requests to the server.
 
 const by = (id) => document.getElementById(id);
 
-/** Asks the server; an answer that is none becomes an Error with the server's own words. */
+/** Sends a request; throws an Error with the server's message if it failed. */
 export async function ask(path, options = {}) {
   const key = sessionStorage.getItem("key");
   const headers = { ...options.headers, ...(key ? { authorization: `Bearer ${key}` } : {}) };
@@ -19,7 +19,7 @@ export function problem(error) {
 
 export const model = () => by("model").value;
 
-/** Fills the list of models; true where there is one. */
+/** Fills the list of models; true if there is one. */
 export async function loadModels() {
   const { data } = await (await ask("/v1/models")).json();
   const before = model();
@@ -52,7 +52,7 @@ function note(place, text, kind) {
   by("messages").scrollTop = by("messages").scrollHeight;
 }
 
-/** The events of a stream, parsed. */
+/** Yields the parsed events of a stream. */
 async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -69,13 +69,14 @@ async function* events(response) {
 }
 
 function figures({ completion_tokens: tokens, remoe }) {
-  if (!remoe) return `${tokens} tokens`;
+  const count = `${tokens} ${tokens === 1 ? "token" : "tokens"}`;
+  if (!remoe) return count;
   const { local, remote, fallback } = remoe.experts;
   const rate = remoe.decode_s > 0 ? (tokens - 1) / remoe.decode_s : 0;
   const share = Math.round((100 * remote) / Math.max(1, local + remote + fallback));
   const cost = remoe.cost ? `; $${(remoe.cost.total / 1e9).toLocaleString("en", { maximumSignificantDigits: 3 })}` : "";
-  return `${tokens} tokens, the first after ${Math.round(1000 * remoe.ttft_s)} ms, then ${Math.round(rate)} tokens/s; ` +
-    `experts: ${local} here, ${remote} remote (${share} %)${fallback ? `, ${fallback} by fallback` : ""}${cost}`;
+  return `${count}, TTFT ${Math.round(1000 * remoe.ttft_s)} ms, ${Math.round(rate)} tokens/s; ` +
+    `expert calls: ${local} local, ${remote} remote (${share} %)${fallback ? `, ${fallback} by fallback` : ""}${cost}`;
 }
 
 function request() {
@@ -118,7 +119,7 @@ async function send(text) {
   } catch (error) {
     note(place, error.name === "AbortError" ? "stopped" : error.message, error.name === "AbortError" ? "figures" : "error");
   }
-  // What failed without a word is asked anew, not remembered.
+  // A request without an answer is dropped from the conversation.
   if (answer) mine.push({ role: "assistant", content: answer });
   else mine.pop();
   running = null;

@@ -1,14 +1,14 @@
-// Where every expert lives, how busy it is, the plan, its rivals and the model's card: looked at again and again.
+// Expert placement, load of functions, plan, baselines and model card: polled once a second.
 
 import { ask, loadModels, model, problem } from "./chat.js";
 
 const by = (id) => document.getElementById(id);
 const LOOK_MS = 1000;
-/** What was used counts half after so many looks. */
+/** Polls after which usage counts half. */
 const HALF_LIFE = 3;
 const CELL = 14;
 const MARGIN = 26;
-/** Hues of functions: told apart in light and dark, and by most who see colours otherwise. */
+/** Hues of functions: distinct in light and dark themes, and with most kinds of colour blindness. */
 const COLOURS = ["#c2571a", "#2f7fc1", "#1f9d73", "#b0449f", "#a58a12", "#6a5fd0", "#cf4d63", "#4c8f2f"];
 
 let seen = { model: null, pairs: new Map(), heat: new Map(), cells: new Map(), shape: "" };
@@ -39,7 +39,7 @@ function hosts(page) {
   return of;
 }
 
-/** Groups by their first expert: they keep their names and colours when they sleep and wake. */
+/** Groups by name, then by their first expert: they keep their rows and colours when they sleep and wake. */
 function sorted(groups) {
   const first = (group) => {
     const [layer, experts] = listing(group.experts).entries().next().value ?? [Infinity, [Infinity]];
@@ -47,25 +47,29 @@ function sorted(groups) {
   };
   return groups
     .map((group) => [first(group), group])
-    .sort(([[layer, expert]], [[other, another]]) => layer - other || expert - another)
+    .sort(
+      ([[layer, expert], group], [[other, another], second]) =>
+        (group.name ?? "").localeCompare(second.name ?? "", "en", { numeric: true }) || layer - other || expert - another,
+    )
     .map(([, group]) => group);
 }
 
 // The first is the main function's alone.
 const colour = (number) => COLOURS[number === 0 ? 0 : 1 + ((number - 1) % (COLOURS.length - 1))];
-const name = (number) => (number === 0 ? "main" : `group ${number - 1}`);
+/** A function by its name; a group that the server cannot name, by its number on this page. */
+const name = (page, number) => (number === 0 ? "main" : page.groups[number - 1]?.name || `unnamed group ${number}`);
 
-/** What a group does that the main function does not call. */
+/** State of a group that the main function does not call. */
 const apart = (group) => (group?.asleep ? "asleep" : group?.starting ? "starting" : null);
 
-/** What each expert was used since the last look joins what is left of before. */
+/** Adds the usage of each expert since the last poll to its faded usage before. */
 function warm(page) {
   const fade = 0.5 ** (1 / HALF_LIFE);
   for (const { layer, pairs } of page.experts) {
     pairs.forEach((count, expert) => {
       const key = `${layer}:${expert}`;
       const before = seen.pairs.get(key) ?? count;
-      // A main function that was started anew counts from the beginning.
+      // A restarted main function counts from zero.
       const fresh = count >= before ? count - before : count;
       seen.heat.set(key, (seen.heat.get(key) ?? 0) * fade + fresh);
       seen.pairs.set(key, count);
@@ -118,7 +122,7 @@ function label(text, x, y) {
   return place;
 }
 
-/** Points at an expert and says what is known of it. */
+/** Selects an expert and describes it. */
 function move(row, column) {
   const layer = last?.experts[row];
   if (!layer) return;
@@ -131,9 +135,9 @@ function move(row, column) {
   const share = whole ? ((100 * layer.pairs[at.column]) / whole).toFixed(1) : "0.0";
   const state = apart(last.groups[number - 1]);
   const sleeps = state ? `, which is ${state}` : "";
-  const where = number === undefined ? "in no function" : `in ${name(number)}${sleeps}`;
+  const where = number === undefined ? "in no function" : `in ${name(last, number)}${sleeps}`;
   by("cell").textContent =
-    `Layer ${layer.layer}, expert ${at.column}: ${where}, used ${layer.pairs[at.column]} times (${share} % of its layer)`;
+    `Layer ${layer.layer}, expert ${at.column}: ${where}, used ${counted(layer.pairs[at.column], "time")} (${share} % of its layer)`;
 }
 
 by("map").addEventListener("keydown", (event) => {
@@ -175,12 +179,12 @@ function swatch(number, text) {
 }
 
 function functions(page) {
-  const lines = page.main ? [row([swatch(0, "main"), page.main.experts, "beside the engine", busy(page.main.busy)])] : [];
+  const lines = page.main ? [row([swatch(0, "main"), page.main.experts, "local", busy(page.main.busy)])] : [];
   page.groups.forEach((group, number) => {
     const copies = group.replicas > 1 ? ` (${group.replicas} replicas)` : "";
     const addresses = apart(group) ?? group.functions.map((one) => one.address).join(" ");
     const use = apart(group) ? "" : busy(group.busy);
-    lines.push(row([swatch(number + 1, name(number + 1) + copies), group.experts, addresses, use]));
+    lines.push(row([swatch(number + 1, name(page, number + 1) + copies), group.experts, addresses, use]));
   });
   by("functions").tBodies[0].replaceChildren(...lines);
 }
@@ -188,19 +192,35 @@ function functions(page) {
 const time = (seconds) => ({
   number: seconds == null ? "" : seconds >= 1 ? `${seconds.toFixed(2)} s` : `${(1000 * seconds).toPrecision(3)} ms`,
 });
+/** "1 request", "2 requests". */
+const counted = (number, word) => `${number} ${word}${number === 1 ? "" : "s"}`;
+/** Limits that baselines can violate, by the names that the server has for them. */
+const LIMITS = {
+  ttft: "TTFT",
+  tpot: "TPOT",
+  cold_ttft: "TTFT of a cold request",
+  cold_share: "share of cold requests",
+  load: "utilisation of the main functions",
+  mains: "number of main functions",
+  main: "memory of the main function",
+  vcpus_main: "vCPUs of the main function",
+  spec_main: "memory of the main function (not an allowed size)",
+  gpu: "GPU memory",
+};
+const limitName = (limit) => LIMITS[limit] ?? limit;
 const dollars = (cost) => ({ number: cost == null ? "" : `$${(1e6 * cost).toFixed(2)}` });
 
 function plan(page) {
   const { expected, measured, rivals } = page;
   by("plan").textContent = page.planned
-    ? "This placement was planned for what requests are like and what machines cost. Its rivals serve the same requests without remote experts."
-    : "Nobody planned this placement: flags or a file say where experts live, so nothing is known of its cost. `remoe up` without placement flags plans.";
+    ? "Planned for this workload and price list. The baselines serve the same requests without remote experts."
+    : "Manual placement: no cost estimate. Start without placement flags to plan one.";
   const lines = [];
-  if (expected) lines.push(row(["the plan, as expected of a typical request", time(expected.ttft_s), time(expected.tpot_s), dollars(expected.cost), ""]));
-  if (measured?.expected) lines.push(row(["the plan, as expected of the requests so far", time(measured.expected.ttft_s), time(measured.expected.tpot_s), dollars(measured.expected.cost), ""]));
-  if (measured) lines.push(row([`measured, mean of ${measured.requests}`, time(measured.ttft_s), time(measured.tpot_s), dollars(measured.cost), ""]));
+  if (expected) lines.push(row(["plan, typical request", time(expected.ttft_s), time(expected.tpot_s), dollars(expected.cost), ""]));
+  if (measured?.expected) lines.push(row(["plan, requests so far", time(measured.expected.ttft_s), time(measured.expected.tpot_s), dollars(measured.expected.cost), ""]));
+  if (measured) lines.push(row([`measured, mean of ${counted(measured.requests, "request")}`, time(measured.ttft_s), time(measured.tpot_s), dollars(measured.cost), ""]));
   for (const rival of rivals) {
-    const limits = rival.violations.length ? `misses ${rival.violations.join(", ")}` : "kept";
+    const limits = rival.violations.length ? `violates ${rival.violations.map(limitName).join(", ")}` : "met";
     lines.push(row([rival.name, time(rival.ttft_s), time(rival.tpot_s), dollars(rival.cost), limits]));
   }
   by("rivals").hidden = lines.length === 0;
@@ -220,11 +240,11 @@ function card({ card: facts, model: served }) {
   const pairs = [
     ["name", served],
     ["family", facts.family],
-    ["experts", `${facts.moe_layers.length} layers of ${facts.experts}, ${facts.top_k} for a token` + (facts.shared_experts ? `, ${facts.shared_experts} shared` : "")],
-    ["weights", `${bytes(facts.total_bytes)}; an expert has ${bytes(facts.expert_bytes)}`],
-    ["context", `${facts.context_length} tokens, ${bytes(facts.kv_bytes_per_token)} of keys and values for each`],
+    ["experts", `${facts.moe_layers.length} layers of ${facts.experts}, top-${facts.top_k}` + (facts.shared_experts ? `, ${facts.shared_experts} shared` : "")],
+    ["weights", `${bytes(facts.total_bytes)}; ${bytes(facts.expert_bytes)} per expert`],
+    ["context", `${facts.context_length} tokens, ${bytes(facts.kv_bytes_per_token)} of KV cache per token`],
     ["vocabulary", `${facts.vocab_size} tokens`],
-    ["computed", `in ${facts.compute_dtype} on ${facts.device}, ${facts.operations} operations`],
+    ["compute", `${facts.compute_dtype} on ${facts.device}, ${facts.operations} backend`],
     ["numerics", facts.numerics_class],
     ["fingerprint", facts.fingerprint],
   ];
@@ -254,11 +274,13 @@ async function look() {
       functions(page);
     } else if (!last || last.model !== page.model) {
       by("functions").replaceChildren();
-      by("cell").textContent = "Nothing runs: where experts live is known when the next request has started the functions.";
+      by("cell").textContent = page.state === "asleep"
+        ? "Scaled to zero. The placement appears when the next request wakes the model."
+        : "No placement yet. It appears when a main function is ready.";
     }
   } catch (error) {
     by("state").textContent = "";
-    problem(error.status ? error : new Error("the server does not answer"));
+    problem(error.status ? error : new Error("cannot reach the server"));
     if (error.status === 401 && document.activeElement === document.body) by("key").focus();
   }
 }

@@ -343,7 +343,7 @@ async fn keys_are_asked_for_everywhere_but_for_health() {
     assert!(models.contains(r#""id":"m""#) && models.contains(r#""state":"active""#), "{models}");
     let (head, text) = stage.ask(&json!({"model": "n"}), &[("authorization", "Bearer secret-one")]).await;
     assert_eq!(head.status().as_u16(), 404, "{text}");
-    assert!(text.contains("The model `n` does not exist; this server has `m`"), "{text}");
+    assert!(text.contains("The model `n` does not exist; available: `m`"), "{text}");
     // Neither the key nor what a client claims about itself reaches a function.
     let claims = [
         ("authorization", "Bearer secret-one"),

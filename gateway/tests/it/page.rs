@@ -86,23 +86,34 @@ async fn groups_that_sleep_or_start_are_listed_until_they_are_called() {
     let groups = async || {
         let (_, text) = stage.get("/v1/placement", None).await;
         let page = serde_json::from_str::<Value>(&text).unwrap();
-        let line =
-            |group: &Value| ["experts", "asleep", "starting", "replicas"].map(|field| group[field].clone());
+        let line = |group: &Value| {
+            ["name", "experts", "asleep", "starting", "replicas"].map(|field| group[field].clone())
+        };
         page["groups"].as_array().unwrap().iter().map(line).collect::<Vec<_>>()
     };
-    let called = [json!("0:0-3"), json!(false), json!(false), json!(1)];
-    let apart = |experts: &str, asleep| ApartGroup { experts: experts.to_owned(), asleep };
+    let called = [Value::Null, json!("0:0-3"), json!(false), json!(false), json!(1)];
+    let apart = |name: &str, experts: &str, asleep| ApartGroup {
+        name: name.to_owned(),
+        experts: experts.to_owned(),
+        asleep,
+    };
     assert_eq!(groups().await, slice::from_ref(&called));
-    stage.model.groups_are(vec![apart("0:4-7,1:4-7", true)], 0);
-    assert_eq!(groups().await, [called.clone(), [json!("0:4-7,1:4-7"), json!(true), json!(false), json!(0)]]);
+    stage.model.groups_are(vec![apart("group-1", "0:4-7,1:4-7", true)], 0);
+    assert_eq!(
+        groups().await,
+        [called.clone(), [json!("group-1"), json!("0:4-7,1:4-7"), json!(true), json!(false), json!(0)]]
+    );
     let (_, page) = stage.get("/metrics", None).await;
     assert!(page.contains("remoe_gateway_groups_asleep{model=\"m\"} 1"), "{page}");
     // It is about to sleep, or was woken: as long as the main function calls it, it is there.
-    stage.model.groups_are(vec![apart("0:0-3", true)], 0);
+    stage.model.groups_are(vec![apart("group-0", "0:0-3", true)], 0);
     assert_eq!(groups().await, slice::from_ref(&called));
     // It was woken, and is not called yet.
-    stage.model.groups_are(vec![apart("0:4-7,1:4-7", false), apart("0:0-3", false)], 0);
-    assert_eq!(groups().await, [called, [json!("0:4-7,1:4-7"), json!(false), json!(true), json!(0)]]);
+    stage.model.groups_are(vec![apart("group-1", "0:4-7,1:4-7", false), apart("group-0", "0:0-3", false)], 0);
+    assert_eq!(
+        groups().await,
+        [called, [json!("group-1"), json!("0:4-7,1:4-7"), json!(false), json!(true), json!(0)]]
+    );
     let (_, page) = stage.get("/metrics", None).await;
     assert!(page.contains("remoe_gateway_groups_asleep{model=\"m\"} 0"), "{page}");
 }

@@ -41,7 +41,12 @@ impl ConnectionLimits {
                 return default;
             };
             text.parse().ok().filter(|number| (1..=1_000_000).contains(number)).unwrap_or_else(|| {
-                tracing::warn!(name, text, default, "no whole number from 1 to 1000000: the default holds");
+                tracing::warn!(
+                    name,
+                    text,
+                    default,
+                    "invalid setting: expected 1 to 1000000, using the default"
+                );
                 default
             })
         };

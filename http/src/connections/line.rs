@@ -146,7 +146,7 @@ impl Line {
     ) -> Arc<Self> {
         let socket = socket.as_fd().try_clone_to_owned();
         if let Err(error) = &socket {
-            tracing::warn!(%error, "a connection has no deadlines");
+            tracing::warn!(%error, "cannot set the deadlines of a connection");
         }
         metrics.open.inc();
         let state = LineState::new(&limits, Instant::now(), let_in, socket.ok().map(Into::into));
@@ -207,7 +207,7 @@ impl Line {
 
     fn count(&self, wait: Wait) {
         self.metrics.ended.with_label_values(&[wait.as_str()]).inc();
-        tracing::debug!(reason = wait.as_str(), "ended a connection");
+        tracing::debug!(reason = wait.as_str(), "connection ended");
     }
 }
 

@@ -71,7 +71,7 @@ impl Listener for Guarded {
         let (stream, address) = Listener::accept(&mut self.listener).await;
         // Single tokens are small packets; they must not wait for each other.
         if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%error, "a connection keeps its delay");
+            tracing::debug!(%error, "cannot set TCP_NODELAY");
         }
         let slot = self.slot().await;
         let line = Line::open(&stream, self.door.is_none(), self.limits, self.metrics.clone(), slot);

@@ -20,7 +20,7 @@ impl ConnectionMetrics {
             ended: IntCounterVec::new(
                 Opts::new(
                     "remoe_http_connections_ended_total",
-                    "HTTP connections that were ended because the client brought no request (idle), had none when another needed its place (displaced) or did not take its answer (stalled).",
+                    "HTTP connections that the server ended, by reason: idle (no request came), displaced (had no request when another one needed its place), stalled (the client did not read its answer).",
                 ),
                 &["reason"],
             )?,

@@ -177,12 +177,12 @@ fn other_blocks_scales_and_forms_are_refused() {
     assert_eq!(blocks([128, 128], vec![1.0; 2]), Ok(()));
     assert_eq!(blocks([4, 32], vec![-0.0; 33 * 3]), Ok(()));
     for block in [[6, 32], [128, 48], [0, 128], [128, 0]] {
-        assert_eq!(blocks(block, vec![1.0; 2]), refused(block, "kernels compute from multiples of 4 x 32"));
+        assert_eq!(blocks(block, vec![1.0; 2]), refused(block, "expected blocks of multiples of 4 x 32"));
     }
-    let few = "a matrix of 130 x 70 has 2 of them, not 1";
+    let few = "expected 2 scales for a matrix of 130 x 70, got 1";
     assert_eq!(blocks([128, 128], vec![1.0]), refused([128, 128], few));
     for value in [f32::NAN, f32::INFINITY, 2f32.powi(119), 2f32.powi(-101)] {
-        let why = format!("kernels do not compute from a scale of {value:e}");
+        let why = format!("unsupported scale {value:e}");
         assert_eq!(blocks([128, 128], vec![1.0, value]), refused([128, 128], &why));
     }
 
@@ -202,5 +202,5 @@ fn other_blocks_scales_and_forms_are_refused() {
     let plain = ExpertShape::new(70, 130, Dtype::Bf16, Activation::Silu).unwrap();
     let mut builder = PackedExpertBuilder::new(plain, StoredDtype::Bf16).unwrap();
     let error = builder.fp8_rows(Matrix::Up, 0, &[0; 70], &scales).unwrap_err();
-    assert!(error.to_string().ends_with("as plain cannot be given as fp8"), "{error}");
+    assert!(error.to_string().ends_with("expected plain, got fp8"), "{error}");
 }

@@ -200,11 +200,11 @@ fn rows_are_looked_up_as_they_are_kept() {
                 let expected: Vec<u32> = kept.into_iter().map(|x| stored_bits(x, class.dtype)).collect();
                 assert_eq!(bits(&row, class.dtype), expected, "{class}, row {index} of {rows} x {inputs}");
             }
-            let beyond = KernelError::Dimension { what: "a row", value: rows, max: rows - 1 };
+            let beyond = KernelError::Dimension { what: "row", value: rows, max: rows - 1 };
             assert_eq!(matrix.read_row(rows, &mut row), Err(beyond));
             row.push(0);
             let (actual, expected) = (row.len(), row.len() - 1);
-            let length = KernelError::Length { what: "room for a row", actual, expected };
+            let length = KernelError::Length { what: "target of a row", actual, expected };
             assert_eq!(matrix.read_row(0, &mut row), Err(length));
         }
     }

@@ -53,12 +53,12 @@ type Grouped = BTreeMap<(u32, u32), usize>;
 
 /// The placement that the plan `json` means for `model`.
 pub(super) fn read(model: &[MoeLayer], json: &str) -> Result<Placement, PlacementError> {
-    let not_json = |error: serde_json::Error| PlacementError::new("", format!("is not a plan: {error}"));
+    let not_json = |error: serde_json::Error| PlacementError::new("", format!("invalid plan: {error}"));
     let mut value: Value = serde_json::from_str(json).map_err(not_json)?;
     // The planner's whole answer contains the plan.
     let plan = value.get_mut("plan").map(Value::take).unwrap_or(value);
     if !plan.is_object() {
-        return Err(PlacementError::new("", "is not a plan: no JSON object"));
+        return Err(PlacementError::new("", "invalid plan: expected a JSON object"));
     }
     let plan: PlanFile = serde_path_to_error::deserialize(plan).map_err(|error| {
         let at = error.path().to_string();
@@ -93,14 +93,17 @@ fn by_position(model: &[MoeLayer], plan: &PlanFile) -> Result<bool, PlacementErr
     let listed = plan.layers.len();
     let by_id = plan.layers.iter().filter(|entry| entry.layer.is_some()).count();
     if by_id != 0 && by_id != listed {
-        let message = "either every entry names its \"layer\", or none does";
+        let message = "expected \"layer\" in every entry or in none";
         return Err(PlacementError::new("layers", message));
     }
     if listed == 0 && !plan.groups.is_empty() {
         return Ok(false);
     }
     if by_id == 0 && listed != model.len() {
-        let message = format!("lists {listed} layers by position, the model has {} MoE layers", model.len());
+        let message = format!(
+            "expected one entry per MoE layer of the model ({}), got {listed}; or name layers with \"layer\"",
+            model.len()
+        );
         return Err(PlacementError::new("layers", message));
     }
     Ok(by_id == 0)
@@ -117,7 +120,7 @@ fn group(
     let wrong = |name: &str, message: String| PlacementError::new(format!("groups[{index}].{name}"), message);
     let listed = parse_listing(&entry.experts).map_err(|error| wrong("experts", error.to_string()))?;
     if listed.is_empty() {
-        return Err(wrong("experts", "is empty, a group hosts at least one expert".to_owned()));
+        return Err(wrong("experts", "is empty, expected at least one expert".to_owned()));
     }
     let mut hosted = Vec::with_capacity(listed.len());
     for set in listed {
@@ -127,9 +130,11 @@ fn group(
         };
         let Some(moe) = moe else {
             let message = match by_position {
-                true => {
-                    format!("there is no MoE layer at position {}: the model has {}", set.layer, model.len())
-                }
+                true => format!(
+                    "expected a position below {}, the number of MoE layers of the model, got {}",
+                    model.len(),
+                    set.layer
+                ),
                 false => not_moe(model, Some(set.layer)),
             };
             return Err(wrong("experts", message));
@@ -139,7 +144,7 @@ fn group(
                 return Err(wrong("experts", no_expert(expert, *moe)));
             }
             if let Some(other) = grouped.insert((moe.layer, expert), index) {
-                let message = format!("expert {expert} of layer {} is in groups[{other}] too", moe.layer);
+                let message = format!("expert {expert} of layer {} is already in groups[{other}]", moe.layer);
                 return Err(wrong("experts", message));
             }
         }
@@ -153,10 +158,10 @@ fn group(
     let cpu_millis = match entry.vcpus {
         None => None,
         Some(vcpus) if !(1e-3..=1e6).contains(&vcpus) => {
-            return Err(wrong("vcpus", format!("{vcpus} is not between 0.001 and 1e6")));
+            return Err(wrong("vcpus", format!("is {vcpus}, expected 0.001 to 1e6")));
         }
         Some(_) if entry.memory_bytes.is_none() => {
-            let message = "is stated without memory_bytes, a function is limited in both or in none";
+            let message = "requires memory_bytes: limit a function in both or in neither";
             return Err(wrong("vcpus", message.to_owned()));
         }
         // In range, so that the conversion is exact up to the rounding.
@@ -165,7 +170,7 @@ fn group(
     Ok(Group { hosted, replicas, memory_bytes: entry.memory_bytes, cpu_millis })
 }
 
-const EMPTY_FUNCTION: &str = "is 0, expected the bytes of a function with experts";
+const EMPTY_FUNCTION: &str = "is 0, expected the memory of a function in bytes";
 
 /// What an entry of `layers` makes remote beside the groups; none where groups host all of it.
 fn remote_set(
@@ -190,8 +195,8 @@ fn remote_set(
     if let Some((id, group)) = entry.remote.iter().find_map(|id| Some((id, group_of(id)?))) {
         if let Some(replicas @ 1..) = entry.replicas {
             let message = format!(
-                "is {replicas}, but groups[{group}] hosts expert {id}: experts in groups have the replicas of \
-                 their group, leave this out"
+                "is {replicas}, but groups[{group}] hosts expert {id}: its group sets the replicas; omit \
+                 this field"
             );
             return Err(PlacementError::new(format!("{field}.replicas"), message));
         }
@@ -199,7 +204,7 @@ fn remote_set(
             None => Ok(None),
             Some(index) => {
                 let message = format!(
-                    "expert {} is in no group, and expert {id} of the same entry is in groups[{group}]: list \
+                    "expert {} is in no group, but expert {id} of this layer is in groups[{group}]; list \
                      both in groups",
                     entry.remote[index]
                 );
@@ -220,14 +225,14 @@ fn remote_set(
 }
 
 fn no_expert(id: u32, moe: MoeLayer) -> String {
-    format!("expert {id} does not exist, layer {} has experts 0 to {}", moe.layer, moe.experts - 1)
+    format!("expected an expert from 0 to {} of layer {}, got {id}", moe.experts - 1, moe.layer)
 }
 
 fn not_moe(model: &[MoeLayer], layer: Option<u32>) -> String {
     let known: Vec<String> = model.iter().map(|moe| moe.layer.to_string()).collect();
     format!(
-        "{} is not an MoE layer of the model, which has {}",
-        layer.map_or_else(|| "it".to_owned(), |id| id.to_string()),
-        known.join(", ")
+        "expected an MoE layer of the model ({}), got {}",
+        known.join(", "),
+        layer.map_or_else(|| "none".to_owned(), |id| id.to_string())
     )
 }

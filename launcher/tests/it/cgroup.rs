@@ -52,7 +52,7 @@ async fn a_function_that_needs_too_much_memory_is_ended_and_that_is_said() {
     let greedy = "sleep 0.5; exec python3 -c 'x = bytearray(512 << 20)'";
     let ended = ending(cgroups.clone(), greedy, limits).await;
     assert_eq!(ended.signal, Some(9), "{ended:?}");
-    assert_eq!(ended.cause.as_deref(), Some("needed more memory than it may take"));
+    assert_eq!(ended.cause.as_deref(), Some("exceeded its memory limit"));
     let ended = ending(cgroups, "sleep 0.1; exit 7", limits).await;
     assert_eq!((ended.code, ended.cause), (Some(7), None));
 }

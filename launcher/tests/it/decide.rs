@@ -47,7 +47,7 @@ fn settled(desired: &Desired, instances: &[Instance]) -> RestartMemory {
 #[test]
 fn everything_is_started_at_once() {
     let actions = decide(&wanted(2), &[], &RestartMemory::default(), Time::ZERO);
-    assert_eq!(shown(&actions), ["start main", "start remote-0", "start remote-1"]);
+    assert_eq!(shown(&actions), ["start main", "start group-0-0", "start group-0-1"]);
 }
 
 #[test]
@@ -55,8 +55,8 @@ fn the_first_generation_waits_for_every_remote_function() {
     let desired = wanted(2);
     let mut instances = vec![
         instance("m", "main", listening()),
-        instance("a", "remote-0", listening()),
-        instance("b", "remote-1", Phase::Starting),
+        instance("a", "group-0-0", listening()),
+        instance("b", "group-0-1", Phase::Starting),
     ];
     let mut memory = RestartMemory::default();
     assert!(step(&desired, &instances, &mut memory, Time::ZERO).is_empty());
@@ -88,8 +88,8 @@ fn a_lost_remote_function_is_routed_around_and_brought_back() {
     let desired = wanted(2);
     let mut instances = vec![
         instance("m", "main", listening()),
-        instance("a", "remote-0", listening()),
-        instance("b", "remote-1", listening()),
+        instance("a", "group-0-0", listening()),
+        instance("b", "group-0-1", listening()),
     ];
     let mut memory = settled(&desired, &instances);
     instances[1].observed.phase = ended(None);
@@ -100,8 +100,8 @@ fn a_lost_remote_function_is_routed_around_and_brought_back() {
     instances.remove(1);
     assert!(step(&desired, &instances, &mut memory, now).is_empty(), "the pause is not over");
     let actions = step(&desired, &instances, &mut memory, now + FIRST_PAUSE);
-    assert_eq!(actions, ["start remote-0"]);
-    instances.push(instance("c", "remote-0", listening()));
+    assert_eq!(actions, ["start group-0-0"]);
+    instances.push(instance("c", "group-0-0", listening()));
     let actions = step(&desired, &instances, &mut memory, now + FIRST_PAUSE);
     assert_eq!(actions, ["route 3 m -> [b c]"]);
 }
@@ -111,8 +111,8 @@ fn a_new_main_function_gets_a_generation_of_its_own_at_once() {
     let desired = wanted(2);
     let mut instances = vec![
         instance("m", "main", listening()),
-        instance("a", "remote-0", listening()),
-        instance("b", "remote-1", listening()),
+        instance("a", "group-0-0", listening()),
+        instance("b", "group-0-1", listening()),
     ];
     let mut memory = settled(&desired, &instances);
     instances[0] = instance("n", "main", listening());
@@ -128,8 +128,8 @@ fn a_sleep_is_not_a_failure() {
     let mut desired = wanted(2);
     let mut instances = vec![
         instance("m", "main", listening()),
-        instance("a", "remote-0", listening()),
-        instance("b", "remote-1", listening()),
+        instance("a", "group-0-0", listening()),
+        instance("b", "group-0-1", listening()),
     ];
     let mut memory = settled(&desired, &instances);
     desired.asleep = true;
@@ -139,11 +139,11 @@ fn a_sleep_is_not_a_failure() {
     assert_eq!(step(&desired, &instances, &mut memory, now), ["forget m", "forget a", "forget b"]);
     assert!(step(&desired, &[], &mut memory, now).is_empty());
     desired.asleep = false;
-    assert_eq!(step(&desired, &[], &mut memory, now), ["start main", "start remote-0", "start remote-1"]);
+    assert_eq!(step(&desired, &[], &mut memory, now), ["start main", "start group-0-0", "start group-0-1"]);
     let mut instances = vec![
         instance("n", "main", listening()),
-        instance("c", "remote-0", listening()),
-        instance("d", "remote-1", Phase::Starting),
+        instance("c", "group-0-0", listening()),
+        instance("d", "group-0-1", Phase::Starting),
     ];
     assert!(step(&desired, &instances, &mut memory, now).is_empty(), "one of them is on its way");
     instances[2].observed.phase = ended(None);
@@ -154,6 +154,7 @@ fn a_sleep_is_not_a_failure() {
 fn skewed() -> Desired {
     let mut desired = wanted(6);
     for (at, function) in desired.functions.iter_mut().skip(1).enumerate() {
+        function.name = format!("group-{}-{}", at / 2, at % 2);
         function.hosted = vec![LayerExperts { layer: 1, experts: vec![at as u32 / 2] }];
     }
     desired.remote = vec![LayerExperts { layer: 1, experts: vec![0, 1, 2] }];
@@ -164,14 +165,14 @@ fn skewed() -> Desired {
 #[test]
 fn what_those_who_wait_need_most_starts_first() {
     let desired = skewed();
-    let started = ["main", "remote-2", "remote-4", "remote-0", "remote-3", "remote-5", "remote-1"];
+    let started = ["main", "group-1-0", "group-2-0", "group-0-0", "group-1-1", "group-2-1", "group-0-1"];
     let actions = decide(&desired, &[], &RestartMemory::default(), Time::ZERO);
     assert_eq!(shown(&actions), started.map(|name| format!("start {name}")));
     // Of groups that are needed alike, by name.
     let mut alike = skewed();
     by_need(&mut alike.functions, &[MoeLayer { layer: 1, experts: 4 }], &[vec![0.25; 4]]);
     let names: Vec<&str> = alike.functions.iter().map(|function| function.name.as_str()).collect();
-    assert_eq!(names[..4], ["main", "remote-0", "remote-2", "remote-4"]);
+    assert_eq!(names[..4], ["main", "group-0-0", "group-1-0", "group-2-0"]);
 }
 
 #[test]
@@ -179,20 +180,20 @@ fn starts_that_are_limited_follow_that_order_one_when_the_one_before_is_there() 
     let desired = Desired { starts_at_once: Some(2), ..skewed() };
     let mut memory = RestartMemory::default();
     let now = Time::ZERO;
-    assert_eq!(step(&desired, &[], &mut memory, now), ["start main", "start remote-2", "start remote-4"]);
+    assert_eq!(step(&desired, &[], &mut memory, now), ["start main", "start group-1-0", "start group-2-0"]);
     let mut instances = vec![
         instance("m", "main", listening()),
-        instance("c", "remote-2", Phase::Starting),
-        instance("e", "remote-4", listening()),
+        instance("c", "group-1-0", Phase::Starting),
+        instance("e", "group-2-0", listening()),
     ];
     // The first generation of all waits for everything.
-    assert_eq!(step(&desired, &instances, &mut memory, now), ["start remote-0"]);
-    instances.push(instance("a", "remote-0", listening()));
+    assert_eq!(step(&desired, &instances, &mut memory, now), ["start group-0-0"]);
+    instances.push(instance("a", "group-0-0", listening()));
     instances[3].unready_since = Some(now);
     assert!(step(&desired, &instances, &mut memory, now).is_empty(), "it listens, and has no experts yet");
     // One that ended is not waited for: the next one starts in its place.
     instances[1].observed.phase = ended(Some(9));
-    assert_eq!(step(&desired, &instances, &mut memory, now), ["give up remote-2", "start remote-3"]);
+    assert_eq!(step(&desired, &instances, &mut memory, now), ["give up group-1-0", "start group-1-1"]);
 }
 
 /// Whoever waits is served by those that start with the main function; experts of the others it loads itself until they are there.
@@ -208,31 +209,31 @@ fn a_wake_with_limited_starts_serves_with_the_first_ones() {
     let gone: Vec<Instance> = names.iter().map(|name| instance(name, name, ended(None))).collect();
     assert_eq!(step(&asleep, &gone, &mut memory, now).len(), 7);
     let mut starts = step(&limited, &[], &mut memory, now);
-    assert_eq!(starts, ["start main", "start remote-2", "start remote-4"]);
+    assert_eq!(starts, ["start main", "start group-1-0", "start group-2-0"]);
     let mut instances = vec![
         instance("m", "main", listening()),
-        instance("c", "remote-2", listening()),
-        instance("e", "remote-4", Phase::Starting),
+        instance("c", "group-1-0", listening()),
+        instance("e", "group-2-0", Phase::Starting),
     ];
     starts = step(&limited, &instances, &mut memory, now);
-    assert_eq!(starts, ["start remote-0"], "one of the first two is on its way");
-    instances.push(instance("a", "remote-0", Phase::Starting));
+    assert_eq!(starts, ["start group-0-0"], "one of the first two is on its way");
+    instances.push(instance("a", "group-0-0", Phase::Starting));
     instances[2].observed.phase = listening();
-    assert_eq!(step(&limited, &instances, &mut memory, now), ["start remote-3", "route 2 m -> [c e]"]);
+    assert_eq!(step(&limited, &instances, &mut memory, now), ["start group-1-1", "route 2 m -> [c e]"]);
     memory.routed(true, now);
     instances[3].observed.phase = listening();
-    instances.push(instance("d", "remote-3", Phase::Starting));
-    assert_eq!(step(&limited, &instances, &mut memory, now), ["start remote-5", "route 3 m -> [a c e]"]);
+    instances.push(instance("d", "group-1-1", Phase::Starting));
+    assert_eq!(step(&limited, &instances, &mut memory, now), ["start group-2-1", "route 3 m -> [a c e]"]);
 }
 
 #[test]
 fn with_all_remote_functions_gone_the_generation_in_force_stays() {
     let desired = wanted(1);
-    let mut instances = vec![instance("m", "main", listening()), instance("a", "remote-0", listening())];
+    let mut instances = vec![instance("m", "main", listening()), instance("a", "group-0-0", listening())];
     let mut memory = settled(&desired, &instances);
     instances[1].observed.phase = ended(None);
     assert_eq!(step(&desired, &instances, &mut memory, Time::ZERO), ["forget a"]);
-    instances[1] = instance("b", "remote-0", listening());
+    instances[1] = instance("b", "group-0-0", listening());
     assert_eq!(step(&desired, &instances, &mut memory, Time::ZERO), ["route 2 m -> [b]"]);
 }
 
@@ -245,21 +246,21 @@ fn a_group_that_is_gone_keeps_nothing_from_the_others() {
     desired.functions[2].hosted = vec![LayerExperts { layer: 1, experts: vec![5] }];
     let mut instances = vec![
         instance("m", "main", listening()),
-        instance("a", "remote-0", listening()),
-        instance("b", "remote-1", listening()),
+        instance("a", "group-0-0", listening()),
+        instance("b", "group-0-1", listening()),
     ];
     let mut memory = settled(&desired, &instances);
     let now = seconds(1.0);
     instances[1].observed.phase = ended(None);
     assert_eq!(step(&desired, &instances, &mut memory, now), ["forget a"], "nobody else has expert 3");
     instances.remove(1);
-    instances[1] = instance("c", "remote-1", listening());
+    instances[1] = instance("c", "group-0-1", listening());
     assert_eq!(step(&desired, &instances, &mut memory, now), ["route 2 m -> [c]"]);
     memory.routed(true, now);
     instances[0] = instance("n", "main", listening());
     assert_eq!(step(&desired, &instances, &mut memory, now), ["route 3 n -> [c]"]);
     memory.routed(true, now);
-    instances.push(instance("d", "remote-0", listening()));
+    instances.push(instance("d", "group-0-0", listening()));
     assert_eq!(step(&desired, &instances, &mut memory, now), ["route 4 n -> [c d]"]);
 }
 
@@ -278,7 +279,7 @@ fn a_main_function_may_be_silent_while_it_puts_a_generation_in_force() {
 #[test]
 fn silence_is_ended_after_the_patience_for_the_role() {
     let desired = wanted(1);
-    let instances = [instance("m", "main", listening()), instance("a", "remote-0", listening())];
+    let instances = [instance("m", "main", listening()), instance("a", "group-0-0", listening())];
     let mut memory = settled(&desired, &instances);
     let Patience { remote_silence, main_silence, .. } = desired.patience;
     let just = Duration::from_nanos(1);
@@ -293,7 +294,7 @@ fn silence_is_ended_after_the_patience_for_the_role() {
 fn a_function_that_answers_but_never_gets_ready_is_ended() {
     let desired = wanted(1);
     let now = desired.patience.ready + seconds(1.0);
-    let mut stuck = instance("a", "remote-0", listening());
+    let mut stuck = instance("a", "group-0-0", listening());
     (stuck.answered, stuck.unready_since) = (now, Some(Time::ZERO));
     let mut starting = instance("m", "main", Phase::Starting);
     starting.answered = Time::ZERO;
@@ -336,7 +337,7 @@ fn a_refusal_is_final_only_before_anything_worked() {
 #[test]
 fn the_end_takes_the_main_function_first() {
     let desired = wanted(1);
-    let mut instances = vec![instance("m", "main", listening()), instance("a", "remote-0", listening())];
+    let mut instances = vec![instance("m", "main", listening()), instance("a", "group-0-0", listening())];
     let mut memory = settled(&desired, &instances);
     let nothing = Desired { functions: Vec::new(), ..desired };
     assert_eq!(step(&nothing, &instances, &mut memory, Time::ZERO), ["stop m"]);
@@ -351,8 +352,8 @@ fn a_remote_function_too_many_leaves_after_the_route_does() {
     let many = wanted(2);
     let instances = [
         instance("m", "main", listening()),
-        instance("a", "remote-0", listening()),
-        instance("b", "remote-1", listening()),
+        instance("a", "group-0-0", listening()),
+        instance("b", "group-0-1", listening()),
     ];
     let mut memory = settled(&many, &instances);
     let few = wanted(1);
@@ -403,8 +404,8 @@ fn a_revision_is_put_in_force_as_a_whole_and_the_one_before_serves_until_then() 
     let first = wanted(2);
     let mut instances = vec![
         instance("m", "main", listening()),
-        instance("a", "remote-0", listening()),
-        instance("b", "remote-1", listening()),
+        instance("a", "group-0-0", listening()),
+        instance("b", "group-0-1", listening()),
     ];
     let mut memory = settled(&first, &instances);
     let mut second = Desired { revision: 1, ..wanted(2) };
@@ -413,9 +414,9 @@ fn a_revision_is_put_in_force_as_a_whole_and_the_one_before_serves_until_then() 
     }
     let now = seconds(1.0);
     let actions = step(&second, &instances, &mut memory, now);
-    assert_eq!(actions, ["start remote-0-r1", "start remote-1-r1"], "nothing that serves is stopped");
-    instances.push(instance("c", "remote-0-r1", listening()));
-    instances.push(instance("d", "remote-1-r1", Phase::Starting));
+    assert_eq!(actions, ["start group-0-0-r1", "start group-0-1-r1"], "nothing that serves is stopped");
+    instances.push(instance("c", "group-0-0-r1", listening()));
+    instances.push(instance("d", "group-0-1-r1", Phase::Starting));
     assert!(step(&second, &instances, &mut memory, now).is_empty(), "half of it is no placement");
     instances[4].observed.phase = listening();
     assert_eq!(step(&second, &instances, &mut memory, now), ["route 2 m -> [c d]"]);
@@ -426,7 +427,7 @@ fn a_revision_is_put_in_force_as_a_whole_and_the_one_before_serves_until_then() 
 
 #[test]
 fn a_revision_without_remote_functions_needs_none() {
-    let mut instances = vec![instance("m", "main", listening()), instance("a", "remote-0", listening())];
+    let mut instances = vec![instance("m", "main", listening()), instance("a", "group-0-0", listening())];
     let mut memory = settled(&wanted(1), &instances);
     let local = Desired { revision: 1, ..wanted(0) };
     assert_eq!(step(&local, &instances, &mut memory, seconds(1.0)), ["route 2 m -> []"]);
@@ -454,12 +455,12 @@ fn a_group_sleeps_after_its_route_is_gone_and_comes_back_when_it_is_ready() {
     let desired = apart();
     let mut instances = vec![
         instance("m", "main", listening()),
-        instance("a", "remote-0", listening()),
-        instance("b", "remote-1", listening()),
+        instance("a", "group-0-0", listening()),
+        instance("b", "group-0-1", listening()),
     ];
     let mut memory = settled(&desired, &instances);
     let now = seconds(1.0);
-    let asleep = resting(&desired, &["remote-0"]);
+    let asleep = resting(&desired, &["group-0-0"]);
     assert_eq!(
         step(&asleep, &instances, &mut memory, now),
         ["route 2 m -> [b]"],
@@ -477,13 +478,13 @@ fn a_group_sleeps_after_its_route_is_gone_and_comes_back_when_it_is_ready() {
     assert_eq!(step(&asleep, &instances, &mut memory, now), ["route 3 n -> [b]"]);
     memory.routed(true, now);
     // Asked for: it starts at once, and is killed while it does. The other group goes on meanwhile.
-    assert_eq!(step(&desired, &instances, &mut memory, now), ["start remote-0"]);
-    instances.push(instance("c", "remote-0", ended(None)));
+    assert_eq!(step(&desired, &instances, &mut memory, now), ["start group-0-0"]);
+    instances.push(instance("c", "group-0-0", ended(None)));
     assert_eq!(step(&desired, &instances, &mut memory, now), ["forget c"]);
     instances.pop();
     let now = seconds(2.0);
-    assert_eq!(step(&desired, &instances, &mut memory, now), ["start remote-0"]);
-    instances.push(instance("d", "remote-0", listening()));
+    assert_eq!(step(&desired, &instances, &mut memory, now), ["start group-0-0"]);
+    instances.push(instance("d", "group-0-0", listening()));
     assert_eq!(step(&desired, &instances, &mut memory, now), ["route 4 n -> [b d]"]);
 }
 
@@ -492,11 +493,11 @@ fn a_group_that_is_woken_before_it_ended_goes_on() {
     let desired = apart();
     let instances = [
         instance("m", "main", listening()),
-        instance("a", "remote-0", listening()),
-        instance("b", "remote-1", listening()),
+        instance("a", "group-0-0", listening()),
+        instance("b", "group-0-1", listening()),
     ];
     let mut memory = settled(&desired, &instances);
-    let asleep = resting(&desired, &["remote-0", "remote-1"]);
+    let asleep = resting(&desired, &["group-0-0", "group-0-1"]);
     assert_eq!(step(&asleep, &instances, &mut memory, Time::ZERO), ["route 2 m -> []"]);
     memory.routed(true, Time::ZERO);
     assert_eq!(step(&desired, &instances, &mut memory, Time::ZERO), ["route 3 m -> [a b]"]);
@@ -508,11 +509,11 @@ fn a_group_that_wakes_holds_nothing_up() {
     let desired = apart();
     let mut instances = vec![
         instance("m", "main", listening()),
-        instance("a", "remote-0", listening()),
-        instance("b", "remote-1", listening()),
+        instance("a", "group-0-0", listening()),
+        instance("b", "group-0-1", listening()),
     ];
     let mut memory = settled(&desired, &instances);
-    let asleep = resting(&desired, &["remote-0", "remote-1"]);
+    let asleep = resting(&desired, &["group-0-0", "group-0-1"]);
     step(&asleep, &instances, &mut memory, Time::ZERO);
     memory.routed(true, Time::ZERO);
     assert_eq!(step(&asleep, &instances, &mut memory, Time::ZERO), ["stop a", "stop b"]);
@@ -520,23 +521,23 @@ fn a_group_that_wakes_holds_nothing_up() {
     step(&asleep, &instances, &mut memory, Time::ZERO);
     instances.truncate(1);
     let woken = step(&desired, &instances, &mut memory, Time::ZERO);
-    assert_eq!(woken, ["start remote-0", "start remote-1"]);
-    instances.push(instance("c", "remote-0", Phase::Starting));
-    instances.push(instance("d", "remote-1", listening()));
+    assert_eq!(woken, ["start group-0-0", "start group-0-1"]);
+    instances.push(instance("c", "group-0-0", Phase::Starting));
+    instances.push(instance("d", "group-0-1", listening()));
     assert_eq!(step(&desired, &instances, &mut memory, Time::ZERO), ["route 3 m -> [d]"]);
 }
 
 #[test]
 fn a_wake_starts_and_waits_for_what_does_not_rest() {
-    let desired = resting(&apart(), &["remote-1", "main"]);
+    let desired = resting(&apart(), &["group-0-1", "main"]);
     let mut memory = RestartMemory::default();
     let now = Time::ZERO;
     assert_eq!(
         step(&desired, &[], &mut memory, now),
-        ["start main", "start remote-0"],
+        ["start main", "start group-0-0"],
         "a main function never rests"
     );
-    let mut instances = vec![instance("m", "main", listening()), instance("a", "remote-0", Phase::Starting)];
+    let mut instances = vec![instance("m", "main", listening()), instance("a", "group-0-0", Phase::Starting)];
     assert!(step(&desired, &instances, &mut memory, now).is_empty());
     instances[1].observed.phase = listening();
     assert_eq!(step(&desired, &instances, &mut memory, now), ["route 1 m -> [a]"]);

@@ -33,9 +33,9 @@ fn replicas_of_planned_memory_are_processes_of_their_own() {
     assert_eq!(
         seen,
         [
-            ("remote-1-0", "1:0-1".to_owned(), Some(300_000_000)),
-            ("remote-1-1", "1:0-1".to_owned(), Some(300_000_000)),
-            ("remote-3-0", "3:3".to_owned(), Some(200_000_000)),
+            ("layer-1-0", "1:0-1".to_owned(), Some(300_000_000)),
+            ("layer-1-1", "1:0-1".to_owned(), Some(300_000_000)),
+            ("layer-3-0", "3:3".to_owned(), Some(200_000_000)),
         ]
     );
     let error =
@@ -78,6 +78,10 @@ fn a_ratio_takes_the_last_experts_of_each_layer() {
 fn replicas_host_the_same() {
     let placement = Placement::from_ratio(&model(&[(0, 4)]), 0.5, 3).unwrap();
     assert_eq!(processes(&placement), ["0:2-3", "0:2-3", "0:2-3"]);
+    let names: Vec<String> = placement.processes().into_iter().map(|process| process.name).collect();
+    assert_eq!(names, ["group-0-0", "group-0-1", "group-0-2"]);
+    let revised = placement.revised(2).processes();
+    assert_eq!((&*revised[1].name, &*revised[1].function), ("group-0-1-r2", "group-0"));
     let all_local = Placement::from_ratio(&model(&[(0, 4)]), 0.0, 3).unwrap();
     assert!(all_local.processes().is_empty());
 }
@@ -157,6 +161,12 @@ fn layers_may_have_replicas_beside_groups() {
     let placement = Placement::from_plan(&model, plan).unwrap();
     assert_eq!(remote(&placement), "1:1,3,2:6-7");
     assert_eq!(processes(&placement), ["1:1,2:6-7", "2:6-7", "1:3"]);
+    let named = placement.processes().into_iter().map(|process| (process.function, process.name));
+    let expected = [("group-1", "group-1-0"), ("group-1", "group-1-1"), ("group-0", "group-0-0")];
+    assert_eq!(
+        named.collect::<Vec<_>>(),
+        expected.map(|(function, name)| (function.to_owned(), name.to_owned()))
+    );
 }
 
 #[test]

@@ -134,7 +134,7 @@ async fn silence_at_the_start_is_ended() {
     let id = launcher.start(&spec(Role::Remote)).await.unwrap();
     let ending = until(&launcher, &id, ending).await;
     assert_eq!(ending.signal, Some(Signal::KILL.as_raw()));
-    assert!(ending.cause.unwrap().starts_with("did not say where it listens"));
+    assert!(ending.cause.unwrap().starts_with("did not announce its address"));
 }
 
 #[tokio::test]

@@ -108,11 +108,11 @@ async fn killed_remote_functions_come_back_in_a_later_generation() {
     let folder = tempfile::tempdir().unwrap();
     let (supervisor, _) = supervisor(folder.path(), wanted(2, false));
     let status = supervisor.ready(LONG).await.unwrap();
-    let killed = ["remote-0", "remote-1"].map(|name| send(&status, name, Signal::KILL));
+    let killed = ["group-0-0", "group-0-1"].map(|name| send(&status, name, Signal::KILL));
     let back = until(&supervisor, |status| {
         whole_after(status, 1)
-            && pid_of(status, "remote-0") != Some(killed[0])
-            && pid_of(status, "remote-1") != Some(killed[1])
+            && pid_of(status, "group-0-0") != Some(killed[0])
+            && pid_of(status, "group-0-1") != Some(killed[1])
     })
     .await;
     assert_eq!(pid_of(&back, "main"), pid_of(&status, "main"));
@@ -131,12 +131,12 @@ async fn a_frozen_remote_function_is_replaced() {
     desired.patience.remote_silence = Duration::from_secs(3);
     let (supervisor, events) = supervisor(folder.path(), desired);
     let status = supervisor.ready(LONG).await.unwrap();
-    let frozen = send(&status, "remote-0", Signal::STOP);
-    until(&supervisor, |status| whole_after(status, 1) && pid_of(status, "remote-0") != Some(frozen)).await;
+    let frozen = send(&status, "group-0-0", Signal::STOP);
+    until(&supervisor, |status| whole_after(status, 1) && pid_of(status, "group-0-0") != Some(frozen)).await;
     let events = events.lock().unwrap();
-    let said = events.iter().any(
-        |event| matches!(event, Event::Unhealthy { fault, .. } if fault.starts_with("has not answered")),
-    );
+    let said = events
+        .iter()
+        .any(|event| matches!(event, Event::Unhealthy { fault, .. } if fault.starts_with("unresponsive")));
     assert!(said, "{events:?}");
 }
 
@@ -150,7 +150,7 @@ async fn a_killed_main_function_comes_back() {
     let back =
         until(&supervisor, |status| whole_after(status, 1) && pid_of(status, "main") != Some(killed)).await;
     assert!(back.functions[0].http.is_some());
-    assert_eq!(pid_of(&back, "remote-0"), pid_of(&status, "remote-0"));
+    assert_eq!(pid_of(&back, "group-0-0"), pid_of(&status, "group-0-0"));
     supervisor.shutdown(Duration::ZERO).await;
 }
 
@@ -227,7 +227,8 @@ async fn what_is_not_ready_in_time_says_what_is_missing() {
     })
     .await;
     let error = supervisor.ready(Duration::from_millis(100)).await.unwrap_err();
-    assert_eq!(error.to_string(), "not ready after 100ms: waiting for main");
+    let expected = "not ready after 100ms: waiting for main; raise --ready-timeout to wait longer";
+    assert_eq!(error.to_string(), expected);
 }
 
 #[tokio::test]

@@ -36,7 +36,7 @@ impl Exchange {
             }
             Some(Outcome::Failure(failure)) => refused(&at.links()[index], at.call.layer, &failure),
             Some(Outcome::Rows(_)) | None => {
-                const REASON: &str = "answer of the wrong size";
+                const REASON: &str = "wrong answer size from a remote function";
                 tracing::error!(address = at.links()[index].address(), layer = at.call.layer, "{REASON}");
                 at.links()[index].give_up(REASON);
                 Cause::Failed
@@ -116,7 +116,7 @@ impl Exchange {
         let hit: Vec<(u64, Open)> = at.outstanding.open.extract_if(|_, open| hit(open)).collect();
         if !hit.is_empty() {
             at.outstanding.moved = Instant::now();
-            tracing::warn!(link, message, messages = hit.len(), "answers are lost");
+            tracing::warn!(link, message, messages = hit.len(), "remote answers lost");
         }
         for (key, mut open) in hit {
             let lost: Vec<u64> = open
@@ -138,7 +138,7 @@ impl Exchange {
     /// slot, are: they break what others compute well. Where those are not finite either it is what the
     /// weights say.
     pub(super) fn convict(&self, links: &[Link], layer: usize, accused: &[(usize, u32)], rows: &[&[u8]]) {
-        const REASON: &str = "rows that are not finite";
+        const REASON: &str = "non-finite rows from a remote function";
         for &(index, slot) in accused {
             if is_finite(rows[slot as usize], self.dtype) {
                 let link = &links[index];
@@ -155,7 +155,7 @@ fn refused(link: &Link, layer: usize, failure: &Failure) -> Cause {
     /// Characters of somebody else's words in a line of the log.
     const SHOWN: usize = 200;
     let message: String = failure.message.chars().filter(|c| !c.is_control()).take(SHOWN).collect();
-    tracing::warn!(address = link.address(), layer, ?code, %message, "remote function refused");
+    tracing::warn!(address = link.address(), layer, ?code, %message, "remote function refused a message");
     if code == Code::Draining {
         link.rest();
     }

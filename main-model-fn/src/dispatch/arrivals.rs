@@ -206,7 +206,7 @@ pub(crate) fn patiently<T>(
     loop {
         match read() {
             Err(LoadError::Checkpoint(error)) if error.is_transient() && attempts < ATTEMPTS => {
-                tracing::warn!(%error, "{what} cannot be read; once more");
+                tracing::warn!(%error, %what, "read failed, retrying");
                 std::thread::sleep(PAUSE);
                 attempts += 1;
             }

@@ -41,10 +41,9 @@ impl tower_service::Service<Uri> for CountingConnector {
     fn call(&mut self, uri: Uri) -> Self::Future {
         let (written, trust) = (self.written.clone(), self.trust.clone());
         Box::pin(async move {
-            let authority = uri
-                .authority()
-                .map(|authority| authority.as_str())
-                .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, format!("{uri} names no host")))?;
+            let authority = uri.authority().map(|authority| authority.as_str()).ok_or_else(|| {
+                io::Error::new(io::ErrorKind::InvalidInput, format!("missing host in {uri}"))
+            })?;
             let stream = TcpStream::connect(authority).await?;
             stream.set_nodelay(true)?;
             let stream = CountingStream { stream, written };

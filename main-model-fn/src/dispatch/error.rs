@@ -7,7 +7,8 @@ use std::time::Duration;
 pub(crate) enum ExpertError {
     /// Neither a replica nor a local load delivered in time.
     #[error(
-        "layer {layer}: {missing} expert rows were still missing after {limit:?} in which nothing came (remote functions and local load)"
+        "cannot finish layer {layer}: {missing} expert rows missing after {limit:?} without progress of remote \
+         functions or local loads"
     )]
     Deadline {
         /// The layer.
@@ -28,7 +29,7 @@ pub(crate) enum ExpertError {
         source: KernelError,
     },
     /// An expert's weights could not be read.
-    #[error("expert {expert} of layer {layer} cannot be loaded: {message}")]
+    #[error("cannot load expert {expert} of layer {layer}: {message}")]
     Load {
         /// The layer.
         layer: usize,

@@ -243,7 +243,7 @@ impl Exchange {
             Some(Happened::Arrival) => at.outstanding.moved = Instant::now(),
             Some(Happened::Load(loaded)) => match at.fallback.arrive(loaded) {
                 Err((layer, expert, error)) if layer == at.call.layer => {
-                    tracing::error!(layer, expert, %error, "an expert cannot be loaded");
+                    tracing::error!(layer, expert, %error, "expert load failed");
                     at.outstanding.unloadable.insert(expert, error.to_string());
                 }
                 Ok(()) | Err(_) => at.outstanding.moved = Instant::now(),
@@ -375,7 +375,7 @@ impl Exchange {
                 }
             }
             if again {
-                tracing::warn!(layer = at.call.layer, "no replica is left; computing locally");
+                tracing::warn!(layer = at.call.layer, "no replica left: local fallback");
             }
             at.outstanding.orphan(at.call.layer, &open.message, at.fallback);
         }
@@ -421,7 +421,7 @@ impl Exchange {
     /// Leaves `link` alone for a while; one that keeps silent for long is given up.
     fn late(&mut self, link: &Link, layer: usize, now: Instant) {
         let hangs = self.replicas.late(link.id(), now);
-        tracing::warn!(address = link.address(), layer, hangs, "remote function is late");
+        tracing::warn!(address = link.address(), layer, hangs, "remote function late: hedging");
         if hangs {
             link.give_up("no answer in time");
         }

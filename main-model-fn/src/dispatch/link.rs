@@ -199,7 +199,7 @@ async fn run(shared: Arc<Shared>) {
             }
             Err(message) => message,
         };
-        tracing::warn!(address = %shared.address, %message, connected, pause_s = pause.as_secs(), "remote function is out");
+        tracing::warn!(address = %shared.address, %message, connected, pause_s = pause.as_secs(), "remote function unavailable (circuit open)");
         shared.set(LinkState::Sick { message: message.clone() });
         settle(&shared, &mut settled);
         let _engine_gone = shared.events.send(LinkEvent::Broken { link: shared.id, message });
@@ -217,7 +217,7 @@ fn settle(shared: &Shared, settled: &mut bool) {
 /// Connects and makes sure that the function at the other end is the one that the placement means.
 async fn connect(shared: &Shared) -> Result<ExpertFunctionClient<Channel>, String> {
     let endpoint = Endpoint::from_shared(format!("http://{}", shared.address))
-        .map_err(|error| format!("{} is no address: {error}", shared.address))?
+        .map_err(|error| format!("invalid address {}: {error}", shared.address))?
         .connect_timeout(STEP_LIMIT)
         // An answer of one token is one frame, not several that are read one after the other.
         .max_frame_size(FRAME_BYTES)
@@ -226,15 +226,15 @@ async fn connect(shared: &Shared) -> Result<ExpertFunctionClient<Channel>, Strin
     let connector = CountingConnector::new(shared.written.clone(), shared.expected.trust.clone());
     let channel = timeout(STEP_LIMIT, endpoint.connect_with_connector(connector))
         .await
-        .map_err(|_| "no connection in time".to_owned())?
+        .map_err(|_| "connect timeout".to_owned())?
         .map_err(|error| with_sources(&error))?;
     let mut client = ExpertFunctionClient::new(channel)
         .max_decoding_message_size(MAX_MESSAGE)
         .max_encoding_message_size(MAX_MESSAGE);
     let description = timeout(STEP_LIMIT, client.describe(DescribeRequest {}))
         .await
-        .map_err(|_| "no answer to Describe in time".to_owned())?
-        .map_err(|status| format!("Describe: {}", status.message()))?
+        .map_err(|_| "Describe timeout".to_owned())?
+        .map_err(|status| format!("Describe failed: {}", status.message()))?
         .into_inner();
     check(&shared.expected, &description)?;
     Ok(client)
@@ -243,8 +243,9 @@ async fn connect(shared: &Shared) -> Result<ExpertFunctionClient<Channel>, Strin
 /// Refuses a function of another checkpoint, dtype or numerics class, one that lacks an expert which it is
 /// to serve, and one that drains. What it hosts beside those does not matter.
 fn check(expected: &Expected, found: &FunctionDescription) -> Result<(), String> {
-    let same = |what: &str, expected: &str, found: &str| {
-        if expected == found { Ok(()) } else { Err(format!("{what} is {found:?}, {expected:?} is needed")) }
+    let same = |what: &str, expected: &str, found: &str| match expected == found {
+        true => Ok(()),
+        false => Err(format!("{what} mismatch: expected {expected:?}, got {found:?}")),
     };
     same("wire version", &WIRE_VERSION.to_string(), &found.wire_version.to_string())?;
     same("checkpoint", &expected.checkpoint, &found.checkpoint)?;
@@ -262,7 +263,7 @@ fn check(expected: &Expected, found: &FunctionDescription) -> Result<(), String>
             .flat_map(|hosted| hosted.experts.iter().copied())
             .collect();
         if let Some(missing) = set.experts.iter().find(|expert| !hosted.contains(expert)) {
-            return Err(format!("expert {missing} of layer {} is not hosted there", set.layer));
+            return Err(format!("expert {missing} of layer {} is not hosted", set.layer));
         }
     }
     Ok(())
@@ -281,8 +282,8 @@ async fn converse(
     let requests = tokio_stream::wrappers::UnboundedReceiverStream::new(requests);
     let mut replies = match timeout(STEP_LIMIT, client.forward(requests)).await {
         Ok(Ok(response)) => response.into_inner(),
-        Ok(Err(status)) => return format!("Forward: {}", status.message()),
-        Err(_) => return "no answer to Forward in time".to_owned(),
+        Ok(Err(status)) => return format!("Forward failed: {}", status.message()),
+        Err(_) => return "Forward timeout".to_owned(),
     };
     let changed = Arc::new(Notify::new());
     shared.set(LinkState::Ready(OpenStream { outbound, changed: changed.clone() }));
@@ -303,7 +304,7 @@ async fn converse(
                     continue;
                 }
             },
-            () = &mut drained => return "still draining at the end of its time".to_owned(),
+            () = &mut drained => return "drain timeout".to_owned(),
         };
         match reply {
             Ok(Some(reply)) => {
@@ -313,7 +314,7 @@ async fn converse(
                 }
             }
             Ok(None) => return "the function closed the stream".to_owned(),
-            Err(status) => return format!("the stream broke: {}", status.message()),
+            Err(status) => return format!("stream failed: {}", status.message()),
         }
     }
 }

@@ -37,17 +37,17 @@ impl ExpertMetrics {
             pairs: IntCounterVec::new(
                 Opts::new(
                     "remoe_expert_pairs_total",
-                    "(token, expert) pairs computed, by where: local, remote, fallback.",
+                    "(token, expert) pairs by where they were computed: local, remote, fallback.",
                 ),
                 &["placement"],
             )?,
             reads: IntCounter::new(
                 "remoe_expert_reads_total",
-                "Experts whose weights were read here, once for each layer of an iteration.",
+                "Experts whose weights the main function read, counted once per layer of an iteration.",
             )?,
             unhosted: IntCounter::new(
                 "remoe_expert_unhosted_pairs_total",
-                "(token, expert) pairs among those by fallback whose expert is remote and has no function: its group sleeps, or is gone.",
+                "Fallback (token, expert) pairs whose expert has no function in the placement: its group is asleep or gone.",
             )?,
             messages: IntCounter::new(
                 "remoe_expert_messages_total",
@@ -59,7 +59,7 @@ impl ExpertMetrics {
             )?,
             loads: IntCounter::new(
                 "remoe_expert_fallback_loads_total",
-                "Experts loaded locally because no replica answered.",
+                "Experts loaded locally because no replica answered or none hosts them.",
             )?,
             fallback_bytes: IntGauge::new(
                 "remoe_expert_fallback_bytes",
@@ -67,12 +67,12 @@ impl ExpertMetrics {
             )?,
             arriving: IntGauge::new(
                 "remoe_experts_arriving",
-                "Local experts of the placement in force, and the embedding after them, that are still to be read.",
+                "Local experts that are still to be read, and the embedding after them.",
             )?,
             wait: Histogram::with_opts(
                 HistogramOpts::new(
                     "remoe_expert_wait_seconds",
-                    "Time that the engine waited for remote answers after its local work, per layer call.",
+                    "Wait of a layer for remote answers after its local work.",
                 )
                 .buckets(prometheus::exponential_buckets(2e-5, 4.0, 10)?),
             )?,

@@ -66,7 +66,7 @@ impl EngineHandle {
         let slot = self.slots.clone().try_acquire_owned().map_err(|_| {
             ServiceError::new(
                 ErrorCode::ResourceExhausted,
-                format!("{} requests are running or waiting; try again later", self.limits.max_requests),
+                format!("queue full: {} requests run or wait; retry later", self.limits.max_requests),
             )
         })?;
         // Room for every event that the request can cause, so that the engine never waits for a
@@ -85,18 +85,18 @@ impl EngineHandle {
         request.sampling.check()?;
         request.stop.check()?;
         if request.prompt.is_empty() {
-            return Err(ServiceError::invalid("prompt", "the prompt has no tokens"));
+            return Err(ServiceError::invalid("prompt", "empty prompt: expected at least one token"));
         }
         if let Some(id) = request.prompt.iter().find(|&&id| id as usize >= limits.vocab_size) {
             return Err(ServiceError::invalid(
                 "prompt",
-                format!("token id {id} is outside the vocabulary of {}", limits.vocab_size),
+                format!("invalid token id {id}: expected 0 to {}", limits.vocab_size.saturating_sub(1)),
             ));
         }
         if request.choices == 0 || request.choices > limits.max_choices {
             return Err(ServiceError::invalid(
                 "n",
-                format!("{} choices asked for; 1 to {} are possible", request.choices, limits.max_choices),
+                format!("invalid `n`: expected 1 to {}, got {}", limits.max_choices, request.choices),
             ));
         }
         let length = request.prompt.len().saturating_add(request.max_tokens);
@@ -117,7 +117,8 @@ impl EngineHandle {
             return Err(ServiceError {
                 code: ErrorCode::ContextLengthExceeded,
                 message: format!(
-                    "{pages} cache pages of {PAGE_POSITIONS} tokens asked for ({} choices of {length} tokens), the key-value cache holds {}; lower n or max_tokens, or raise --kv-cache-bytes",
+                    "request exceeds the KV cache: {pages} pages of {PAGE_POSITIONS} tokens needed (n = {}, {length} \
+                     tokens each), capacity {} pages; lower n or max_tokens, or raise --kv-cache-bytes",
                     request.choices, limits.cache_pages,
                 ),
                 field: Some("max_tokens".to_owned()),

@@ -120,7 +120,8 @@ impl Sampling {
                 return Ok(());
             }
             let (low, high) = range.into_inner();
-            Err(ServiceError::invalid(&field, format!("`{field}` is {value}, not from {low} to {high}")))
+            let message = format!("invalid `{field}`: expected {low} to {high}, got {value}");
+            Err(ServiceError::invalid(&field, message))
         };
         check("temperature".to_owned(), self.temperature, 0.0..=2.0)?;
         check("top_p".to_owned(), self.top_p, 0.0..=1.0)?;
@@ -160,7 +161,7 @@ impl StopRules {
         let long = |stop: &String| stop.is_empty() || stop.len() > Self::STRING_BYTES;
         if self.strings.len() > Self::STRINGS || self.strings.iter().any(long) {
             let (most, bytes) = (Self::STRINGS, Self::STRING_BYTES);
-            let message = format!("`stop` takes at most {most} strings of 1 to {bytes} bytes");
+            let message = format!("invalid `stop`: expected at most {most} strings of 1 to {bytes} bytes");
             return Err(ServiceError::invalid("stop", message));
         }
         Ok(())

@@ -108,7 +108,7 @@ impl Running {
     pub(crate) fn pause(&mut self) {
         self.copies.clear();
         if let Some(spans) = &self.spans {
-            spans.event("paused for want of room");
+            spans.event("preempted: KV cache full");
         }
         let tenant = self.job.request.tenant;
         match &mut self.stage {

@@ -97,7 +97,7 @@ impl Spans {
     pub(super) fn fail(&mut self, figures: &Figures, kind: String) {
         let now = Instant::now();
         self.close(figures, now);
-        self.phase.fail(kind, "the engine could not go on with the request");
+        self.phase.fail(kind, "the engine cannot continue the request");
         std::mem::take(&mut self.phase).end_at(now);
     }
 
@@ -141,8 +141,8 @@ impl Spans {
             span.set("remoe.bytes.received", number(calls.received_bytes));
             span.set("remoe.busy_seconds", calls.computed.as_secs_f64());
             match (calls.answered, calls.failed) {
-                (0, 0) => span.fail("cancelled", "no answer was waited for any more"),
-                (0, _) => span.fail("unavailable", "no message was answered"),
+                (0, 0) => span.fail("cancelled", "cancelled before an answer"),
+                (0, _) => span.fail("unavailable", "no message answered"),
                 _ => {}
             }
             span.end_at(last);

@@ -64,7 +64,7 @@ impl PendingSwitch {
             .filter_map(|link| {
                 let message = match link.state() {
                     LinkState::Ready(_) => return None,
-                    LinkState::Connecting => "no connection in time".to_owned(),
+                    LinkState::Connecting => "connect timeout".to_owned(),
                     LinkState::Resting => "draining".to_owned(),
                     LinkState::Sick { message } => message,
                 };

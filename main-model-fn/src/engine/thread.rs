@@ -86,7 +86,7 @@ pub(crate) fn start(
         parts.model.enter_thread();
         match Engine::new(settings, parts, runtime, jobs, switches, stop) {
             Ok(engine) => engine.run(),
-            Err(error) => tracing::error!(%error, "the engine cannot start"),
+            Err(error) => tracing::error!(%error, "engine start failed"),
         }
     })?;
     Ok((handle, switch_sender, thread))
@@ -249,7 +249,7 @@ impl Engine {
     fn refuse_all(&mut self) {
         let error = ServiceError::new(
             ErrorCode::Unavailable,
-            "the server is shutting down; the answer could not be completed",
+            "cannot complete the answer: the server is shutting down",
         );
         for job in self.waiting.drain(..) {
             let _client_gone = job.events.try_send(Event::Failed(error.clone()));

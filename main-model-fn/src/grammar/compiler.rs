@@ -121,7 +121,7 @@ impl Compiler {
         let ends = |token: &str| self.end_ids.iter().any(|&id| names(token, id, &self.tokens.bytes(id)));
         if let Some(token) = source.named_tokens().into_iter().find(|token| ends(token)) {
             let message =
-                format!("`{field}`: {token} ends answers, which grammars do where they are complete");
+                format!("invalid `{field}`: {token} ends the answer; complete grammars end it themselves");
             return Err(ServiceError::invalid(field, message));
         }
         let compiled = self.kept.try_get_with(key, self.compile_anew(source.clone())).await;
@@ -175,7 +175,7 @@ impl Compiler {
             Ok(Ok(turn)) => Ok(turn),
             _ => Err(ServiceError::new(
                 ErrorCode::ResourceExhausted,
-                "other requests' grammars are being compiled; try again later",
+                "too many grammars are being compiled; retry later",
             )),
         }
     }
@@ -211,7 +211,7 @@ impl Compilation {
             Ok(Ok(Done { compiled, .. })) => {
                 Outcome::InTime(compiled.map_err(|message| ServiceError::invalid("", message)))
             }
-            Ok(Err(_panicked)) => Outcome::InTime(Err(internal("the thread ended"))),
+            Ok(Err(_panicked)) => Outcome::InTime(Err(internal("the compiler thread panicked"))),
             Err(_late) => {
                 if let Ok(room) = late.try_acquire_owned() {
                     *place.lock().unwrap_or_else(PoisonError::into_inner) = room;
@@ -234,11 +234,12 @@ pub(super) fn computed() -> Duration {
 }
 
 fn takes_too_long() -> ServiceError {
-    ServiceError::invalid("", format!("it takes more than {} ms to compile", TIME.as_millis()))
+    let message = format!("cannot compile the grammar within {} ms; simplify it", TIME.as_millis());
+    ServiceError::invalid("", message)
 }
 
 fn internal(message: &str) -> ServiceError {
-    ServiceError::new(ErrorCode::Internal, format!("grammars cannot be compiled: {message}"))
+    ServiceError::new(ErrorCode::Internal, format!("cannot compile grammars: {message}"))
 }
 
 /// Compiles `source` and finds its first tokens, which is most of the work of all masks.
@@ -257,7 +258,7 @@ fn compile(factory: &ParserFactory, source: &Source) -> Result<Grammar, String> 
     match beginning.compute_mask() {
         Ok(_mask) => Ok(Grammar::new(beginning)),
         Err(error) if has_no_token(&beginning, &error.to_string()) => {
-            Err("no answer can match it".to_owned())
+            Err("no answer can match this grammar".to_owned())
         }
         Err(error) => Err(said(&error.to_string())),
     }
@@ -284,20 +285,21 @@ fn said(message: &str) -> String {
         return format!("{}: {}", first_line(place), said(message));
     }
     if message.contains("coerce_one_of") {
-        return "`oneOf` is supported where its options cannot meet: they differ in type, or in a constant of a required property".to_owned();
+        return "unsupported `oneOf`: options must exclude each other by type, or by a constant of a required property"
+            .to_owned();
     }
     if message.contains("panic:") {
-        return "it is too much: what it asks for together cannot be counted".to_owned();
+        return "grammar too complex: cannot combine its constraints".to_owned();
     }
     if let Some((_, parsed)) = message.split_once("regex parse error:") {
         let mut lines = parsed.lines().map(str::trim).filter(|line| !line.is_empty());
         let regex = lines.next().unwrap_or_default();
-        let why = lines.find_map(|line| line.strip_prefix("error: ")).unwrap_or("it cannot be read");
-        return first_line(&format!("the regular expression {}: {why}", short(regex)));
+        let why = lines.find_map(|line| line.strip_prefix("error: ")).unwrap_or("cannot parse it");
+        return first_line(&format!("invalid regular expression {}: {why}", short(regex)));
     }
     if let Some((_, regex)) = message.split_once("Unable to determine if regex is empty:") {
         let regex = short(regex.trim());
-        return format!("it is too much to find whether a text has this pattern, format and length: {regex}");
+        return format!("grammar too complex: cannot combine pattern, format and length: {regex}");
     }
     first_line(message)
 }

@@ -22,10 +22,10 @@ struct Compiled {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum GrammarError {
     /// A token takes more than is allowed for one.
-    #[error("the grammar of the answer needs too much work: {0}")]
+    #[error("grammar too complex for this answer: {0}")]
     Work(String),
     /// What was begun has no end in it.
-    #[error("the grammar of the answer has come to where no token can follow")]
+    #[error("the grammar allows no next token")]
     NoToken,
 }
 

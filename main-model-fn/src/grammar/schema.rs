@@ -135,19 +135,19 @@ const FORMATS: [&str; 10] =
 pub(super) fn checked(mut schema: Value) -> Result<Value, String> {
     let bytes = schema.to_string().len();
     if bytes > BYTES {
-        return Err(format!("the schema has {bytes} bytes; {BYTES} are possible"));
+        return Err(format!("schema too large: expected at most {BYTES} bytes, got {bytes}"));
     }
     let mut walk = Walk::default();
     walk.schema(&mut schema, "", 0)?;
     if walk.meet && walk.multiple.digits as f64 > DIVISOR {
         return Err(format!(
-            "the schema: all `multipleOf` together have a common multiple of more digits than those of {DIVISOR}, \
-             and `allOf`, `patternProperties` or what stands beside a `$ref` may join them"
+            "the schema: unsupported `multipleOf`: without decimal point, the least common multiple of all exceeds \
+             {DIVISOR}; `allOf`, `patternProperties` and keywords beside `$ref` may combine them"
         ));
     }
     for (path, target) in &walk.references {
         if !walk.places.contains(target) {
-            return Err(at(path, "`$ref` points to no schema in this schema"));
+            return Err(at(path, "invalid `$ref`: its target is not in this schema"));
         }
     }
     let endless = finite::endless(&schema, &walk.places);
@@ -155,7 +155,7 @@ pub(super) fn checked(mut schema: Value) -> Result<Value, String> {
         // Nothing lies within itself but by a reference.
         let through = walk.references.iter().find(|(_, target)| endless.contains(target));
         let path = through.map_or("", |(path, _)| path);
-        return Err(at(path, "nothing can satisfy `$ref` to a schema that needs itself within itself"));
+        return Err(at(path, "unsatisfiable `$ref`: the schema requires itself"));
     }
     for place in &endless {
         if let Some(Value::Object(object)) = schema.pointer_mut(place) {
@@ -226,20 +226,20 @@ impl Multiple {
 impl Walk {
     fn schema(&mut self, schema: &mut Value, path: &str, depth: usize) -> Result<(), String> {
         if path.len() > POINTER_BYTES {
-            let message = format!("the names above it have more than {POINTER_BYTES} bytes");
+            let message = format!("path too long: more than {POINTER_BYTES} bytes");
             return Err(at(path, &message));
         }
         self.places.insert(path.to_owned());
         if self.places.len() > SCHEMAS {
-            return Err(format!("the schema has more than {SCHEMAS} schemas in it"));
+            return Err(format!("schema too large: more than {SCHEMAS} subschemas"));
         }
         if depth > DEPTH {
-            return Err(at(path, &format!("schemas lie more than {DEPTH} deep in each other")));
+            return Err(at(path, &format!("schema nested deeper than {DEPTH} levels")));
         }
         let object = match schema {
             Value::Bool(_) => return Ok(()),
             Value::Object(object) => object,
-            _ => return Err(at(path, "a schema is an object or a boolean")),
+            _ => return Err(at(path, "invalid schema: expected an object or a boolean")),
         };
         spell_plainly(object);
         self.keywords(object, path)?;
@@ -269,7 +269,7 @@ impl Walk {
     fn keywords(&mut self, object: &Map<String, Value>, path: &str) -> Result<(), String> {
         for (name, value) in object {
             if name == OPTIONS || REFUSED.contains(&name.as_str()) || (name == "$id" && !path.is_empty()) {
-                return Err(at(path, &format!("the keyword `{name}` is not supported")));
+                return Err(at(path, &format!("unsupported keyword `{name}`")));
             }
             if CLAIMED.contains(&name.as_str()) {
                 self.keyword(name, value, path)?;
@@ -285,14 +285,14 @@ impl Walk {
         let optional =
             properties.into_iter().flat_map(Map::keys).filter(|name| !required.contains(name.as_str()));
         if optional.count() > OPTIONAL {
-            let message = format!("more than {OPTIONAL} `properties` that are not `required`");
+            let message = format!("too many optional `properties`: expected at most {OPTIONAL}");
             return Err(at(path, &message));
         }
         let required = required.len() as u64;
         match object.get("minProperties").and_then(Value::as_u64) {
             Some(least) if least > required + 1 => Err(at(
                 path,
-                "`minProperties` is supported up to one more than there are `required` properties",
+                "unsupported `minProperties`: expected at most one more than the number of `required` properties",
             )),
             _ => Ok(()),
         }
@@ -311,18 +311,20 @@ impl Walk {
                 if name == "allOf" && list.len() > 1 {
                     self.together += list.len();
                     if self.together > TOGETHER {
-                        return refuse(format!("more than {TOGETHER} options of `allOf`"));
+                        return refuse(format!("too many options of `allOf`: expected at most {TOGETHER}"));
                     }
                     let is_pattern =
                         |option: &&Value| option.get("pattern").or_else(|| option.get("format")).is_some();
                     if list.iter().filter(is_pattern).count() > PATTERNS_TOGETHER {
                         return refuse(format!(
-                            "more than {PATTERNS_TOGETHER} options of `allOf` with a pattern"
+                            "too many options of `allOf` with a pattern: expected at most {PATTERNS_TOGETHER}"
                         ));
                     }
                 }
                 if self.options > OPTIONS_OF_ALL {
-                    return refuse(format!("more than {OPTIONS_OF_ALL} options of `{name}` and its like"));
+                    return refuse(format!(
+                        "too many options of `allOf`, `anyOf` and `oneOf`: expected at most {OPTIONS_OF_ALL}"
+                    ));
                 }
                 Ok(())
             }
@@ -331,25 +333,29 @@ impl Walk {
                     self.references.push((path.to_owned(), pointer));
                     Ok(())
                 }
-                _ => refuse(format!("`$ref` {reference:?}: only pointers into this schema are supported")),
+                _ => refuse(format!("unsupported `$ref` {reference:?}: expected a pointer into this schema")),
             },
             ("patternProperties", Value::Object(patterns)) => {
                 self.name_patterns += patterns.len();
                 if self.name_patterns > NAME_PATTERNS {
-                    return refuse(format!("more than {NAME_PATTERNS} names of `patternProperties`"));
+                    return refuse(format!(
+                        "too many names of `patternProperties`: expected at most {NAME_PATTERNS}"
+                    ));
                 }
                 patterns.keys().try_for_each(|pattern| check_pattern(name, pattern, path))
             }
             ("pattern", Value::String(pattern)) => check_pattern(name, pattern, path),
             ("format", Value::String(format)) if !FORMATS.contains(&format.as_str()) => {
-                refuse(format!("`format` {format:?} is not supported"))
+                refuse(format!("unsupported `format` {format:?}"))
             }
             (name, count) if COUNTS.contains(&name) && count.as_u64().is_some_and(|count| count > MOST) => {
-                refuse(format!("`{name}` is {count}; {MOST} is possible"))
+                refuse(format!("invalid `{name}`: expected at most {MOST}, got {count}"))
             }
             ("minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum", number) => {
                 if number.as_f64().is_some_and(|number| number != 0.0 && number.abs() < LEAST) {
-                    return refuse(format!("`{name}` is {number}, closer to 0 than {LEAST:e}"));
+                    return refuse(format!(
+                        "unsupported `{name}`: expected 0 or a magnitude of at least {LEAST:e}, got {number}"
+                    ));
                 }
                 check_number(number, path)
             }
@@ -357,12 +363,16 @@ impl Walk {
                 Some(multiple) => {
                     self.divisors += multiple.digits;
                     if self.divisors > DIVISORS {
-                        return refuse(format!("all `multipleOf` together have a sum above {DIVISORS}"));
+                        return refuse(format!(
+                            "unsupported `multipleOf`: the sum of all exceeds {DIVISORS}"
+                        ));
                     }
                     self.multiple = self.multiple.with(multiple);
                     Ok(())
                 }
-                None => refuse(format!("`multipleOf` {number} has more digits than those of {DIVISOR}")),
+                None => refuse(format!(
+                    "unsupported `multipleOf` {number}: without decimal point it exceeds {DIVISOR}"
+                )),
             },
             _ => Ok(()),
         }
@@ -372,10 +382,13 @@ impl Walk {
     fn literal(&mut self, value: &Value, path: &str, depth: usize) -> Result<(), String> {
         match value {
             Value::String(text) if text.len() > LITERAL_BYTES => {
-                Err(at(path, &format!("a text of {} bytes; {LITERAL_BYTES} are possible", text.len())))
+                let bytes = text.len();
+                Err(at(path, &format!("text too long: expected at most {LITERAL_BYTES} bytes, got {bytes}")))
             }
             Value::Number(_) => check_number(value, path),
-            Value::Array(_) | Value::Object(_) if depth > DEPTH => Err(at(path, "a value is too deep")),
+            Value::Array(_) | Value::Object(_) if depth > DEPTH => {
+                Err(at(path, &format!("value nested deeper than {DEPTH} levels")))
+            }
             Value::Array(list) => {
                 self.count_values(list.len(), path)?;
                 list.iter().try_for_each(|value| self.literal(value, path, depth + 1))
@@ -393,7 +406,9 @@ impl Walk {
         if self.values > VALUES {
             return Err(at(
                 path,
-                &format!("more than {VALUES} values of `enum` and `const`, those in others included"),
+                &format!(
+                    "too many values of `enum` and `const`: expected at most {VALUES}, nested ones included"
+                ),
             ));
         }
         Ok(())
@@ -453,16 +468,21 @@ fn check_number(number: &Value, path: &str) -> Result<(), String> {
     if !is_large {
         return Ok(());
     }
-    Err(at(path, &format!("{number} is beyond 2^53, where numbers are not exact")))
+    Err(at(path, &format!("unsupported number {number}: beyond 2^53 numbers are not exact")))
 }
 
 fn check_pattern(keyword: &str, pattern: &str, path: &str) -> Result<(), String> {
     if pattern.len() > PATTERN_BYTES {
-        return Err(at(path, &format!("a pattern of {} bytes; {PATTERN_BYTES} are possible", pattern.len())));
+        let bytes = pattern.len();
+        return Err(at(
+            path,
+            &format!("pattern too long: expected at most {PATTERN_BYTES} bytes, got {bytes}"),
+        ));
     }
     // As the library reads it, which does not say where it stands.
     let read = Parser::new().parse(&regex_to_lark(pattern, "dw"));
-    read.map(drop).map_err(|error| at(path, &format!("`{keyword}` {}: {}", short(pattern), error.kind())))
+    read.map(drop)
+        .map_err(|error| at(path, &format!("invalid `{keyword}` {}: {}", short(pattern), error.kind())))
 }
 
 /// A name as it stands in pointers.

@@ -65,14 +65,14 @@ impl Source {
     /// There are none or too many, or one is empty.
     pub(crate) fn choice(choices: Vec<String>) -> Result<Self, String> {
         if choices.is_empty() || choices.len() > CHOICES {
-            return Err(format!("1 to {CHOICES} choices are possible, not {}", choices.len()));
+            return Err(format!("expected 1 to {CHOICES} choices, got {}", choices.len()));
         }
         if choices.iter().any(String::is_empty) {
-            return Err("a choice is empty".to_owned());
+            return Err("expected non-empty choices".to_owned());
         }
         let bytes: usize = choices.iter().map(String::len).sum();
         if bytes > CHOICE_BYTES {
-            return Err(format!("the choices have {bytes} bytes; {CHOICE_BYTES} are possible"));
+            return Err(format!("choices too long: expected at most {CHOICE_BYTES} bytes, got {bytes}"));
         }
         Ok(Self::Choice(choices))
     }
@@ -83,7 +83,7 @@ impl Source {
     pub(crate) fn lark(grammar: String) -> Result<Self, String> {
         check_text(&grammar, LARK_BYTES)?;
         if let Some(unbounded) = unbounded(&grammar) {
-            return Err(format!("`{unbounded}` is not supported in grammars"));
+            return Err(format!("unsupported in grammars: `{unbounded}`"));
         }
         Ok(Self::Lark(grammar))
     }
@@ -95,7 +95,7 @@ impl Source {
     pub(crate) fn calls(rules: String, fields: Vec<(usize, String)>) -> Result<Self, String> {
         match rules.len() {
             bytes if bytes > CALLS_BYTES => {
-                Err(format!("the parameters have {bytes} bytes; {CALLS_BYTES} are possible"))
+                Err(format!("parameters too long: expected at most {CALLS_BYTES} bytes, got {bytes}"))
             }
             _ => Ok(Self::Calls { rules, fields }),
         }
@@ -239,10 +239,10 @@ fn past_literal(text: &str, quote: char) -> &str {
 
 fn check_text(text: &str, most: usize) -> Result<(), String> {
     if text.trim().is_empty() {
-        return Err("it is empty".to_owned());
+        return Err("expected a non-empty text".to_owned());
     }
     if text.len() > most {
-        return Err(format!("it has {} bytes; {most} are possible", text.len()));
+        return Err(format!("too long: expected at most {most} bytes, got {}", text.len()));
     }
     // Brackets in literals count too: that makes the bound narrower, never wider.
     let mut depth = 0_usize;
@@ -253,7 +253,7 @@ fn check_text(text: &str, most: usize) -> Result<(), String> {
             _ => (),
         }
         if depth > NESTING {
-            return Err(format!("brackets lie more than {NESTING} deep in each other"));
+            return Err(format!("brackets nested deeper than {NESTING} levels"));
         }
     }
     Ok(())

@@ -163,9 +163,9 @@ async fn keywords_that_are_not_claimed_are_named_with_their_place() {
         (json!({"minProperties": 2}), "minProperties"),
         (json!({"maxItems": 1_000_000}), "maxItems"),
         (json!({"multipleOf": 99_991}), "multipleOf"),
-        (json!({"properties": {"a": {"minimum": 1.23e-300}}}), "/properties/a: `minimum`"),
+        (json!({"properties": {"a": {"minimum": 1.23e-300}}}), "/properties/a: unsupported `minimum`"),
         (json!({"exclusiveMaximum": -1e-60}), "exclusiveMaximum"),
-        (json!({"items": {"pattern": "^(?=a)b"}}), "/items: `pattern` ^(?=a)b: look-around"),
+        (json!({"items": {"pattern": "^(?=a)b"}}), "/items: invalid `pattern` ^(?=a)b: look-around"),
         (json!({"patternProperties": {"^a{,3}$": {}}}), "`patternProperties` ^a{,3}$: repetition"),
         (json!({"items": 3}), "boolean"),
     ] {
@@ -215,7 +215,7 @@ async fn schemas_that_need_themselves_are_no_answers() {
         (node(json!({"allOf": [{"type": "object"}, this()]})), "/properties/n/allOf/1"),
     ] {
         let message = schema(refused.clone()).unwrap_err();
-        assert!(message.contains("needs itself") && message.contains(place), "{refused}: {message}");
+        assert!(message.contains("requires itself") && message.contains(place), "{refused}: {message}");
     }
     let compiler = compiler();
     let null = || json!({"anyOf": [this(), {"type": "null"}]});
@@ -308,7 +308,7 @@ async fn no_grammar_names_a_token_that_ends_answers() {
     };
     for token in ["<end>", "<[256]>", "<[1,200-300]>", "<[^97]>", "<[*]>"] {
         let message = ask(token).await.unwrap_err().message;
-        assert!(message.contains(token) && message.contains("ends answers"), "{message}");
+        assert!(message.contains(token) && message.contains("ends the answer"), "{message}");
     }
     assert!(takes(&ask("<[97,98]>").await.unwrap(), "<end>xaabc"));
 }
@@ -375,7 +375,7 @@ async fn what_takes_too_long_takes_a_bounded_number_of_threads() {
     });
     for refused in waiting.collect::<Vec<_>>() {
         let error = refused.await.unwrap().unwrap_err();
-        assert!(error.message.contains("ms to compile"), "{error}");
+        assert!(error.message.contains("cannot compile the grammar within"), "{error}");
     }
     let working = || Arc::strong_count(compiler.factory.get().unwrap()) - 1;
     assert_eq!(working(), THREADS + LATE);

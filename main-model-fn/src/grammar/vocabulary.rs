@@ -27,7 +27,8 @@ pub(super) fn factory(
     vocab_size: usize,
     end_ids: &[u32],
 ) -> Result<ParserFactory, String> {
-    let count = u32::try_from(vocab_size).map_err(|_| format!("{vocab_size} tokens are too many"))?;
+    let count =
+        u32::try_from(vocab_size).map_err(|_| format!("vocabulary too large: {vocab_size} tokens"))?;
     let words: Vec<Vec<u8>> = (0..count).map(|id| word(tokens, id)).collect();
     let ends: Vec<u32> = end_ids.iter().copied().filter(|&id| id < count).collect();
     let build = || {

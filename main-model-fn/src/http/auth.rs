@@ -20,8 +20,8 @@ pub(super) async fn guard(
         let presented = bearer(request.headers());
         if !presented.is_some_and(|presented| same(presented, key.as_bytes())) {
             let message = match presented {
-                None => "this server needs a key: `Authorization: Bearer KEY`",
-                Some(_) => "the key is wrong",
+                None => "missing API key; send `Authorization: Bearer KEY`",
+                Some(_) => "invalid API key",
             };
             return Err(ServiceError::new(ErrorCode::Unauthenticated, message).into());
         }

@@ -19,7 +19,7 @@ where
 {
     let options = &state.options;
     let bytes = receive(request, options.body_limit, options.body_timeout).await?;
-    let stopped = || ServiceError::new(ErrorCode::Internal, "a request could not be read to its end");
+    let stopped = || ServiceError::new(ErrorCode::Internal, "cannot read the request body: the task crashed");
     let pass = state.preparing.enter(bytes.len()).await?;
     let state = state.clone();
     let work = tokio::task::spawn_blocking(move || {

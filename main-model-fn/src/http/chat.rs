@@ -26,17 +26,18 @@ pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<Generati
     let effort = std::mem::take(&mut body.reasoning_effort);
     let shared = Shared::new(state, &body)?;
     if body.echo == Some(true) {
-        return Err(ServiceError::invalid("echo", "`echo` is for /v1/completions"));
+        return Err(ServiceError::invalid("echo", "`echo` is supported by /v1/completions only"));
     }
     let max_tokens = sampling::max_tokens(&body, 1)?;
     let logprobs = logprobs(&body)?;
     let text = state.text.as_ref().ok_or_else(|| {
-        ServiceError::invalid("messages", "the model has no tokenizer: use /v1/completions with token ids")
+        let message = "chats need a tokenizer, which this model lacks; use /v1/completions with token ids";
+        ServiceError::invalid("messages", message)
     })?;
     let mut structure = structured::take(&mut body)?;
     let asked = Asked::take(&mut body)?;
     let messages =
-        body.messages.take().ok_or_else(|| ServiceError::invalid("messages", "`messages` is missing"))?;
+        body.messages.take().ok_or_else(|| ServiceError::invalid("messages", "missing `messages`"))?;
     let rendering = Rendering {
         tools: asked.as_ref().map(|asked| asked.tools.as_slice()),
         reasoning_effort: effort::of(&effort, text.template())?,
@@ -94,13 +95,13 @@ fn logprobs(body: &RequestBody) -> Result<Option<usize>, ServiceError> {
         Some(Logprobs::Count(_)) => {
             return Err(ServiceError::invalid(
                 "logprobs",
-                "`logprobs` of a chat is true or false; `top_logprobs` is their number",
+                "invalid `logprobs`: expected true or false; `top_logprobs` sets their number",
             ));
         }
     };
     let top = sampling::alternatives("top_logprobs", body.top_logprobs)?;
     if top.is_some_and(|top| top > 0) && !wanted {
-        return Err(ServiceError::invalid("top_logprobs", "`top_logprobs` needs `logprobs`: true"));
+        return Err(ServiceError::invalid("top_logprobs", "`top_logprobs` requires `logprobs: true`"));
     }
     Ok(wanted.then(|| top.unwrap_or(0)))
 }

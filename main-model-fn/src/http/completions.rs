@@ -35,12 +35,12 @@ pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<Generati
     if body.tool_choice.take().is_some_and(|choice| choice != ToolChoice::Named("none".to_owned())) {
         return Err(unsupported("tool_choice"));
     }
-    let prompts = body.prompt.take().ok_or_else(|| ServiceError::invalid("prompt", "`prompt` is missing"))?.0;
+    let prompts = body.prompt.take().ok_or_else(|| ServiceError::invalid("prompt", "missing `prompt`"))?.0;
     let most = state.engine.limits().max_requests;
     if prompts.len() > most {
         return Err(ServiceError::invalid(
             "prompt",
-            format!("{} prompts in one request; {most} are possible", prompts.len()),
+            format!("too many prompts: expected at most {most}, got {}", prompts.len()),
         ));
     }
     let mut requests = Vec::with_capacity(prompts.len());
@@ -88,7 +88,7 @@ pub(super) fn ids_of(
             special,
         ),
         (Prompt::Text(_), None) => {
-            let message = format!("the model has no tokenizer: `{field}` must be token ids");
+            let message = format!("invalid `{field}`: expected token ids, as this model has no tokenizer");
             Err(ServiceError::invalid(field, message))
         }
     }
@@ -109,7 +109,7 @@ fn logprobs(body: &RequestBody) -> Result<Option<usize>, ServiceError> {
         None => Ok(None),
         Some(Logprobs::Count(count)) => sampling::alternatives("logprobs", Some(count)),
         Some(Logprobs::Flag(_)) => {
-            Err(ServiceError::invalid("logprobs", "`logprobs` of a completion is the number of alternatives"))
+            Err(ServiceError::invalid("logprobs", "invalid `logprobs`: expected the number of alternatives"))
         }
     }
 }

@@ -18,13 +18,12 @@ pub(super) fn of(given: &Given, template: Option<&str>) -> Result<Option<&'stati
         Given::Something => None,
     };
     let Some(effort) = effort else {
-        let message = format!("`{FIELD}` must be one of {}", EFFORTS.join(", "));
+        let message = format!("invalid `{FIELD}`: expected one of {}", EFFORTS.join(", "));
         return Err(ServiceError::invalid(FIELD, message));
     };
     let is_read = template.is_some_and(|template| template.contains(FIELD));
     if !is_read && effort != "none" {
-        let message =
-            format!("`{FIELD}` is not supported: the model's chat template does not read it; leave it out");
+        let message = format!("`{FIELD}` is not supported by the model's chat template; omit it");
         return Err(ServiceError::invalid(FIELD, message));
     }
     Ok(is_read.then_some(effort))

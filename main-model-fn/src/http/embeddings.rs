@@ -106,15 +106,15 @@ fn check(state: &HttpState, body: EmbeddingsBody) -> Result<Wanted, ServiceError
         None | Some("float") => false,
         Some("base64") => true,
         Some(other) => {
-            let message = format!("`encoding_format` is float or base64, not {other:?}");
+            let message = format!("invalid `encoding_format`: expected float or base64, got {other:?}");
             return Err(ServiceError::invalid("encoding_format", message));
         }
     };
-    let missing = || ServiceError::invalid("input", "`input` is missing");
+    let missing = || ServiceError::invalid("input", "missing `input`");
     let Prompts(inputs) = body.input.ok_or_else(missing)?;
     let most = state.engine.limits().max_requests;
     if inputs.len() > most {
-        let message = format!("{} inputs in one request; {most} are possible", inputs.len());
+        let message = format!("too many inputs: expected at most {most}, got {}", inputs.len());
         return Err(ServiceError::invalid("input", message));
     }
     let many = inputs.len() > 1;
@@ -131,7 +131,8 @@ fn check(state: &HttpState, body: EmbeddingsBody) -> Result<Wanted, ServiceError
 fn vector(mean: Vec<f32>, base64: bool) -> Result<Vector, ServiceError> {
     if !mean.iter().all(|element| element.is_finite()) {
         // JSON has no way to write it.
-        return Err(ServiceError::new(ErrorCode::Internal, "the hidden states are not finite"));
+        let message = "cannot embed the input: its hidden states are not finite";
+        return Err(ServiceError::new(ErrorCode::Internal, message));
     }
     Ok(match base64 {
         false => Vector::Floats(mean),

@@ -45,7 +45,7 @@ impl<'de, T: Deserialize<'de>, const MOST: usize> Deserialize<'de> for Few<T, MO
                 let mut few = Vec::new();
                 while let Some(element) = list.next_element()? {
                     if few.len() == MOST {
-                        return Err(A::Error::custom(format!("the list has more than {MOST} elements")));
+                        return Err(A::Error::custom(format!("expected at most {MOST} elements")));
                     }
                     few.push(element);
                 }
@@ -141,7 +141,7 @@ impl<'de> DeserializeSeed<'de> for JsonSeed<'_> {
         *self.left = self
             .left
             .checked_sub(1)
-            .ok_or_else(|| D::Error::custom(format!("it has more than {VALUES} values")))?;
+            .ok_or_else(|| D::Error::custom(format!("expected at most {VALUES} values")))?;
         deserializer.deserialize_any(self)
     }
 }
@@ -149,7 +149,7 @@ impl<'de> DeserializeSeed<'de> for JsonSeed<'_> {
 impl<'de> Visitor<'de> for JsonSeed<'_> {
     type Value = Value;
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("any JSON")
+        f.write_str("a JSON value")
     }
     fn visit_unit<E: Error>(self) -> Result<Value, E> {
         Ok(Value::Null)
@@ -221,17 +221,19 @@ impl<'de> Deserialize<'de> for Prompts {
                         Element::Prompt(prompt) => prompts.push(prompt),
                     }
                     if prompts.len() > PROMPTS {
-                        return Err(A::Error::custom(format!("the list has more than {PROMPTS} prompts")));
+                        return Err(A::Error::custom(format!("expected at most {PROMPTS} prompts")));
                     }
                     if !ids.is_empty() && !prompts.is_empty() {
-                        return Err(A::Error::custom("token ids and prompts are mixed in one list"));
+                        return Err(A::Error::custom(
+                            "expected either token ids or prompts in one list, got both",
+                        ));
                     }
                 }
                 if !ids.is_empty() {
                     prompts.push(Prompt::Ids(ids));
                 }
                 if prompts.is_empty() {
-                    return Err(A::Error::custom("the list is empty"));
+                    return Err(A::Error::custom("expected a non-empty list"));
                 }
                 Ok(Prompts(prompts))
             }
@@ -254,7 +256,7 @@ impl<'de> Deserialize<'de> for Element {
                 f.write_str("a token id, a string or a list of token ids")
             }
             fn visit_u64<E: Error>(self, id: u64) -> Result<Element, E> {
-                let id = u32::try_from(id).map_err(|_| E::custom(format!("{id} is no token id")))?;
+                let id = u32::try_from(id).map_err(|_| E::custom(format!("invalid token id {id}")))?;
                 Ok(Element::Id(id))
             }
             fn visit_str<E: Error>(self, text: &str) -> Result<Element, E> {
@@ -314,7 +316,7 @@ impl<'de> Deserialize<'de> for Logprobs {
         impl Visitor<'_> for LogprobsVisitor {
             type Value = Logprobs;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("true or false in chats, a whole number in completions")
+                f.write_str("true or false in chats, an integer in completions")
             }
             fn visit_bool<E: Error>(self, flag: bool) -> Result<Logprobs, E> {
                 Ok(Logprobs::Flag(flag))
@@ -340,7 +342,7 @@ impl<'de> Deserialize<'de> for Seed {
         impl Visitor<'_> for SeedVisitor {
             type Value = Seed;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a whole number of 64 bits")
+                f.write_str("a 64-bit integer")
             }
             fn visit_i64<E: Error>(self, seed: i64) -> Result<Seed, E> {
                 Ok(Seed(seed.cast_unsigned()))
@@ -368,7 +370,8 @@ impl<'de> Deserialize<'de> for LogitBias {
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<LogitBias, A::Error> {
                 let mut biases = BTreeMap::new();
                 while let Some(key) = map.next_key::<String>()? {
-                    let id = key.parse().map_err(|_| A::Error::custom(format!("{key:?} is no token id")))?;
+                    let id =
+                        key.parse().map_err(|_| A::Error::custom(format!("invalid token id {key:?}")))?;
                     biases.insert(id, map.next_value()?);
                 }
                 Ok(LogitBias(biases))

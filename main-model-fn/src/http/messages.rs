@@ -111,7 +111,7 @@ impl<'de> Deserialize<'de> for Content {
 /// The message and the field that cannot be used.
 pub(super) fn for_template(Few(messages): Messages) -> Result<Vec<Value>, ServiceError> {
     if messages.is_empty() {
-        return Err(ServiceError::invalid("messages", "`messages` is empty"));
+        return Err(ServiceError::invalid("messages", "invalid `messages`: expected at least one message"));
     }
     (0..).zip(messages).map(|(index, message)| one(index, message.0)).collect()
 }
@@ -125,13 +125,13 @@ fn one(index: usize, message: Message) -> Result<Value, ServiceError> {
         Some("assistant") => "assistant",
         Some("tool") => "tool",
         None => {
-            return Err(ServiceError::invalid(at("role"), format!("`{}` is missing", at("role"))));
+            return Err(ServiceError::invalid(at("role"), format!("missing `{}`", at("role"))));
         }
         Some(other) => {
             return Err(ServiceError::invalid(
                 at("role"),
                 format!(
-                    "{}: the role must be system, developer, user, assistant or tool, not {other:?}",
+                    "invalid `{}`: expected system, developer, user, assistant or tool, got {other:?}",
                     at("role")
                 ),
             ));
@@ -144,7 +144,8 @@ fn one(index: usize, message: Message) -> Result<Value, ServiceError> {
     }
     let calls = message.tool_calls.map(|calls| calls.0).unwrap_or_default();
     if !calls.is_empty() && role != "assistant" {
-        return Err(ServiceError::invalid(at("tool_calls"), "only assistants call tools"));
+        let message = "`tool_calls` is supported in assistant messages only";
+        return Err(ServiceError::invalid(at("tool_calls"), message));
     }
     let content = match message.content {
         Some(content) => text(&at("content"), content)?,
@@ -152,7 +153,7 @@ fn one(index: usize, message: Message) -> Result<Value, ServiceError> {
         None => {
             return Err(ServiceError::invalid(
                 at("content"),
-                format!("{}: a {role} message needs content", at("content")),
+                format!("missing `{}`: a {role} message needs content", at("content")),
             ));
         }
     };
@@ -184,12 +185,12 @@ fn text(at: &str, content: Content) -> Result<String, ServiceError> {
         Content::Text(text) => Ok(text),
         Content::Refused(index, NoText::Kind(kind)) => {
             let field = format!("{at}[{index}]");
-            let message = format!("{field}: content of type `{kind}` is not supported, only `text`");
+            let message = format!("unsupported content type `{kind}` in `{field}`: expected `text`");
             Err(ServiceError::invalid(field, message))
         }
         Content::Refused(index, NoText::Missing(kind)) => {
             let field = format!("{at}[{index}].{kind}");
-            let message = format!("`{field}` is missing");
+            let message = format!("missing `{field}`");
             Err(ServiceError::invalid(field, message))
         }
     }
@@ -199,13 +200,13 @@ fn text(at: &str, content: Content) -> Result<String, ServiceError> {
 fn tool_call(at: &str, call: ToolCall) -> Result<Value, ServiceError> {
     if let Some(other) = call.kind.filter(|kind| kind != "function") {
         let field = format!("{at}.type");
-        let message = format!("{field}: calls of type {other:?} are not supported, only function");
+        let message = format!("invalid `{field}`: expected function, got {other:?}");
         return Err(ServiceError::invalid(field, message));
     }
     let function = call.function.map(|function| function.0).unwrap_or_default();
     let Some(name) = function.name else {
         let field = format!("{at}.function.name");
-        let message = format!("`{field}` is missing");
+        let message = format!("missing `{field}`");
         return Err(ServiceError::invalid(field, message));
     };
     let arguments = function.arguments.unwrap_or_default();

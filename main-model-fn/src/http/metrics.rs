@@ -49,27 +49,24 @@ impl HttpMetrics {
                 Opts::new("remoe_http_requests_total", "HTTP requests by route and status."),
                 &["route", "status"],
             )?,
-            in_flight: IntGauge::new(
-                "remoe_requests_in_flight",
-                "Generations that a client waits for, streams included.",
-            )?,
+            in_flight: IntGauge::new("remoe_requests_in_flight", "Generations in flight, streams included.")?,
             first_token: seconds(
                 "remoe_time_to_first_token_seconds",
-                "From the engine's queue to the first token.",
+                "Time from the engine's queue to the first token (TTFT).",
                 &TOKEN_BUCKETS,
             )?,
             between_tokens: seconds(
                 "remoe_inter_token_latency_seconds",
-                "Between two tokens of one choice.",
+                "Time between two tokens of one choice, while the client keeps up.",
                 &TOKEN_BUCKETS,
             )?,
             whole: seconds(
                 "remoe_e2e_request_latency_seconds",
-                "Generations from their arrival to their last token.",
+                "Time from the arrival of a generation to its last token.",
                 &REQUEST_BUCKETS,
             )?,
-            prompt_tokens: IntCounter::new("remoe_prompt_tokens_total", "Tokens of prompts.")?,
-            generation_tokens: IntCounter::new("remoe_generation_tokens_total", "Tokens that were drawn.")?,
+            prompt_tokens: IntCounter::new("remoe_prompt_tokens_total", "Prompt tokens.")?,
+            generation_tokens: IntCounter::new("remoe_generation_tokens_total", "Generated tokens.")?,
             finished: IntCounterVec::new(
                 Opts::new("remoe_choices_finished_total", "Finished choices by reason."),
                 &["finished_reason"],

@@ -9,7 +9,7 @@ use axum::extract::State;
 use axum::http::Uri;
 use remoe_http::{ApiError, query};
 use remoe_model::Inspection;
-use remoe_planner::{Account, Comparison, Measured, Outcome, Plan, baselines};
+use remoe_planner::{Account, Comparison, Measured, Outcome, Plan, Way, baselines};
 use remoe_predictor::Activations;
 use remoe_wire::format_listing;
 use remoe_wire::v1::LayerExperts;
@@ -354,15 +354,15 @@ fn rivals_of(account: &Account) -> Vec<RivalLine> {
     // What runs has been planned from the same problem.
     let Ok(baselines) = baselines(account.problem()) else { return Vec::new() };
     let named = [
-        ("everything on CPUs, in one function", baselines.cpu),
-        ("experts beside the main function's device", baselines.mix),
-        ("everything on the GPU", baselines.gpu),
-        ("experts fetched to the GPU when they are needed", baselines.fetch),
+        (Way::Cpu, baselines.cpu),
+        (Way::Mix, baselines.mix),
+        (Way::Gpu, baselines.gpu),
+        (Way::Fetch, baselines.fetch),
     ];
-    let lines = named.into_iter().filter_map(|(name, baseline)| {
+    let lines = named.into_iter().filter_map(|(way, baseline)| {
         let baseline = baseline?;
         Some(RivalLine {
-            name,
+            name: way.baseline_name(),
             cost: baseline.total_cost,
             ttft_s: baseline.ttft_seconds,
             tpot_s: baseline.tpot_seconds,

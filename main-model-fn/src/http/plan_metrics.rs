@@ -24,22 +24,22 @@ impl PlanMetrics {
         };
         let requests = IntCounter::new(
             "remoe_plan_compared_requests_total",
-            "Requests of which it is known what the plan expected.",
+            "Requests under a placement that the planner made.",
         )?;
         registry.register(Box::new(requests.clone()))?;
         Ok(Self {
             requests,
             ttft: sums(
                 "remoe_plan_time_to_first_token_seconds_total",
-                "Time to first token of compared requests, summed: as the plan expected, and as measured.",
+                "Sum of the times to first token of compared requests, expected by the plan or measured.",
             )?,
             tpot: sums(
                 "remoe_plan_time_per_output_token_seconds_total",
-                "Time per output token of compared requests, summed: as the plan expected, and as measured.",
+                "Sum of the times per output token of compared requests, expected by the plan or measured.",
             )?,
             cost: sums(
                 "remoe_plan_cost_dollars_total",
-                "Cost of compared requests, summed: as the plan expected, and by what they were measured to take.",
+                "Sum of the costs of compared requests, expected by the plan or measured.",
             )?,
         })
     }

@@ -40,10 +40,10 @@ impl PrimerSource {
 /// The primer, in parts as they are read.
 pub(super) async fn handle(State(state): State<Arc<HttpState>>) -> Result<Response, ApiError> {
     let source = state.options.primer.clone().ok_or_else(|| {
-        ServiceError::new(ErrorCode::NotFound, "this function tells no primer; start it with --primer")
+        ServiceError::new(ErrorCode::NotFound, "/v1/primer is disabled; start the function with --primer")
     })?;
     let turn = source.turn.clone().try_acquire_owned().map_err(|_| {
-        ServiceError::new(ErrorCode::Unavailable, "somebody else is being told the primer; try again later")
+        ServiceError::new(ErrorCode::Unavailable, "/v1/primer is serving another client; retry later")
     })?;
     let (parts, told) = mpsc::channel::<io::Result<Bytes>>(2);
     let runtime = Handle::current();
@@ -52,7 +52,7 @@ pub(super) async fn handle(State(state): State<Arc<HttpState>>) -> Result<Respon
         let tell = |part| runtime.block_on(timeout(STALL, parts.send(part))).is_ok_and(|told| told.is_ok());
         let written = write_primer(&source.checkpoint, &source.header, |part| tell(Ok(part.into())));
         if let Err(error) = written {
-            tracing::warn!(%error, "the primer cannot be told");
+            tracing::warn!(%error, "/v1/primer failed");
             // What was sent so far must not look like all of it.
             tell(Err(io::Error::other(error)));
         }

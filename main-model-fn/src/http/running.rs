@@ -79,7 +79,7 @@ impl Running {
             let Some((prompt, event)) = self.events.next().await else {
                 return Err(ServiceError::new(
                     ErrorCode::Unavailable,
-                    "the engine stopped before the answer was complete",
+                    "cannot complete the answer: the engine stopped",
                 ));
             };
             match event {

@@ -68,17 +68,18 @@ pub(super) fn stop_rules(
     if strings.len() > STOPS || strings.iter().any(|stop| stop.is_empty() || stop.len() > STOP_BYTES) {
         return Err(ServiceError::invalid(
             "stop",
-            format!("`stop` takes at most {STOPS} strings of 1 to {STOP_BYTES} bytes"),
+            format!("invalid `stop`: expected at most {STOPS} strings of 1 to {STOP_BYTES} bytes"),
         ));
     }
     if !strings.is_empty() && !has_text {
-        return Err(ServiceError::invalid("stop", "the model has no tokenizer: use `stop_token_ids`"));
+        let message = "`stop` needs a tokenizer, which this model lacks; use `stop_token_ids`";
+        return Err(ServiceError::invalid("stop", message));
     }
     let token_ids = body.stop_token_ids.clone().unwrap_or_default();
     if token_ids.len() > STOP_IDS {
         return Err(ServiceError::invalid(
             "stop_token_ids",
-            format!("`stop_token_ids` takes at most {STOP_IDS} ids"),
+            format!("invalid `stop_token_ids`: expected at most {STOP_IDS} ids, got {}", token_ids.len()),
         ));
     }
     for &token in &token_ids {
@@ -121,10 +122,7 @@ pub(super) fn check_min_tokens(stop: &StopRules, max_tokens: usize) -> Result<()
     }
     Err(ServiceError::invalid(
         "min_tokens",
-        format!(
-            "`min_tokens` ({}) exceeds the {max_tokens} tokens that the answer may have",
-            stop.min_tokens
-        ),
+        format!("invalid `min_tokens`: expected at most {max_tokens}, got {}", stop.min_tokens),
     ))
 }
 
@@ -140,9 +138,10 @@ fn check_token(name: &str, token: u32, vocab_size: usize) -> Result<(), ServiceE
     if (token as usize) < vocab_size {
         return Ok(());
     }
+    let last = vocab_size.saturating_sub(1);
     Err(ServiceError::invalid(
         name,
-        format!("`{name}`: token id {token} is outside the vocabulary of {vocab_size}"),
+        format!("invalid `{name}`: expected token ids from 0 to {last}, got {token}"),
     ))
 }
 
@@ -150,7 +149,7 @@ fn number(name: &str, value: Option<f64>, range: RangeInclusive<f64>) -> Result<
     match value {
         Some(value) if !range.contains(&value) => Err(ServiceError::invalid(
             name,
-            format!("`{name}` must be {} to {}, not {value}", range.start(), range.end()),
+            format!("invalid `{name}`: expected {} to {}, got {value}", range.start(), range.end()),
         )),
         _ => Ok(value),
     }
@@ -160,8 +159,10 @@ fn whole(name: &str, value: Option<i64>, range: RangeInclusive<i64>) -> Result<O
     match value {
         Some(value) if !range.contains(&value) => {
             let message = match *range.end() {
-                i64::MAX => format!("`{name}` must be at least {}, not {value}", range.start()),
-                end => format!("`{name}` must be {} to {end}, not {value}", range.start()),
+                i64::MAX => {
+                    format!("invalid `{name}`: expected at least {}, got {value}", range.start())
+                }
+                end => format!("invalid `{name}`: expected {} to {end}, got {value}", range.start()),
             };
             Err(ServiceError::invalid(name, message))
         }

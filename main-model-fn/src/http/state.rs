@@ -133,7 +133,7 @@ impl HttpState {
     /// As [`Compiler::compile`], or there is no tokenizer.
     pub(super) async fn compile(&self, source: Source, field: &str) -> Result<Grammar, ServiceError> {
         let no_text =
-            || ServiceError::invalid(field, "the model has no tokenizer: nothing is known of its text");
+            || ServiceError::invalid(field, "structured output needs a tokenizer, which this model lacks");
         self.grammars.as_ref().ok_or_else(no_text)?.compile(source, field).await
     }
 
@@ -150,7 +150,7 @@ impl HttpState {
         }
         Err(ServiceError::new(
             ErrorCode::Unavailable,
-            "the model is loading or the server is shutting down; try again later",
+            "not ready: the model is loading, or the server is shutting down; retry later",
         ))
     }
 
@@ -160,7 +160,7 @@ impl HttpState {
         match model {
             Some(model) if !self.options.is_called(model) => {
                 let served = &self.options.model;
-                let message = format!("The model `{model}` does not exist; this server has `{served}`");
+                let message = format!("The model `{model}` does not exist; available: `{served}`");
                 Err(ServiceError::new(ErrorCode::NotFound, message).about("model"))
             }
             _ => Ok(()),

@@ -88,13 +88,10 @@ async fn fill(
             let _client_gone = chunks.send(Ok(done)).await;
             return Some(told);
         }
-        Err(Broken::Client) => tracing::debug!("a client left its stream"),
+        Err(Broken::Client) => tracing::debug!("client disconnected"),
         Err(Broken::Engine(error)) => {
-            tracing::warn!(%error, "a stream broke off");
-            span.fail(
-                error.code.http_status().to_string(),
-                "a stream ended with an error after its head said 200",
-            );
+            tracing::warn!(%error, "stream failed");
+            span.fail(error.code.http_status().to_string(), "stream failed after status 200");
             let event = Event::default().json_data(ErrorBody::from(error));
             // Nothing more can be done for a client that is gone too.
             let _client_gone = chunks.send(event).await;

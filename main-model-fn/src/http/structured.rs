@@ -79,7 +79,7 @@ impl Found {
         let source =
             source.map_err(|message| ServiceError::invalid(field, format!("`{field}`: {message}")))?;
         if let Some(first) = &self.0 {
-            let message = format!("`{field}` cannot be combined with `{}`", first.field);
+            let message = format!("cannot combine `{field}` with `{}`", first.field);
             return Err(ServiceError::invalid(field, message));
         }
         self.0 = Some(Structure { source, field: field.to_owned() });
@@ -94,13 +94,15 @@ impl Found {
             "json_schema" => {
                 let schema = format.json_schema.and_then(|Object(named)| named.schema);
                 let Some(Json(schema)) = schema else {
-                    return Err(ServiceError::invalid(SCHEMA, format!("`{SCHEMA}` is missing")));
+                    return Err(ServiceError::invalid(SCHEMA, format!("missing `{SCHEMA}`")));
                 };
                 self.add(SCHEMA, Source::json(Some(schema), true))
             }
             other => Err(ServiceError::invalid(
                 "response_format.type",
-                format!("`response_format.type` is text, json_object or json_schema, not {other:?}"),
+                format!(
+                    "invalid `response_format.type`: expected text, json_object or json_schema, got {other:?}"
+                ),
             )),
         }
     }
@@ -141,8 +143,9 @@ impl Found {
 /// A schema that may be sent as the text of one.
 fn written_out(field: &str, schema: Value) -> Result<Value, ServiceError> {
     match schema {
-        Value::String(text) => serde_json::from_str(&text)
-            .map_err(|error| ServiceError::invalid(field, format!("`{field}` is no JSON: {error}"))),
+        Value::String(text) => serde_json::from_str(&text).map_err(|error| {
+            ServiceError::invalid(field, format!("invalid `{field}`: expected JSON: {error}"))
+        }),
         schema => Ok(schema),
     }
 }

@@ -54,8 +54,7 @@ pub(super) async fn handle(
 fn tokenize(state: &HttpState, body: TokenizeBody) -> Result<Tokenized, ServiceError> {
     state.check_model(body.model.as_deref())?;
     let field = if body.messages.is_some() { "messages" } else { "prompt" };
-    let text =
-        state.text.as_ref().ok_or_else(|| ServiceError::invalid(field, "the model has no tokenizer"))?;
+    let text = state.text.as_ref().ok_or_else(|| no_tokenizer(field))?;
     let context = state.engine.limits().context_length;
     let encode =
         |content: &str, special| text_frontend::encode(text.as_ref(), context, field, content, special);
@@ -72,10 +71,14 @@ fn tokenize(state: &HttpState, body: TokenizeBody) -> Result<Tokenized, ServiceE
             encode(&prompt, body.add_special_tokens.unwrap_or(false))?
         }
         _ => {
-            return Err(ServiceError::invalid("prompt", "either `prompt` or `messages` is needed, not both"));
+            return Err(ServiceError::invalid("prompt", "expected either `prompt` or `messages`"));
         }
     };
     Ok(Tokenized { count: tokens.len(), tokens, max_model_len: context })
+}
+
+fn no_tokenizer(field: &str) -> ServiceError {
+    ServiceError::invalid(field, "this route needs a tokenizer, which this model lacks")
 }
 
 pub(super) async fn handle_back(
@@ -89,13 +92,15 @@ pub(super) async fn handle_back(
 fn detokenize(state: &HttpState, body: DetokenizeBody) -> Result<Detokenized, ServiceError> {
     const FIELD: &str = "tokens";
     state.check_model(body.model.as_deref())?;
-    let text =
-        state.text.as_ref().ok_or_else(|| ServiceError::invalid(FIELD, "the model has no tokenizer"))?;
-    let tokens = body.tokens.ok_or_else(|| ServiceError::invalid(FIELD, "`tokens` is missing"))?;
+    let text = state.text.as_ref().ok_or_else(|| no_tokenizer(FIELD))?;
+    let tokens = body.tokens.ok_or_else(|| ServiceError::invalid(FIELD, "missing `tokens`"))?;
     // An id of a few digits may stand for a long text.
     let context = state.engine.limits().context_length;
     if tokens.len() > context {
-        let message = format!("{} tokens; the model's context is {context} tokens", tokens.len());
+        let message = format!(
+            "too many tokens: expected at most {context} (the model's context), got {}",
+            tokens.len()
+        );
         return Err(ServiceError::invalid(FIELD, message));
     }
     let prompt = text.decode(&tokens, true);

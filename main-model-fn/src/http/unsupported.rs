@@ -38,7 +38,7 @@ pub(super) fn refuse(body: &RequestBody) -> Result<(), ServiceError> {
         Given::Nothing => (),
         Given::Text(effort) if effort == "none" => (),
         _ => {
-            let message = "`reasoning_effort` is for /v1/chat/completions";
+            let message = "`reasoning_effort` is supported by /v1/chat/completions only";
             return Err(ServiceError::invalid("reasoning_effort", message));
         }
     }
@@ -53,7 +53,7 @@ pub(super) fn refuse(body: &RequestBody) -> Result<(), ServiceError> {
     }
     if let Some(options) = &body.stream_options {
         if body.stream != Some(true) {
-            return Err(ServiceError::invalid("stream_options", "`stream_options` needs `stream`: true"));
+            return Err(ServiceError::invalid("stream_options", "`stream_options` requires `stream: true`"));
         }
         if options.0.continuous_usage_stats != Given::Nothing {
             return Err(unsupported("stream_options.continuous_usage_stats"));
@@ -63,7 +63,7 @@ pub(super) fn refuse(body: &RequestBody) -> Result<(), ServiceError> {
     if body.best_of.is_some_and(|best_of| best_of != choices) {
         return Err(ServiceError::invalid(
             "best_of",
-            format!("`best_of` other than `n` ({choices}) is not supported"),
+            format!("unsupported `best_of`: expected the value of `n` ({choices})"),
         ));
     }
     Ok(())

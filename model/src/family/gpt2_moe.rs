@@ -53,7 +53,7 @@ const FLAGS: [(&str, bool); 3] = [
 
 pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> {
     for (alias, name) in ALIASES {
-        fields.refuse(alias, &format!("GPT-2 calls it {name}; leave one of the two"))?;
+        fields.refuse(alias, &format!("GPT-2 calls it {name}; remove one of the two"))?;
     }
     let common = Common::read_named(fields, &DEFAULTS, &FIELDS)?;
     for (name, computed) in FLAGS {

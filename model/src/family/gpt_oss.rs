@@ -51,7 +51,9 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
         );
     }
     if RopeFacts::parameters(fields)?.is_none() {
-        return Err(fields.error("rope_parameters", "is missing; gpt-oss has rope type yarn, say how"));
+        return Err(
+            fields.error("rope_parameters", "is missing; gpt-oss needs the parameters of rope type yarn")
+        );
     }
     let head_dim = match fields.is_null("head_dim") {
         true => common.even_heads()?,

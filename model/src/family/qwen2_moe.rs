@@ -99,7 +99,7 @@ fn windows(common: &Common<'_>) -> Result<Vec<Option<usize>>, CheckpointError> {
         return Err(fields.error("layer_types", "has sliding_attention, but use_sliding_window is false"));
     }
     if slides.contains(&true) && window == 0 {
-        return Err(fields.error("sliding_window", "must be at least 1 where layers have sliding attention"));
+        return Err(fields.error("sliding_window", "is 0, but layers have sliding attention"));
     }
     Ok(slides.into_iter().map(|slides| slides.then_some(window)).collect())
 }

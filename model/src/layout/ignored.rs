@@ -38,7 +38,8 @@ pub(super) fn no_more_layers(layers: usize, further: usize, shards: &Shards) -> 
     let more = shards.tensors.values().filter(|tensor| behind(tensor).is_some_and(|id| id >= known));
     if let Some(tensor) = more.min_by_key(|tensor| &tensor.name) {
         let message = format!(
-            "is of a layer that config.json does not have: num_hidden_layers is {layers}; one of the two files is of another model"
+            "belongs to a layer that config.json lacks: num_hidden_layers is {layers}; check that both files belong to \
+             one model"
         );
         return Err(wrong(tensor, message));
     }
@@ -52,7 +53,7 @@ pub(super) fn no_more_layers(layers: usize, further: usize, shards: &Shards) -> 
         None => Ok(()),
         Some((tensor, id, part)) => {
             let message = format!(
-                "is of layer {id}, which is to predict further tokens (num_nextn_predict_layers) but has no `{part}`: it is a layer of the model, or of another one"
+                "invalid layer {id}: expected a next-token prediction layer (num_nextn_predict_layers) with `{part}`"
             );
             Err(wrong(tensor, message))
         }
@@ -81,14 +82,16 @@ impl Finder<'_> {
         };
         let count = match others.len() - 1 {
             0 => String::new(),
-            more => format!(", nor for {more} others"),
+            1 => " (and 1 other)".to_owned(),
+            more => format!(" (and {more} others)"),
         };
         let path = self.shards.files.get(first.file).map_or(Path::new("?"), |shard| &shard.path);
         Err(CheckpointError::tensor(
             path,
             &first.name,
             format!(
-                "the model as config.json describes it has no use for it{count}: a field of config.json that asks for it is missing or wrong, or the two files are of different models"
+                "unexpected{count}: config.json describes a model without it; check the fields of config.json, and \
+                 that both files belong to one model"
             ),
         ))
     }

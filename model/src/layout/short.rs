@@ -20,7 +20,7 @@ impl Finder<'_> {
                 Some(scales) => {
                     let what = tensor.dtype.name();
                     Err(self
-                        .wrong(scales, format!("scales `{name}`, which is stored as {what} and needs none")))
+                        .wrong(scales, format!("unexpected scales of `{name}`, which is stored as {what}")))
                 }
             };
         }
@@ -32,7 +32,7 @@ impl Finder<'_> {
             return Err(self.wrong(raw, self.unannounced("fp8")));
         };
         if quantisation.excepts(name) {
-            let message = "is stored as fp8, but modules_to_not_convert of config.json names it: one of the two is wrong";
+            let message = "is stored as fp8, but listed in modules_to_not_convert of config.json";
             return Err(self.wrong(raw, message.to_owned()));
         }
         let blocks = [rows.div_ceil(block[0]), columns.div_ceil(block[1])];
@@ -40,7 +40,7 @@ impl Finder<'_> {
         let scale_dtype = match StoredDtype::from_header(scales.dtype) {
             Some(dtype @ (StoredDtype::F32 | StoredDtype::Bf16)) => dtype,
             _ => {
-                let message = format!("has dtype {}, scales are read in F32 and BF16", scales.dtype);
+                let message = format!("has dtype {}, expected scales in F32 or BF16", scales.dtype);
                 return Err(self.wrong(scales, message));
             }
         };
@@ -59,11 +59,11 @@ impl Finder<'_> {
         let scales = self.raw(&format!("{name}_scales"), &[experts, outputs, groups])?;
         for raw in [raw, scales] {
             if raw.dtype != "U8" {
-                return Err(self.wrong(raw, format!("has dtype {}, MXFP4 is stored as U8", raw.dtype)));
+                return Err(self.wrong(raw, format!("has dtype {}, expected U8 for MXFP4", raw.dtype)));
             }
         }
         if !inputs.is_multiple_of(MXFP4_GROUP) {
-            let message = format!("has rows of {inputs} elements, no multiple of {MXFP4_GROUP}");
+            let message = format!("has rows of {inputs} elements, expected a multiple of {MXFP4_GROUP}");
             return Err(self.wrong(raw, message));
         }
         let stored = StoredAs::Mxfp4 { scales: Box::new(range_of(scales)) };
@@ -87,7 +87,7 @@ impl Finder<'_> {
             &self.shards.listing,
             name,
             format!(
-                "it is of an expert whose projections take {:?} bytes, those of another {:?}; all must be stored in one form",
+                "its expert has projections of {:?} bytes, another one {:?}; all must be stored in one form",
                 bytes(other),
                 bytes(first)
             ),
@@ -110,7 +110,8 @@ impl Finder<'_> {
     pub(super) fn unannounced(&self, form: &str) -> String {
         let found = self.quantisation.map_or("none", |quantisation| quantisation.form.name());
         format!(
-            "is stored as {form}, but quantization_config of config.json says {found}; the two are of different checkpoints"
+            "is stored as {form}, but quantization_config of config.json says {found}; check that both files belong to \
+             one checkpoint"
         )
     }
 }

@@ -29,7 +29,7 @@ impl Outline {
             Some(object) => Self::from_object(&path, object, dtype),
             None => Err(CheckpointError::MissingFile {
                 path,
-                message: "a model's sizes are made from its config.json".to_owned(),
+                message: "model sizes are read from config.json".to_owned(),
             }),
         }
     }

@@ -77,7 +77,7 @@ impl Weights {
             other => Err(quantization.unsupported(
                 "quant_method",
                 format!(
-                    "`{}`; sizes are known for fp8 and mxfp4, name the dtype to count in (--dtype bfloat16)",
+                    "`{}`; sizes are known for fp8 and mxfp4, set the dtype to count in (--dtype bfloat16)",
                     other.unwrap_or("null")
                 ),
             )),

@@ -19,7 +19,7 @@ pub enum TextError {
         message: String,
     },
     /// A token id that the model does not have.
-    #[error("token id {id} is not in the vocabulary of {vocab_size} tokens")]
+    #[error("invalid token id {id}: expected 0 to {}", vocab_size.saturating_sub(1))]
     TokenId {
         /// The id.
         id: u32,
@@ -27,7 +27,11 @@ pub enum TextError {
         vocab_size: usize,
     },
     /// The tokenizer gave a token that the model has no embedding for.
-    #[error("{}: token id {id} is beyond the model's vocabulary of {vocab_size}; tokenizer and weights do not belong together", path.display())]
+    #[error(
+        "{}: token id {id} is beyond the model's vocabulary of {vocab_size}; check that tokenizer and weights belong \
+         to one model",
+        path.display()
+    )]
     Vocabulary {
         /// The tokenizer's file.
         path: PathBuf,
@@ -37,18 +41,16 @@ pub enum TextError {
         vocab_size: usize,
     },
     /// The tokenizer panicked on this text.
-    #[error(
-        "the model's tokenizer cannot take this text of {bytes} bytes: a pattern in it needs more steps than there may be"
-    )]
+    #[error("cannot tokenize a text of {bytes} bytes: the tokenizer's pattern exceeds its step limit")]
     Untokenizable {
         /// Bytes of the text.
         bytes: usize,
     },
     /// The template refused the conversation (`raise_exception`): the request is wrong.
-    #[error("the model's chat template refuses the conversation: {0}")]
+    #[error("chat template rejected the conversation: {0}")]
     Refused(String),
     /// The template itself is broken, or it ran longer than allowed.
-    #[error("{}: the chat template failed: {message}", path.display())]
+    #[error("{}: chat template failed: {message}", path.display())]
     Template {
         /// The file that the template came from.
         path: PathBuf,

@@ -285,7 +285,7 @@ fn operate(operator: &str, a: &Value, b: &Value) -> Result<Value, Error> {
         ["a + b", "a * b", "a in b"].into_iter().filter_map(compiled).collect()
     });
     let operation = OPERATORS.iter().find(|(source, _)| *source == operator);
-    let (_, operation) = operation.ok_or_else(|| refused(format!("there is no operator {operator}")))?;
+    let (_, operation) = operation.ok_or_else(|| refused(format!("unknown operator {operator}")))?;
     let operands = Value::from_pairs([("a", a.clone()), ("b", b.clone())]);
     // Its place is that of the guard's call, not of this expression.
     operation
@@ -431,7 +431,7 @@ fn check_format(state: &mut State, format: &str, arguments: &[Value]) -> Result<
     let digits = format.split(|c: char| !c.is_ascii_digit()).map(str::len).max().unwrap_or(0);
     let nested = format.split('{').skip(1).any(|part| part.contains(':') && !part.contains('}'));
     if digits > 4 || nested || format.contains('*') {
-        return Err(refused("a format's widths have at most 4 digits"));
+        return Err(refused("expected format widths of at most 4 digits"));
     }
     let fields = format.matches(['%', '{']).count();
     let mut bytes = format.len().saturating_add(fields.saturating_mul(10_000));

@@ -118,7 +118,7 @@ impl ChatTemplate {
     ) -> Result<Self, TextError> {
         let broken = |message: String| TextError::Template { path: path.to_owned(), message };
         if source.len() > SOURCE {
-            return Err(broken(format!("it is longer than {SOURCE} bytes")));
+            return Err(broken(format!("longer than {SOURCE} bytes")));
         }
         let source = without_generation_tags(source);
         let mut environment = Environment::new();
@@ -136,10 +136,10 @@ impl ChatTemplate {
         environment.add_function("strftime_now", strftime_now);
         let tokens = tokenize(&source, false, syntax.clone()).take_while(Result::is_ok);
         if tokens.filter(|token| matches!(token, Ok((Token::Mul, _)))).count() > MULTIPLICATIONS {
-            return Err(broken(format!("it has more than {MULTIPLICATIONS} multiplications")));
+            return Err(broken(format!("more than {MULTIPLICATIONS} multiplications")));
         }
         if longest_tag(tokenize(&source, false, syntax.clone()).map_while(Result::ok)) > TAG {
-            return Err(broken(format!("one of its tags has more than {TAG} tokens")));
+            return Err(broken(format!("a tag with more than {TAG} tokens")));
         }
         let template = Self { path: path.to_owned(), source, syntax, environment, special_tokens };
         template.compiled().map_err(|error| broken(describe(&error)))?;
@@ -153,7 +153,7 @@ impl ChatTemplate {
             default_auto_escape: Arc::new(|_| AutoEscape::None),
         };
         let mut compiled = CompiledTemplate::new(NAME, &self.source, &config)?;
-        let unknown = || Error::new(ErrorKind::SyntaxError, "an attribute is set in an unknown way");
+        let unknown = || Error::new(ErrorKind::SyntaxError, "unsupported assignment to an attribute");
         compiled.instructions = guarded(&compiled.instructions).ok_or_else(unknown)?;
         for instructions in compiled.blocks.values_mut() {
             *instructions = guarded(instructions).ok_or_else(unknown)?;
@@ -217,8 +217,8 @@ impl ChatTemplate {
         });
         match rendered {
             Ok(Ok(rendered)) => rendered,
-            Ok(Err(_panic)) => Err(failed("it ended the thread that rendered it".to_owned())),
-            Err(error) => Err(failed(format!("no thread to render it: {error}"))),
+            Ok(Err(_panic)) => Err(failed("rendering it crashed".to_owned())),
+            Err(error) => Err(failed(format!("cannot start a thread to render it: {error}"))),
         }
     }
 }
@@ -274,8 +274,8 @@ fn named_template<'a>(
             .find(|entry| entry.get("name").and_then(Json::as_str) == Some("default"))
             .and_then(|entry| entry.get("template").and_then(Json::as_str))
             .map(Some)
-            .ok_or_else(|| fields.error(NAME, "is a list without a template named `default`")),
-        Some(_) => Err(fields.error(NAME, "is neither a string nor a list of named templates")),
+            .ok_or_else(|| fields.error(NAME, "is a list, expected one template named `default` in it")),
+        Some(_) => Err(fields.error(NAME, "expected a string or a list of named templates")),
     }
 }
 
@@ -298,7 +298,7 @@ fn special_tokens(
                 Some(other) => match other.get("content") {
                     Some(Json::String(token)) => token,
                     _ => {
-                        return Err(fields.error(name, "is neither a string nor an object with `content`"));
+                        return Err(fields.error(name, "expected a string or an object with `content`"));
                     }
                 },
             };
@@ -347,7 +347,7 @@ fn to_json(state: &mut State, value: &Value, kwargs: Kwargs) -> Result<Value, Er
     let (between_items, after_key) = match separators.as_deref() {
         Some([items, key]) => (items.clone(), key.clone()),
         Some(_) => {
-            return Err(Error::new(ErrorKind::InvalidOperation, "tojson: separators are two"));
+            return Err(Error::new(ErrorKind::InvalidOperation, "tojson: expected two separators"));
         }
         None if indent.is_some() => (",".to_owned(), ": ".to_owned()),
         None => (", ".to_owned(), ": ".to_owned()),
@@ -362,7 +362,7 @@ fn to_json(state: &mut State, value: &Value, kwargs: Kwargs) -> Result<Value, Er
     kwargs.assert_all_used()?;
     let texts = [style.indent.as_deref().unwrap_or_default(), &style.between_items, &style.after_key];
     if texts.iter().any(|text| text.len() > SEPARATOR) {
-        let message = format!("tojson: indent and separators are at most {SEPARATOR} bytes long");
+        let message = format!("tojson: expected indent and separators of at most {SEPARATOR} bytes");
         return Err(Error::new(ErrorKind::InvalidOperation, message));
     }
     guard::look_to_write(state, value)?;

@@ -79,8 +79,7 @@ impl Tokenizer {
             // The library's decoder reads beyond tokens that are shorter than what it strips.
             return Err(TextError::Tokenizer {
                 path: path.to_owned(),
-                message: "its decoder strips the ends of tokens (`stop` above 0), which is not supported"
-                    .to_owned(),
+                message: "unsupported decoder: it strips the ends of tokens (`stop` above 0)".to_owned(),
             });
         }
         let special = inner
@@ -161,7 +160,7 @@ impl Tokenizer {
 
     pub(super) fn decode_checked(&self, ids: &[u32], skip: bool) -> Result<String, TextError> {
         catch_unwind(AssertUnwindSafe(|| self.inner.decode(ids, skip)))
-            .unwrap_or_else(|_panic| Err("it ended by a panic".into()))
+            .unwrap_or_else(|_panic| Err("decoding crashed".into()))
             .map_err(|error| self.failed(&error))
     }
 
@@ -258,12 +257,10 @@ fn try_out(tokenizer: &Arc<tokenizers::Tokenizer>) -> Result<(), &'static str> {
     let thread = std::thread::Builder::new().name("tokenizer".to_owned()).spawn(trial);
     match thread.map(|_| receiver.recv_timeout(TRIAL)) {
         Ok(Ok(true)) => Ok(()),
-        Ok(Ok(false)) => {
-            Err("it panics on ordinary text; a pattern in it may need more steps than there may be")
-        }
+        Ok(Ok(false)) => Err("fails on ordinary text: a pattern may exceed its step limit"),
         // The thread ends with the process, which has no use for this tokenizer.
-        Ok(Err(_)) => Err("it takes for ever on ordinary text"),
-        Err(_) => Err("there is no thread to try it out"),
+        Ok(Err(_)) => Err("does not terminate on ordinary text"),
+        Err(_) => Err("cannot start a thread to test it"),
     }
 }
 
@@ -277,7 +274,7 @@ fn parsed(bytes: &[u8]) -> tokenizers::Result<tokenizers::Tokenizer> {
     }
     serde_json::from_slice::<Parts>(bytes)?;
     catch_unwind(AssertUnwindSafe(|| tokenizers::Tokenizer::from_bytes(bytes)))
-        .unwrap_or_else(|_panic| Err("reading it ended by a panic".into()))
+        .unwrap_or_else(|_panic| Err("reading it crashed".into()))
 }
 
 /// The byte that `<0xE5>` stands for; the rule of the library's own decoder.

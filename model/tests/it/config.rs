@@ -145,7 +145,7 @@ fn longrope_beyond_its_training() {
     assert_ne!(of(short.config()).1, of(&by_config).1);
     for positions in [0, 65] {
         let error = opened(positions).map(|_| ()).unwrap_err().to_string();
-        assert!(error.contains("`max_position_embeddings`") && error.contains("made for 64"), "{error}");
+        assert!(error.contains("`max_position_embeddings`") && error.contains("of 1 to 64"), "{error}");
     }
 
     // Of other families the factor on cosines and sines is the same for long texts and for short ones.

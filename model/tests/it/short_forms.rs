@@ -164,7 +164,7 @@ fn a_form_that_the_tensors_do_not_have_is_refused_by_name() {
         &changed(&|m| m.config["quantization_config"]["weight_block_size"] = json!([64, 128])),
         "model.layers.0.self_attn.kv_b_proj.weight_scale_inv",
     );
-    assert!(error.to_string().contains("has shape [1, 1], config.json asks for [2, 1]"), "{error}");
+    assert!(error.to_string().contains("has shape [1, 1], expected [2, 1] by config.json"), "{error}");
     refused(
         &changed(&|m| {
             m.unset("quantization_config");

@@ -2,7 +2,7 @@ use super::{MoEDemand, MoEDeployment, MoEPlan, MoERecord};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{CustomResourceExt, ResourceExt};
 
-/// The definitions of all resources, each as the name of its file and its YAML.
+/// Returns the definitions of all resources, each as the name of its file and its YAML.
 ///
 /// # Errors
 /// A definition cannot be written as YAML.
@@ -18,7 +18,7 @@ pub fn crds() -> Result<Vec<(String, String)>, serde_yaml::Error> {
 mod tests {
     use super::*;
 
-    /// What Kubernetes' tools read of a file, and of what users write, is YAML 1.1.
+    /// Tools of Kubernetes read files, and the input of users, as YAML 1.1.
     #[test]
     fn no_word_is_a_boolean_to_those_who_read_the_files() {
         const BOOLEANS: [&str; 6] = ["y", "n", "yes", "no", "on", "off"];

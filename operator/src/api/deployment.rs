@@ -1,4 +1,4 @@
-//! `MoEDeployment`: a model, what it may cost, and how fast it must be.
+//! `MoEDeployment`: a model, its prices and its latency limits.
 
 use super::prediction::PredictionSpec;
 use super::scaling::ScalingSpec;
@@ -25,7 +25,7 @@ use std::collections::BTreeMap;
     namespaced,
     status = "MoEDeploymentStatus",
     derive = "PartialEq",
-    doc = "A Mixture-of-Experts model as an OpenAI-compatible HTTP endpoint: the non-expert modules and frequent experts in main functions, the other experts in remote functions, at the lowest cost that keeps the latency promises.",
+    doc = "A Mixture-of-Experts model as an OpenAI-compatible HTTP endpoint: the non-expert modules and frequent experts in main functions, the other experts in remote functions, at the lowest cost that meets the latency limits.",
     scale(
         spec_replicas_path = ".spec.scaling.min",
         status_replicas_path = ".status.replicas",
@@ -47,88 +47,89 @@ use std::collections::BTreeMap;
     ),
     printcolumn(name = "Verdict", type_ = "string", json_path = ".status.verdict", priority = "1"),
     validation = Rule::new("self.metadata.name.size() <= 40 && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')")
-        .message("the name must be a DNS label that starts with a letter, of at most 40 characters: functions and services are named after it")
+        .message("invalid metadata.name: expected a DNS label of at most 40 characters that starts with a letter; functions and Services are named after it")
 )]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new("!has(self.acceptedPlan) || self.mode == 'Advisory'")
-        .message("acceptedPlan needs mode Advisory: in mode Active every plan is adopted")
+        .message("acceptedPlan requires mode Advisory; mode Active adopts every plan")
         .field_path(".acceptedPlan"),
     validation = Rule::new("self.main.device != 'cuda' || (has(self.pricing.gpuHour) && has(self.pricing.gpuMemoryMB))")
-        .message("main.device cuda needs pricing.gpuHour and pricing.gpuMemoryMB")
+        .message("main.device cuda requires pricing.gpuHour and pricing.gpuMemoryMB")
         .field_path(".pricing"),
     validation = Rule::new("has(self.main.cpu) == has(self.remoteExperts.cpu)")
-        .message("main.cpu and remoteExperts.cpu stand together: vCPUs are sold apart from memory, or with it")
+        .message("main.cpu and remoteExperts.cpu must be set together, or neither")
         .field_path(".remoteExperts.cpu"),
     validation = Rule::new("!(has(self.slo.coldTtft) || has(self.slo.coldPercent)) || (has(self.workload) && has(self.workload.arrivals))")
-        .message("slo.coldTtft and slo.coldPercent need workload.arrivals: without them nobody knows how many requests find functions asleep")
+        .message("slo.coldTtft and slo.coldPercent require workload.arrivals, which give the share of cold requests")
         .field_path(".slo"),
     validation = Rule::new("!has(self.replicas) || (self.scaling.min == 1 && (!has(self.scaling.max) || self.scaling.max == 1) && !has(self.scaling.remote))")
-        .message("replicas and scaling exclude each other: scaling says how many functions run")
+        .message("replicas and scaling are mutually exclusive; use scaling.min")
         .field_path(".replicas")
 )]
 pub struct MoEDeploymentSpec {
-    /// What is served.
+    /// The checkpoint.
     pub model: ModelSpec,
-    /// The model's name in the HTTP interface; the name of this resource where absent.
+    /// Name of the model in the HTTP interface. Defaults to the name of this resource.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub served_name: Option<String>,
-    /// Active: every plan is adopted. Advisory: plans are published, and adopted when `acceptedPlan`
-    /// names them.
+    /// `Active`: the operator adopts every plan. `Advisory`: it publishes plans and adopts the one in
+    /// `acceptedPlan`.
     #[serde(default)]
     pub mode: Mode,
-    /// The plan to adopt in mode Advisory: the hash that status.proposedPlan shows.
+    /// Hash of the plan to adopt in mode Advisory, as in status.proposedPlan.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = "^[0-9a-f]{10}$"), length(max = 10))]
     pub accepted_plan: Option<String>,
-    /// How many main functions run, each with the whole non-expert part of the model, and when none does.
-    /// Remote functions serve all of them.
+    /// Number of main functions, scale to zero, and autoscaling. Each main function has the whole non-expert
+    /// part of the model; remote functions serve all of them.
     #[serde(default)]
     pub scaling: ScalingSpec,
-    /// Main functions that always run, in place of `scaling`, which says more.
+    /// Fixed number of main functions. Excludes a `scaling` with another `min` than 1, a `max` above 1, or
+    /// `remote`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 64))]
     pub replicas: Option<u32>,
-    /// Latency promises, of the typical request.
+    /// Latency limits of the typical request, and of cold ones.
     #[serde(default)]
     pub slo: SloSpec,
-    /// Sizes of requests; derived from the model's context where absent.
+    /// Sizes and rate of requests. Defaults follow from the model's context.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workload: Option<WorkloadSpec>,
     /// The main functions.
     #[serde(default)]
     pub main: MainSpec,
-    /// The functions that hold the experts that main functions do not.
+    /// Remote functions: they hold the experts that main functions do not.
     #[serde(default)]
     pub remote_experts: RemoteExpertsSpec,
-    /// What the cluster's resources cost.
+    /// Prices of the cluster's resources.
     #[serde(default)]
     pub pricing: PricingSpec,
-    /// How one revision follows another.
+    /// Rollout of a new revision.
     #[serde(default, skip_serializing_if = "RolloutSpec::is_empty")]
     pub rollout: RolloutSpec,
-    /// How plans follow what requests use.
+    /// Replanning on expert usage.
     #[serde(default, skip_serializing_if = "PredictionSpec::is_default")]
     pub prediction: PredictionSpec,
-    /// Measured figures of this hardware. Where absent, a profiler pod measures them while the model
-    /// already serves on a conservative prior.
+    /// Measured hardware profile. If absent, a profiler pod measures it while the model already serves on a
+    /// conservative prior.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<ProfileSpec>,
 }
 
-/// Where the weights come from.
+/// Source of the weights.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new("!has(self.revision) || self.source.startsWith('hf://')")
-        .message("revision belongs to hf:// sources only").field_path(".revision"),
+        .message("revision is valid for hf:// sources only").field_path(".revision"),
     validation = Rule::new("!has(self.endpoint) || self.source.startsWith('s3://') || self.source.startsWith('hf://')")
-        .message("endpoint belongs to s3:// and hf:// sources only").field_path(".endpoint"),
+        .message("endpoint is valid for s3:// and hf:// sources only").field_path(".endpoint"),
     validation = Rule::new("!has(self.credentialsSecretName) || !self.source.startsWith('pvc://')")
-        .message("a claim needs no credentials").field_path(".credentialsSecretName"),
+        .message("credentialsSecretName is not valid for pvc:// sources").field_path(".credentialsSecretName"),
     validation = Rule::new("!has(self.cacheClaimName) || !self.source.startsWith('pvc://')")
-        .message("a claim needs no cache").field_path(".cacheClaimName")
+        .message("cacheClaimName is not valid for pvc:// sources").field_path(".cacheClaimName")
 )]
 pub struct ModelSpec {
     /// `hf://organisation/name`, `s3://bucket/prefix`, `https://host/path`, or `pvc://claim/path` for a
@@ -140,11 +141,11 @@ pub struct ModelSpec {
         )
     )]
     pub source: String,
-    /// Branch, tag or commit of an hf:// source; `main` where absent. The commit is pinned in the status.
+    /// Branch, tag or commit of an hf:// source. Defaults to `main`. The status pins the commit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 255), regex(pattern = "^[A-Za-z0-9][-A-Za-z0-9._/]*$"))]
     pub revision: Option<String>,
-    /// URL of an S3-compatible store, or of a mirror of the hub; the public one where absent.
+    /// URL of an S3-compatible store, or of a mirror of the hub. Defaults to the public one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024), regex(pattern = "^https?://\\S+$"))]
     pub endpoint: Option<String>,
@@ -153,40 +154,40 @@ pub struct ModelSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253), regex(pattern = "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
     pub credentials_secret_name: Option<String>,
-    /// PersistentVolumeClaim of this namespace that keeps what was fetched; where absent, every function
-    /// fetches what it hosts into a volume of its own.
+    /// PersistentVolumeClaim of this namespace that caches fetched weights. If absent, every function fetches
+    /// its weights into a volume of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253), regex(pattern = "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
     pub cache_claim_name: Option<String>,
-    /// What is computed in; the checkpoint's own where absent (float32 for float16).
+    /// Compute dtype. Defaults to the dtype of the checkpoint (float32 for float16).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dtype: Option<ComputeDtype>,
-    /// What routed experts are quantised to as they are loaded, in the main function and in remote ones, or `fp8` where
-    /// they are stored so and stay so; they become what is computed in where absent.
+    /// Quantisation of routed experts at load time, in all functions. `fp8` keeps experts that are stored as fp8,
+    /// and rejects others. Defaults to the compute dtype.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experts_dtype: Option<ExpertsDtype>,
-    /// What the main function keeps its other weights as: attention, dense layers, shared experts, the embedding and the head. Where
-    /// absent they become int8 beside quantised experts on CPUs, and are what is computed in otherwise.
+    /// Dtype of the main function's other weights: attention, dense layers, shared experts, embedding and head.
+    /// Defaults to int8 beside quantised experts on CPUs, else to the compute dtype.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dense_dtype: Option<DenseDtype>,
-    /// Positions of a text, prompt and answer together, at most: fewer than the model serves otherwise, or more than the
-    /// training of its longrope had, which rotates every position as in long texts.
+    /// Maximum context length in tokens, prompt and answer together. Defaults to what the model serves. With rope
+    /// type longrope, a value above the context of the training rotates every position as in long texts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 2_147_483_647))]
     pub max_model_len: Option<u32>,
 }
 
-/// What experts are quantised to, as integers with a scale of 2 bytes for every 32 weights, or stay.
+/// Quantisation of routed experts. Integers have a 2-byte scale for every 32 weights.
 #[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ExpertsDtype {
-    /// 8 bits a weight.
+    /// 8 bits per weight.
     Int8,
-    /// 4 bits a weight.
+    /// 4 bits per weight.
     Int4,
-    /// 4 bits a weight, as gpt-oss is published; experts of other checkpoints are rounded to it.
+    /// 4 bits per weight, as in gpt-oss. Experts of other checkpoints are rounded.
     Mxfp4,
-    /// 8 bits a weight, as DeepSeek-V3 is published; nothing is rounded, and experts that are stored otherwise are refused.
+    /// 8 bits per weight, as in DeepSeek-V3. Nothing is rounded; experts stored otherwise are rejected.
     Fp8,
 }
 
@@ -201,17 +202,17 @@ impl From<ExpertsDtype> for remoe_model::ExpertsDtype {
     }
 }
 
-/// What weights outside of routed experts are kept as.
+/// Dtype of the weights outside of routed experts.
 #[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DenseDtype {
-    /// 8 bits a weight, on CPUs.
+    /// 8 bits per weight, on CPUs only.
     Int8,
-    /// 4 bits a weight, on CPUs.
+    /// 4 bits per weight, on CPUs only.
     Int4,
-    /// As they are computed in bfloat16.
+    /// bfloat16; requires compute dtype bfloat16.
     Bfloat16,
-    /// As they are computed in float32.
+    /// float32; requires compute dtype float32.
     Float32,
 }
 
@@ -226,7 +227,7 @@ impl From<DenseDtype> for remoe_model::DenseDtype {
     }
 }
 
-/// What is computed in.
+/// Compute dtype.
 #[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ComputeDtype {
@@ -237,7 +238,7 @@ pub enum ComputeDtype {
 }
 
 impl ComputeDtype {
-    /// As the functions' command lines write it.
+    /// Returns the value of the functions' command lines.
     pub fn name(self) -> &'static str {
         match self {
             Self::Bfloat16 => "bfloat16",
@@ -246,38 +247,38 @@ impl ComputeDtype {
     }
 }
 
-/// Who decides about plans.
+/// Adoption of plans.
 #[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Mode {
-    /// The operator.
+    /// The operator adopts every plan.
     #[default]
     Active,
-    /// The user.
+    /// The user adopts plans by `acceptedPlan`.
     Advisory,
 }
 
-/// Latency promises, cold start included.
+/// Latency limits.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SloSpec {
-    /// Time to first token, such as 10s.
+    /// Limit of the time to first token (TTFT) of the typical request, such as 10s.
     #[serde(default = "default_ttft")]
     #[schemars(length(min = 2, max = 32))]
     #[x_kube(validation = Rule::new("duration(self) > duration('0s')").message("must be longer than 0s"))]
     pub ttft: Duration,
-    /// Time per output token, such as 150ms.
+    /// Limit of the time per output token (TPOT) of the typical request, such as 150ms.
     #[serde(default = "default_tpot")]
     #[schemars(length(min = 2, max = 32))]
     #[x_kube(validation = Rule::new("duration(self) > duration('0s')").message("must be longer than 0s"))]
     pub tpot: Duration,
-    /// Time to first token of a request that finds all functions asleep, such as 30s; no limit where absent. Needs
-    /// workload.arrivals, and counts where scaling.min is 0.
+    /// Limit of the time to first token of a cold request, which finds functions asleep; such as 30s. Requires
+    /// workload.arrivals; applies with scaling.min 0 or scaling.remoteIdleWindow. Default: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 2, max = 32))]
     #[x_kube(validation = Rule::new("duration(self) > duration('0s')").message("must be longer than 0s"))]
     pub cold_ttft: Option<Duration>,
-    /// Requests that may find functions asleep, in percent, as a decimal number such as "2.5"; no limit where absent.
-    /// Needs workload.arrivals, and counts where scaling.min is 0.
+    /// Maximum share of cold requests in percent, as a decimal number such as "2.5". Requires workload.arrivals;
+    /// applies with scaling.min 0 or scaling.remoteIdleWindow. Default: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 20), regex(pattern = "^[0-9]+(\\.[0-9]+)?$"))]
     #[x_kube(validation = Rule::new("double(self) <= 100.0").message("must be at most 100"))]
@@ -289,41 +290,40 @@ pub struct SloSpec {
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new("(self.device == 'cuda') == has(self.gpu)")
-        .message("gpu stands if and only if device is cuda").field_path(".gpu")
+        .message("gpu must be set if and only if device is cuda").field_path(".gpu")
 )]
 pub struct MainSpec {
-    /// What computes the non-expert part.
+    /// Device of the non-expert part.
     #[serde(default)]
     pub device: Device,
     /// The GPUs of each main function.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<GpuSpec>,
-    /// Memory of the experts in a main function, in MB of 1,000,000 bytes; 1,000 MB come with one vCPU,
-    /// unless `cpu` says otherwise. On the CPU the container has, on top, what the non-expert part takes.
+    /// Memory for experts in a main function, in MB of 1,000,000 bytes. 1,000 MB come with one vCPU unless
+    /// `cpu` is set. On CPUs the container has the memory of the non-expert part on top.
     #[serde(rename = "memoryMB", default = "main_memory")]
     pub memory_mb: MemoryRange,
-    /// vCPUs of a main function in millicores, where they are to be chosen apart from its memory. Stands
-    /// together with `remoteExperts.cpu`.
+    /// vCPUs of a main function in millicores, chosen apart from memory. Requires `remoteExperts.cpu`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu: Option<CpuRange>,
-    /// Where main functions run.
+    /// Pod template of main functions.
     #[serde(default, skip_serializing_if = "PodTemplate::is_empty")]
     pub template: PodTemplate,
 }
 
-/// What computes the non-expert part of the model.
+/// Device of the non-expert part of the model.
 #[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Device {
     /// The CPUs of the main function.
     #[default]
     Cpu,
-    /// Its GPU.
+    /// The GPU of the main function.
     Cuda,
 }
 
 impl Device {
-    /// As the functions' command lines write it.
+    /// Returns the value of the functions' command lines.
     pub fn name(self) -> &'static str {
         match self {
             Self::Cpu => "cpu",
@@ -340,13 +340,13 @@ pub struct GpuSpec {
     #[serde(default = "nvidia_gpu")]
     #[schemars(length(min = 3, max = 317), regex(pattern = "^[a-z0-9.-]+/[A-Za-z0-9._-]+$"))]
     pub resource: String,
-    /// How many.
+    /// Number of GPUs.
     #[serde(default = "one_gpu")]
     #[schemars(range(min = 1, max = 64))]
     pub count: u32,
 }
 
-/// Where the pods of a function run.
+/// Scheduling of the pods of a function.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodTemplate {
@@ -358,7 +358,7 @@ pub struct PodTemplate {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub priority_class_name: Option<String>,
-    /// ServiceAccount of the pods; its token is not mounted.
+    /// ServiceAccount of the pods. Its token is not mounted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub service_account_name: Option<String>,
@@ -366,129 +366,126 @@ pub struct PodTemplate {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 64))]
     pub node_selector: BTreeMap<String, String>,
-    /// Taints that the pods tolerate, beside those of nodes that are not ready or not reachable, which
-    /// every function tolerates for five minutes.
+    /// Tolerations of the pods. Every function also tolerates nodes that are not ready or not reachable for five
+    /// minutes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     #[x_kube(merge_strategy = ListMerge::Atomic)]
     pub tolerations: Vec<Toleration>,
-    /// Affinity of the pods; in place of the operator's own, which prefers nodes of the main functions
-    /// for remote ones.
+    /// Affinity of the pods. Replaces the operator's own, by which remote functions prefer nodes of main functions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub affinity: Option<Affinity>,
 }
 
 impl PodTemplate {
-    /// Whether it says nothing.
+    /// Returns whether all fields have their defaults.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// The functions that hold the experts that main functions do not.
+/// Remote functions: they hold the experts that main functions do not.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RemoteExpertsSpec {
-    /// Auto: where it is cheaper. Always: in every layer with more experts than a token uses. Never: all
-    /// experts are in the main functions.
+    /// `Auto`: use remote experts if that is cheaper. `Always`: use them in every layer with more experts than a
+    /// token uses. `Never`: keep all experts in the main functions.
     #[serde(default)]
     pub mode: RemoteMode,
-    /// Memory of a remote function, in MB of 1,000,000 bytes; 1,000 MB come with one vCPU, unless `cpu`
-    /// says otherwise.
+    /// Memory of a remote function, in MB of 1,000,000 bytes. 1,000 MB come with one vCPU unless `cpu` is set.
     #[serde(rename = "memoryMB", default = "remote_memory")]
     pub memory_mb: MemoryRange,
-    /// vCPUs of a remote function in millicores, where they are to be chosen apart from its memory. Stands
-    /// together with `main.cpu`.
+    /// vCPUs of a remote function in millicores, chosen apart from memory. Requires `main.cpu`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu: Option<CpuRange>,
-    /// Groups of remote functions, at most. The functions of a group are alike and host a part of every
-    /// layer's remote experts, so that all groups work on every layer.
+    /// Maximum number of remote groups. The replicas of a group are alike and host a slice of every layer's
+    /// remote experts, so all groups work on every layer.
     #[serde(default = "max_groups")]
     #[schemars(range(min = 1, max = 64))]
     pub max_groups: u32,
-    /// Replicas of a remote function, at most.
+    /// Maximum number of replicas of a remote function.
     #[serde(default = "max_replicas")]
     #[schemars(range(min = 1, max = 64))]
     pub max_replicas: u32,
-    /// Tokens of one invocation, at most, in MB; no limit where absent. For platforms that limit the
-    /// size of a request.
+    /// Maximum payload of one invocation, in MB, for platforms that limit the size of requests.
+    /// Default: no limit.
     #[serde(rename = "payloadLimitMB", default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 10_000))]
     pub payload_limit_mb: Option<u32>,
-    /// Where remote functions run.
+    /// Pod template of remote functions.
     #[serde(default, skip_serializing_if = "PodTemplate::is_empty")]
     pub template: PodTemplate,
 }
 
-/// Whether experts may be remote.
+/// Use of remote experts.
 #[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RemoteMode {
-    /// Where it is cheaper.
+    /// Use remote experts if that is cheaper.
     #[default]
     Auto,
-    /// In every layer with more experts than a token uses.
+    /// Use remote experts in every layer with more experts than a token uses.
     Always,
-    /// Nowhere.
+    /// Keep all experts in the main functions.
     Never,
 }
 
-/// What the cluster's resources cost, in dollars, as decimal numbers in strings.
+/// Prices of the cluster's resources, in dollars, as decimal numbers in strings.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new("has(self.gpuHour) == has(self.gpuMemoryMB)")
-        .message("gpuHour and gpuMemoryMB stand together").field_path(".gpuHour")
+        .message("gpuHour and gpuMemoryMB must be set together").field_path(".gpuHour")
 )]
 pub struct PricingSpec {
-    /// Reserved: remote functions cost as long as they exist, as on a plain cluster. Invocation: they
-    /// cost while they work.
+    /// `Reserved`: remote functions are billed while they exist, as on a plain cluster. `Invocation`: they are
+    /// billed while they work.
     #[serde(default)]
     pub billing: Billing,
-    /// One vCPU for one hour.
+    /// Price of one vCPU for one hour, in dollars.
     #[serde(default = "default_cpu_hour")]
     #[schemars(length(min = 1, max = 20), regex(pattern = "^[0-9]+(\\.[0-9]+)?$"))]
     pub cpu_core_hour: String,
-    /// 1,000,000,000 bytes of memory for one hour.
+    /// Price of 1 GB (1,000,000,000 bytes) of memory for one hour, in dollars.
     #[serde(rename = "memoryGBHour", default = "default_memory_hour")]
     #[schemars(length(min = 1, max = 20), regex(pattern = "^[0-9]+(\\.[0-9]+)?$"))]
     pub memory_gb_hour: String,
-    /// One whole GPU for one hour.
+    /// Price of one whole GPU for one hour, in dollars. Requires `gpuMemoryMB`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 20), regex(pattern = "^[0-9]+(\\.[0-9]+)?$"))]
     pub gpu_hour: Option<String>,
-    /// Memory of one GPU, in MB of 1,000,000 bytes.
+    /// Memory of one GPU, in MB of 1,000,000 bytes. Requires `gpuHour`.
     #[serde(rename = "gpuMemoryMB", default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 100, max = 10_000_000))]
     pub gpu_memory_mb: Option<u32>,
 }
 
-/// What remote functions are billed for.
+/// Billing basis of remote functions.
 #[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Billing {
-    /// The time for which they exist.
+    /// Time of existence.
     #[default]
     Reserved,
-    /// The time in which they work.
+    /// Time of work.
     Invocation,
 }
 
-/// How one revision follows another.
+/// Rollout of a new revision.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RolloutSpec {
-    /// Surge: new main functions start beside those that serve, which end when the new ones have taken over.
-    /// Recreate: those that serve end first, when the remote functions of the new revision are ready; for
-    /// devices of which there is no second one. Where absent: Recreate with device cuda, else Surge.
+    /// `Surge`: new main functions start beside the old ones, which end after the handover. `Recreate`: old main
+    /// functions end first, once the new remote functions are ready; for devices without a spare. Defaults to
+    /// `Recreate` with device cuda, else to `Surge`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub strategy: Option<RolloutStrategy>,
 }
 
-/// What becomes of main functions that serve when others are to follow them.
+/// Rollout strategy of main functions.
 #[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RolloutStrategy {
-    /// They serve until the others do.
+    /// Old main functions serve until the new ones do.
     Surge,
-    /// They end before the others start.
+    /// Old main functions end before the new ones start.
     Recreate,
 }
 
@@ -499,7 +496,7 @@ impl RolloutSpec {
 }
 
 impl MoEDeploymentSpec {
-    /// How one revision follows another, where nothing is said too.
+    /// Returns the rollout strategy, by default that of the device.
     pub fn strategy(&self) -> RolloutStrategy {
         self.rollout.strategy.unwrap_or(match self.main.device {
             Device::Cuda => RolloutStrategy::Recreate,
@@ -507,28 +504,28 @@ impl MoEDeploymentSpec {
         })
     }
 
-    /// Main functions that run while the deployment is awake, whatever the load.
+    /// Returns the number of main functions that run while the deployment is awake, whatever the load.
     pub fn main_functions(&self) -> u32 {
         self.replicas.unwrap_or_else(|| self.scaling.least())
     }
 
-    /// Whether there are more functions where there is more load.
+    /// Returns whether autoscaling is enabled.
     pub fn follows_load(&self) -> bool {
         self.replicas.is_none() && self.scaling.follows_load()
     }
 
-    /// Without requests for so long it sleeps; none: never.
+    /// Returns the time without requests before scaling to zero; none if the deployment never sleeps.
     pub fn idle_window(&self) -> Option<std::time::Duration> {
         let may_sleep = self.replicas.is_none() && self.scaling.min == 0;
         may_sleep.then(|| self.scaling.idle_window.into())
     }
 }
 
-/// Measured figures of the hardware.
+/// Measured hardware profile.
 #[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ProfileSpec {
-    /// ConfigMap of this namespace with what `remoe profile --json` printed, under the key profile.json.
+    /// ConfigMap of this namespace with the output of `remoe profile --json` under the key profile.json.
     #[schemars(length(min = 1, max = 253), regex(pattern = "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
     pub config_map_name: String,
 }

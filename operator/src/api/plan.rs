@@ -1,4 +1,4 @@
-//! `MoEPlan`: one revision of a plan with the numbers it stands on.
+//! `MoEPlan`: one plan of a deployment, with its expected figures.
 
 use super::deployment::{ComputeDtype, DenseDtype, Device, ExpertsDtype};
 use super::prediction::PlannedPrediction;
@@ -7,12 +7,12 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Groups of one plan, at most.
+/// Maximum number of groups of one plan.
 pub const MAX_GROUPS: usize = 64;
-/// Functions that are alike, at most.
+/// Maximum number of replicas of a function.
 pub const MAX_REPLICAS: u32 = 64;
 
-/// One revision of a deployment's plan. Named by its content, and never changed.
+/// One plan of a deployment. Immutable, and named by its content.
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[kube(
     group = "remoe.dev",
@@ -24,7 +24,7 @@ pub const MAX_REPLICAS: u32 = 64;
     category = "moe",
     namespaced,
     derive = "PartialEq",
-    doc = "One revision of a MoEDeployment's plan: where every expert lives, with how much memory and how many replicas, and what that is expected to cost. Written by the operator, never changed, named by its content: what is where and how large. How many functions are alike, and what is expected of them, are no part of the name.",
+    doc = "One plan of a MoEDeployment: placement of every expert, sizes, replicas and expected cost. Written by the operator, immutable, and named by a hash of inputs, placement and sizes (not of replicas and expected figures).",
     printcolumn(name = "Deployment", type_ = "string", json_path = ".spec.deployment"),
     printcolumn(name = "Profile", type_ = "string", json_path = ".spec.profile"),
     printcolumn(name = "Main MB", type_ = "integer", json_path = ".spec.main.memoryMB"),
@@ -41,67 +41,65 @@ pub const MAX_REPLICAS: u32 = 64;
         json_path = ".spec.main.cpuMillicores",
         priority = "1"
     ),
-    validation = Rule::new("self.spec == oldSelf.spec").message("a plan is never changed: another plan is another MoEPlan")
+    validation = Rule::new("self.spec == oldSelf.spec").message("spec is immutable; a changed plan is a new MoEPlan")
 )]
 #[serde(rename_all = "camelCase")]
 pub struct MoEPlanSpec {
-    /// The MoEDeployment that it is a plan of.
+    /// Name of the MoEDeployment.
     #[schemars(length(max = 63))]
     pub deployment: String,
-    /// Hash of everything that it was made from.
+    /// Hash of the inputs.
     #[schemars(length(max = 64))]
     pub inputs: String,
-    /// What is served.
+    /// The checkpoint.
     pub model: PlannedModel,
-    /// What computes the non-expert part.
+    /// Device of the non-expert part.
     pub device: Device,
-    /// Which figures of the hardware it was made with.
+    /// Source of the hardware profile: `Prior`, `Measured` by a profiler pod, or `Supplied` by the spec.
     pub profile: ProfileSource,
-    /// Sizes of requests that it was made for.
+    /// Sizes and rate of requests that the plan is made for.
     pub workload: WorkloadSpec,
     /// The main functions.
     pub main: MainPlan,
-    /// The remote functions, where each layer has one of its own: an entry per layer that has remote
-    /// experts.
+    /// Remote functions by layer: one entry per layer with remote experts. Empty if `groups` is set.
     #[schemars(length(max = 512))]
     #[x_kube(merge_strategy = ListMerge::Atomic)]
     pub remote: Vec<RemotePlan>,
-    /// The remote functions, where each hosts experts of several layers; `remote` is empty then.
+    /// Remote groups, each with experts of several layers. If set, `remote` is empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     #[x_kube(merge_strategy = ListMerge::Atomic)]
     pub groups: Vec<GroupPlan>,
-    /// What it is expected to cost, and how fast it is expected to be.
+    /// Expected cost and latency.
     pub numbers: PlanNumbers,
-    /// Some of these numbers for people, with units.
+    /// Some of these figures with units, as `kubectl get` prints them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shown: Option<ShownNumbers>,
-    /// Whether remote experts pay here; absent where it stands on a prior.
+    /// Verdict on remote experts. Absent on a prior profile.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verdict: Option<PlanVerdict>,
-    /// Limits that the prior says cannot be kept. A measured profile will tell.
+    /// Limits that the plan does not meet on the prior profile. A measured profile decides.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub warning: Option<String>,
-    /// What requests were expected to use; all experts alike where absent.
+    /// Expected expert usage. If absent, all experts are used alike.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prediction: Option<PlannedPrediction>,
-    /// What it was made from, as JSON: the model's shape, the figures of the hardware and what was asked
-    /// for. From it main functions are told what requests are expected to take; absent where that would take
-    /// more than 64 KiB.
+    /// Inputs of the plan as JSON: shape of the model, hardware profile, and the wishes of the spec. The operator
+    /// derives from it the expected times and costs that it sends to main functions. Absent above 64 KiB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 65_536))]
     pub basis: Option<String>,
 }
 
-/// A checkpoint, with all that a function needs to find it.
+/// A checkpoint, with all that a function needs to fetch and load it.
 #[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PlannedModel {
-    /// As in the deployment's spec.
+    /// Source, as in the spec.
     #[schemars(length(max = 1024))]
     pub source: String,
-    /// The commit of an hf:// source.
+    /// Commit of an hf:// source.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 255))]
     pub revision: Option<String>,
@@ -113,19 +111,19 @@ pub struct PlannedModel {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub credentials_secret_name: Option<String>,
-    /// Claim that keeps what was fetched.
+    /// PersistentVolumeClaim that caches fetched weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub cache_claim_name: Option<String>,
-    /// What is computed in.
+    /// Compute dtype.
     pub dtype: ComputeDtype,
-    /// What routed experts are quantised to, where they are.
+    /// Quantisation of routed experts, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experts_dtype: Option<ExpertsDtype>,
-    /// What the main function keeps its other weights as, where the spec says so.
+    /// Dtype of the other weights, if set in the spec.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dense_dtype: Option<DenseDtype>,
-    /// Positions of a text at most, where the spec says so.
+    /// Maximum context length in tokens, if set in the spec.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 2_147_483_647))]
     pub max_model_len: Option<u32>,
@@ -135,7 +133,7 @@ pub struct PlannedModel {
 }
 
 impl PlannedModel {
-    /// What functions are told about the types to compute in, as flags and their values.
+    /// Returns the flags of functions for dtypes, with their values.
     pub fn precision(&self) -> Vec<String> {
         let mut arguments = vec!["--dtype".to_owned(), self.dtype.name().to_owned()];
         if let Some(experts) = self.experts_dtype {
@@ -145,7 +143,7 @@ impl PlannedModel {
         arguments
     }
 
-    /// The same for programs that hold the rest of the model as well.
+    /// Returns these flags for programs that also hold the other weights.
     pub fn precision_of_all(&self) -> Vec<String> {
         let mut arguments = self.precision();
         if let Some(dense) = self.dense_dtype {
@@ -156,14 +154,14 @@ impl PlannedModel {
     }
 }
 
-/// Which figures of the hardware a plan was made with.
+/// Source of the hardware profile of a plan.
 #[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ProfileSource {
-    /// The operator's conservative ones, for hardware that nobody has measured yet.
+    /// The operator's conservative prior, for unmeasured hardware.
     Prior,
-    /// Those of a profiler pod.
+    /// Measured by a profiler pod.
     Measured,
-    /// Those that the spec names.
+    /// The profile in spec.profile.
     Supplied,
 }
 
@@ -171,23 +169,22 @@ pub enum ProfileSource {
 #[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MainPlan {
-    /// Memory for experts, in MB of 1,000,000 bytes; 1,000 MB come with one vCPU where cpuMillicores is
-    /// absent.
+    /// Memory for experts, in MB of 1,000,000 bytes. 1,000 MB come with one vCPU if cpuMillicores is absent.
     #[serde(rename = "memoryMB")]
     #[schemars(range(max = 1_000_000_000))]
     pub memory_mb: u32,
-    /// vCPUs in millicores, where they were chosen apart from memory.
+    /// vCPUs in millicores, if chosen apart from memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1_000_000))]
     pub cpu_millicores: Option<u32>,
-    /// Memory of the container, in MB: on the CPU the non-expert part lives there too.
+    /// Memory of the container, in MB. On CPUs it holds the non-expert part too.
     #[serde(rename = "limitMB")]
     #[schemars(range(max = 1_000_000_000))]
     pub limit_mb: u32,
-    /// Memory for keys and values, in bytes.
+    /// Memory of the KV cache, in bytes.
     #[schemars(range(max = 1_000_000_000_000_000_u64))]
     pub kv_cache_bytes: u64,
-    /// Memory for experts that are loaded because no remote function answers, in bytes.
+    /// Memory of the fallback cache for experts whose remote functions do not answer, in bytes.
     #[schemars(range(max = 1_000_000_000_000_000_u64))]
     pub fallback_bytes: u64,
 }
@@ -196,121 +193,120 @@ pub struct MainPlan {
 #[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RemotePlan {
-    /// The model's layer id.
+    /// Layer id of the model.
     #[schemars(range(max = 65_536))]
     pub layer: u32,
-    /// The remote experts, with ranges, as 4-6,9.
+    /// Remote experts with ranges, such as 4-6,9.
     #[schemars(length(max = 4096))]
     pub experts: String,
-    /// Memory of each replica, in MB of 1,000,000 bytes; 1,000 MB come with one vCPU.
+    /// Memory of each replica, in MB of 1,000,000 bytes. 1,000 MB come with one vCPU.
     #[serde(rename = "memoryMB")]
     #[schemars(range(max = 1_000_000_000))]
     pub memory_mb: u32,
-    /// Replicas, each with all of these experts.
+    /// Number of replicas, each with all of these experts.
     #[schemars(range(min = 1, max = 64))]
     pub replicas: u32,
 }
 
-/// Remote functions that are alike and host experts of several layers.
+/// A group of replicas that host experts of several layers.
 #[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GroupPlan {
-    /// The experts by the model's layer ids, with ranges: 1:0-7,2:8 is experts 0 to 7 of layer 1 and
-    /// expert 8 of layer 2. No other group has any of them.
+    /// Experts by layer id, with ranges: 1:0-7,2:8 is experts 0 to 7 of layer 1 and expert 8 of layer 2. Groups
+    /// share no expert.
     #[schemars(length(max = 65_536))]
     pub experts: String,
-    /// Memory of each replica, in MB of 1,000,000 bytes; 1,000 MB come with one vCPU where cpuMillicores
-    /// is absent.
+    /// Memory of each replica, in MB of 1,000,000 bytes. 1,000 MB come with one vCPU if cpuMillicores is absent.
     #[serde(rename = "memoryMB")]
     #[schemars(range(max = 1_000_000_000))]
     pub memory_mb: u32,
-    /// vCPUs of each replica in millicores, where they were chosen apart from memory.
+    /// vCPUs of each replica in millicores, if chosen apart from memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1_000_000))]
     pub cpu_millicores: Option<u32>,
-    /// Replicas, each with all of these experts.
+    /// Number of replicas, each with all of these experts.
     #[schemars(range(min = 1, max = 64))]
     pub replicas: u32,
 }
 
-/// What a plan is expected to cost, and how fast it is expected to be, for the typical request.
+/// Expected cost and latency of the typical request.
 #[derive(JsonSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PlanNumbers {
-    /// How fast it is.
+    /// Times, in seconds.
     pub times: PlanTimes,
-    /// What it costs.
+    /// Costs, in dollars.
     pub costs: PlanCosts,
-    /// What other ways of serving would cost, in dollars.
+    /// Counterfactual cost on each baseline, in dollars.
     pub baselines: PerBaseline,
-    /// Shares of those costs that it saves; negative where it costs more.
+    /// Share of the cost on each baseline that the plan saves. Negative if the plan costs more.
     pub savings: PerBaseline,
 }
 
-/// Numbers of the typical request as they are printed: three digits and a unit.
+/// Figures of the typical request with three digits and a unit.
 #[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ShownNumbers {
-    /// Time to the first token, as 37.8 ms.
+    /// Time to first token (TTFT), such as 37.8 ms.
     #[schemars(length(max = 32))]
     pub ttft: String,
-    /// Time per output token, as 2.41 ms.
+    /// Time per output token (TPOT), such as 2.41 ms.
     #[schemars(length(max = 32))]
     pub tpot: String,
-    /// Cost of a million requests, as $2.20.
+    /// Cost of a million requests, such as $2.20.
     #[schemars(length(max = 32))]
     pub cost_of_million: String,
-    /// What hosts the remote experts, as 4 groups or 3 layers.
+    /// Hosts of the remote experts, such as `4 groups` or `3 layers`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32))]
     pub remote: Option<String>,
 }
 
-/// Characters of a verdict's sentence.
+/// Maximum characters of a verdict's sentence.
 pub const MAX_VERDICT: usize = 512;
 
-/// Who is cheapest, and whether that has remote experts.
+/// Cheapest placement, and whether it has remote experts.
 #[derive(JsonSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PlanVerdict {
-    /// Whether the cheapest way that keeps every limit has remote experts.
+    /// True if the cheapest placement that meets every limit has remote experts.
     pub pays: bool,
-    /// The same in plain words, with figures.
+    /// The verdict as a sentence, with figures.
     #[schemars(length(max = 512))]
     pub sentence: String,
-    /// The cheapest way that keeps every limit; absent where none does.
+    /// Cheapest placement that meets every limit. Absent if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cheapest: Option<WayCost>,
-    /// The cheapest one of the other kind: without remote experts where that has them, and with them where it has none;
-    /// absent where none keeps every limit.
+    /// Cheapest placement of the other kind: without remote experts if `cheapest` has them, else with them. Absent if
+    /// there is none that meets every limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rival: Option<WayCost>,
 }
 
-/// A way to serve a model, and what it costs.
+/// A placement and its cost.
 #[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WayCost {
-    /// Which.
+    /// Placement.
     pub way: ServingWay,
-    /// Dollars of the typical request.
+    /// Cost of the typical request, in dollars.
     pub cost: f64,
 }
 
-/// A way to serve a model.
+/// A placement: a way to serve a model.
 #[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ServingWay {
-    /// Remote experts in groups that each hold a part of every layer.
+    /// Remote experts in groups that each hold a slice of every layer.
     Sliced,
-    /// Remote experts in a function per layer.
+    /// Remote experts by layer, in one function each.
     Layers,
-    /// All experts beside the main function, on CPUs.
+    /// Experts on the main function's CPUs.
     Mix,
     /// Everything on CPUs.
     Cpu,
     /// Everything on the GPU.
     Gpu,
-    /// Experts in host memory, moved to the GPU when they are used.
+    /// Experts in host memory, fetched to the GPU on use.
     Fetch,
 }
 
@@ -318,13 +314,13 @@ pub enum ServingWay {
 #[derive(JsonSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PlanTimes {
-    /// To the first token, cold start included.
+    /// Time to first token.
     pub ttft_seconds: f64,
-    /// Per output token.
+    /// Time per output token.
     pub tpot_seconds: f64,
-    /// Of the prompt.
+    /// Prefill time.
     pub prefill_seconds: f64,
-    /// Of all further tokens.
+    /// Decode time of all further tokens.
     pub decode_seconds: f64,
 }
 
@@ -332,20 +328,20 @@ pub struct PlanTimes {
 #[derive(JsonSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PlanCosts {
-    /// Of the main function.
+    /// Cost of the main function.
     pub main: f64,
-    /// Of the remote functions.
+    /// Cost of the remote functions.
     pub remote: f64,
-    /// Of both.
+    /// Total cost.
     pub total: f64,
 }
 
-/// One figure per other way of serving the same request; absent where the inputs are missing or no size
-/// holds the model.
+/// One figure per baseline, which serves the same request without remote experts. Absent if its inputs are missing
+/// or no size holds the model.
 #[derive(JsonSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PerBaseline {
-    /// All experts in the main function.
+    /// Experts on the main function's CPUs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mix: Option<f64>,
     /// Everything on CPUs.
@@ -354,7 +350,7 @@ pub struct PerBaseline {
     /// Everything on the GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<f64>,
-    /// Ideal offloading: experts in host memory, on the GPU exactly when they are needed.
+    /// Ideal offloading: experts in host memory, fetched to the GPU exactly when they are needed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fetch: Option<f64>,
 }

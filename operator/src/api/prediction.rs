@@ -1,4 +1,4 @@
-//! How plans follow what requests use.
+//! Replanning on expert usage.
 
 use kube::KubeSchema;
 use kube::core::Duration;
@@ -6,48 +6,48 @@ use remoe_demand::MixOf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// How plans follow what requests use. Gateways find that out; without them plans are made for requests that use all
-/// experts alike.
+/// Replanning on expert usage, which gateways observe and predict. Without gateways, plans assume that requests use
+/// all experts alike.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PredictionSpec {
-    /// Auto: functions that wake are placed for those who wait, and while they serve another plan takes over where it
-    /// saves enough. Never: plans stay as they are.
+    /// `Auto`: a wake is planned for the waiting requests, and while functions serve, a plan that saves enough takes
+    /// over. `Never`: keep the plan.
     #[serde(default)]
     pub replan: Replan,
-    /// Between two plans while functions serve, at least; such as 10m.
+    /// Minimum time between two plans while functions serve, such as 10m.
     #[serde(default = "ten_minutes")]
     #[schemars(length(min = 2, max = 32))]
     #[x_kube(validation = Rule::new("duration(self) >= duration('10s')").message("must be 10s or longer"))]
     pub interval: Duration,
-    /// None: gateways remember of each request a vector of its prompt and what it used, by tenant. CountsOnly: nothing is
-    /// remembered of single requests.
+    /// `None`: gateways keep a prompt vector and the expert usage of each request, by tenant. `CountsOnly`: they keep
+    /// sums over requests only.
     #[serde(default)]
     pub privacy: Privacy,
 }
 
-/// Whether plans follow.
+/// Replanning.
 #[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Replan {
-    /// They do.
+    /// Replan on expert usage.
     #[default]
     Auto,
-    /// They stay.
+    /// Keep the plan.
     Never,
 }
 
-/// What is not remembered.
+/// Privacy of the training history.
 #[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Privacy {
-    /// The text alone.
+    /// Keeps everything but the text of requests.
     #[default]
     None,
-    /// Anything but sums over requests.
+    /// Keeps sums over requests only.
     CountsOnly,
 }
 
 impl PredictionSpec {
-    /// Whether it says nothing.
+    /// Returns whether all fields have their defaults.
     pub(super) fn is_default(&self) -> bool {
         *self == Self::default()
     }
@@ -63,17 +63,17 @@ fn ten_minutes() -> Duration {
     std::time::Duration::from_secs(600).into()
 }
 
-/// What requests were expected to use when a plan was made.
+/// Expert usage expected by a plan.
 #[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PlannedPrediction {
-    /// Grows from plan to plan of a deployment: of those for the same spec the one with the largest runs.
+    /// Revision number. Among plans for one spec, the one with the largest number runs.
     pub revision: u32,
-    /// Whose requests they were.
+    /// Source of the usage: waiting or answered requests.
     pub of: MixOf,
-    /// How many; of those that were answered older ones count for less than one.
+    /// Number of requests. Older answered requests have less weight.
     pub requests: u32,
-    /// Shares of each layer's experts, as remoe-predictor writes them.
+    /// Shares of each layer's experts, in the encoding of remoe-predictor.
     #[schemars(length(max = 8192))]
     pub shares: String,
 }

@@ -1,4 +1,4 @@
-//! Sizes that functions may have.
+//! Ranges of sizes of functions.
 
 use kube::KubeSchema;
 use serde::{Deserialize, Serialize};
@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 #[derive(KubeSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[x_kube(validation = Rule::new("self.min <= self.max").message("must be at least min").field_path(".max"))]
 pub struct MemoryRange {
-    /// The smallest, in MB.
+    /// Smallest size, in MB.
     #[schemars(range(min = 100, max = 10_000_000), extend("multipleOf" = 100))]
     pub min: u32,
-    /// The largest, in MB.
+    /// Largest size, in MB.
     #[schemars(range(min = 100, max = 10_000_000), extend("multipleOf" = 100))]
     pub max: u32,
-    /// From one size to the next, in MB.
+    /// Difference between two sizes, in MB.
     #[serde(default = "memory_step")]
     #[schemars(range(min = 100, max = 10_000_000), extend("multipleOf" = 100))]
     pub step: u32,
@@ -24,16 +24,16 @@ pub struct MemoryRange {
 #[x_kube(
     validation = Rule::new("self.min <= self.max").message("must be at least min").field_path(".max"),
     validation = Rule::new("(self.max - self.min) / self.step < 256")
-        .message("makes more than 256 sizes; take larger steps").field_path(".step")
+        .message("must give at most 256 sizes; raise step").field_path(".step")
 )]
 pub struct CpuRange {
-    /// The fewest, in millicores.
+    /// Smallest size, in millicores.
     #[schemars(range(min = 10, max = 1_000_000))]
     pub min: u32,
-    /// The most, in millicores.
+    /// Largest size, in millicores.
     #[schemars(range(min = 10, max = 1_000_000))]
     pub max: u32,
-    /// From one size to the next, in millicores.
+    /// Difference between two sizes, in millicores.
     #[serde(default = "cpu_step")]
     #[schemars(range(min = 10, max = 1_000_000))]
     pub step: u32,

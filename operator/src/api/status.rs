@@ -1,4 +1,4 @@
-//! What the operator says about a deployment.
+//! Observed state of a deployment.
 
 use kube::KubeSchema;
 use schemars::JsonSchema;
@@ -7,59 +7,58 @@ use serde::{Deserialize, Serialize};
 pub use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-/// A deployment as the operator sees it.
+/// Observed state of a deployment.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MoEDeploymentStatus {
-    /// The generation of the spec that this is about.
+    /// Generation of the spec that this status is about.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Ready, Planned, Progressing, Degraded and Active.
+    /// Conditions Ready, Planned, Progressing, Degraded and Active.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
-    /// Where clients of this cluster reach the HTTP interface.
+    /// URL of the HTTP interface for clients inside the cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
-    /// What is served.
+    /// The checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<ModelStatus>,
-    /// Hash of the plan that runs: MoEPlan `<name>-<hash>` has its numbers.
+    /// Hash of the running plan, MoEPlan `<name>-<hash>`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plan: Option<String>,
-    /// Hash of the plan that would run under the present spec, where it is another one.
+    /// Hash of the plan for the present spec, if it is not the running one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proposed_plan: Option<String>,
-    /// Hash of the plan that did not become ready in time under the present spec, and for which the one that
-    /// served before runs on.
+    /// Hash of the plan that missed its progress deadline under the present spec. The previous plan serves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed_plan: Option<String>,
-    /// Functions that are ready, of those that the plan has, as 3/4.
+    /// Ready functions of the plan, such as 3/4.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub functions: Option<String>,
-    /// Share of the cost that the plan saves against all experts in the main functions; n/a while it
-    /// stands on a prior, or where it costs more, as mode Always may.
+    /// Cost saving against all experts in the main functions. n/a on a prior profile, or if the plan costs more, as
+    /// with mode Always.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub saving: Option<String>,
-    /// Whether remote experts pay here, in one sentence: what the cheapest way to serve is, and what the cheapest one with
-    /// or without them is. Absent while the plan stands on a prior.
+    /// One sentence on whether remote experts pay: the cheapest placement with them and without them. Absent on a
+    /// prior profile.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verdict: Option<String>,
-    /// What the pods of its functions cost now, an hour, by what they reserve and spec.pricing; $0 while it sleeps.
+    /// Current cost per hour of the function pods, by their requests and spec.pricing. $0 while scaled to zero.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cost_per_hour: Option<String>,
-    /// What the requests that the gateways answered since they started would have cost more with all experts in the main
-    /// functions; absent where nobody knows.
+    /// Savings on the requests answered since the gateways started, against all experts in the main functions. Absent
+    /// if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub saved: Option<String>,
-    /// Main functions that exist.
+    /// Number of main functions.
     #[serde(default)]
     pub replicas: u32,
-    /// When functions last became ready or ceased to be, or another plan or spec came.
+    /// Time of the last change of ready functions, plan or spec.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_progress_time: Option<Time>,
-    /// Label selector of the main functions' pods.
+    /// Label selector of the pods of main functions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub selector: Option<String>,
 }
@@ -68,9 +67,9 @@ pub struct MoEDeploymentStatus {
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ModelStatus {
-    /// As in the spec.
+    /// Source, as in the spec.
     pub source: String,
-    /// The commit that the revision of an hf:// source was when the model was inspected.
+    /// Commit of the hf:// revision at inspection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revision: Option<String>,
     /// Identity of the weights.
@@ -84,19 +83,19 @@ pub enum ConditionType {
     Ready,
     /// There is a plan for the present spec.
     Planned,
-    /// What runs is being brought to what is planned.
+    /// A rollout of the plan is in progress.
     Progressing,
-    /// Something is wrong that a person may have to mend.
+    /// There is a fault that may need an administrator.
     Degraded,
     /// Functions run.
     Active,
 }
 
 impl ConditionType {
-    /// All of them, in the order in which they are shown.
+    /// All conditions, in the order of the status.
     pub const ALL: [Self; 5] = [Self::Ready, Self::Planned, Self::Progressing, Self::Degraded, Self::Active];
 
-    /// As it stands in the resource.
+    /// Returns the type in the resource.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ready => "Ready",
@@ -109,7 +108,7 @@ impl ConditionType {
 }
 
 impl MoEDeploymentStatus {
-    /// The condition of a type, where it was ever stated.
+    /// Returns the condition of a type, if the status has it.
     pub fn condition(&self, of: ConditionType) -> Option<&Condition> {
         self.conditions.iter().find(|condition| condition.type_ == of.name())
     }

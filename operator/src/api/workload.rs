@@ -1,10 +1,10 @@
-//! What requests a deployment is to serve.
+//! Requests that a deployment serves.
 
 use kube::KubeSchema;
 use serde::{Deserialize, Serialize};
 
-/// Sizes of requests and how many there are. Times and cost are planned for the typical one, memory for the
-/// largest and for those that run at once.
+/// Sizes and rate of requests. Times and cost are planned for the typical request, memory for the largest one
+/// and for concurrent ones.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
@@ -26,32 +26,32 @@ pub struct WorkloadSpec {
     /// Tokens of a typical answer.
     #[schemars(range(min = 1, max = 10_000_000))]
     pub typical_output_tokens: u32,
-    /// Requests that run at once in one main function. Keys and values have room for the largest request
-    /// or for so many typical ones, whichever is more.
+    /// Concurrent requests in one main function. The KV cache holds the largest request, or this many typical
+    /// ones, whichever is more.
     #[serde(default = "default_concurrency")]
     #[schemars(range(min = 1, max = 256))]
     pub concurrency: u32,
-    /// How requests come; plans count on no particular rate where absent.
+    /// Arrival process of requests. If absent, plans assume no rate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub arrivals: Option<ArrivalsSpec>,
 }
 
-/// How requests come, as decimal numbers in strings.
+/// Arrival process of requests, as decimal numbers in strings.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ArrivalsSpec {
-    /// Requests in an hour, in the mean.
+    /// Mean number of requests per hour.
     #[schemars(length(min = 1, max = 20), regex(pattern = "^[0-9]+(\\.[0-9]+)?$"))]
     #[x_kube(validation = Rule::new("double(self) > 0.0").message("must be above 0"))]
     pub per_hour: String,
-    /// Requests that come together, in the mean.
+    /// Mean burst size, in requests.
     #[serde(default = "one_request")]
     #[schemars(length(min = 1, max = 20), regex(pattern = "^[0-9]+(\\.[0-9]+)?$"))]
     #[x_kube(validation = Rule::new("double(self) >= 1.0").message("must be at least 1"))]
     pub burst: String,
 }
 
-/// Requests at once where nothing is said.
+/// Returns the default of `concurrency`.
 pub(crate) fn default_concurrency() -> u32 {
     8
 }

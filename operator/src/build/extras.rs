@@ -29,19 +29,19 @@ impl FromStr for PodExtras {
     fn from_str(text: &str) -> Result<Self, String> {
         let extras: Self = serde_json::from_str(text).map_err(|error| {
             format!(
-                "{text} is no JSON with imagePullSecrets, labels, annotations, env and arbitraryUser: {error}"
+                "expected JSON with imagePullSecrets, labels, annotations, env and arbitraryUser: {error}"
             )
         })?;
         // What is not there is read as empty.
         let is_named = extras.image_pull_secrets.iter().all(|secret| !secret.name.is_empty())
             && extras.env.iter().all(|variable| !variable.name.is_empty());
         if !is_named {
-            return Err(format!("{text}: each of imagePullSecrets and env has a name"));
+            return Err("expected a name in each entry of imagePullSecrets and env".to_owned());
         }
         let ours = |key: &&String| OURS.iter().any(|prefix| key.starts_with(prefix));
         match extras.labels.keys().chain(extras.annotations.keys()).find(ours) {
             Some(key) => {
-                Err(format!("{key:?}: labels and annotations of this prefix are the operator's own"))
+                Err(format!("expected labels and annotations without a reserved prefix, got {key:?}"))
             }
             None => Ok(extras),
         }

@@ -104,10 +104,10 @@ pub(crate) enum BuildError {
     #[error(transparent)]
     Source(#[from] SourceError),
     /// The experts of its functions.
-    #[error("plan: {0}")]
+    #[error("invalid plan: {0}")]
     Experts(String),
     /// A value that cannot be written as JSON.
-    #[error("{0}")]
+    #[error("cannot write JSON: {0}")]
     Json(String),
 }
 

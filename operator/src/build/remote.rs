@@ -2,7 +2,7 @@
 
 use super::functions::BuildError;
 use crate::api::{GroupPlan, MAX_GROUPS, MAX_REPLICAS, MoEPlanSpec, RemotePlan};
-use crate::names::{group_function, layer_function};
+use crate::names::{group_function, layer_function, tier};
 use crate::quantity::millicores_of;
 use remoe_wire::v1::LayerExperts;
 use std::collections::{BTreeMap, BTreeSet};
@@ -48,12 +48,10 @@ pub(super) struct RemotePart {
 pub(super) fn remote_parts(plan: &MoEPlanSpec) -> Result<Vec<RemotePart>, BuildError> {
     let wrong = |message: String| Err(BuildError::Experts(message));
     if plan.groups.len() > MAX_GROUPS {
-        return wrong(format!("{} groups, at most {MAX_GROUPS} can be", plan.groups.len()));
+        return wrong(format!("expected at most {MAX_GROUPS} groups, got {}", plan.groups.len()));
     }
     if !plan.groups.is_empty() && !plan.remote.is_empty() {
-        return wrong(
-            "both layers and groups have functions; where there are groups, they host everything".to_owned(),
-        );
+        return wrong("expected functions of layers or of groups, got both".to_owned());
     }
     let layers = plan.remote.iter().map(of_layer);
     let groups = plan.groups.iter().enumerate().map(|(number, group)| of_group(number, group));
@@ -62,27 +60,25 @@ pub(super) fn remote_parts(plan: &MoEPlanSpec) -> Result<Vec<RemotePart>, BuildE
     let mut parts = Vec::new();
     for part in layers.chain(groups) {
         let part = part?;
+        let name = tier(&part.name);
         if !(1..=MAX_REPLICAS).contains(&part.replicas) {
-            return wrong(format!(
-                "{} has {} replicas, expected 1 to {MAX_REPLICAS}",
-                part.name, part.replicas
-            ));
+            return wrong(format!("{name} has {} replicas, expected 1 to {MAX_REPLICAS}", part.replicas));
         }
         if part.hosted.sets().iter().all(|set| set.experts.is_empty()) {
-            return wrong(format!("{} hosts no experts", part.name));
+            return wrong(format!("{name} hosts no experts"));
         }
         for set in part.hosted.sets() {
             let known = taken.entry(set.layer).or_default();
             if let Some(twice) = set.experts.iter().find(|expert| !known.insert(**expert)) {
                 return wrong(format!(
-                    "{} hosts expert {twice} of layer {}, which another function hosts",
-                    part.name, set.layer
+                    "{name} hosts expert {twice} of layer {}, which another function hosts",
+                    set.layer
                 ));
             }
             count += set.experts.len();
         }
         if count > MAX_EXPERTS {
-            return wrong(format!("more than {MAX_EXPERTS} experts are remote"));
+            return wrong(format!("expected at most {MAX_EXPERTS} remote experts"));
         }
         parts.push(part);
     }

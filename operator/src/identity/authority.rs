@@ -27,7 +27,7 @@ pub(super) async fn authority(calls: &Calls, name: &str) -> Result<Authority, Id
     let (authority, pair) = Authority::create(LIFE).map_err(unusable)?;
     match calls.create(&secret(name, pair)).await {
         Ok(_) => {
-            tracing::info!(secret = name, "an authority was made");
+            tracing::info!(secret = name, "certificate authority created");
             Ok(authority)
         }
         // Another operator was first.

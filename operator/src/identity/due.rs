@@ -45,11 +45,11 @@ pub(crate) enum Reason {
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Missing => write!(f, "there was none"),
-            Self::Authorities => write!(f, "its authorities were others"),
-            Self::Unusable(why) => write!(f, "the one before could not be used: {why}"),
-            Self::Name(other) => write!(f, "the one before was that of {other}"),
-            Self::Expires => write!(f, "half of its time was over, or another authority had signed it"),
+            Self::Missing => write!(f, "missing"),
+            Self::Authorities => write!(f, "trust bundle changed"),
+            Self::Unusable(why) => write!(f, "unusable: {why}"),
+            Self::Name(other) => write!(f, "issued to another identity: {other}"),
+            Self::Expires => write!(f, "half of its lifetime passed, or the authority changed"),
         }
     }
 }

@@ -52,13 +52,15 @@ pub(super) enum IdentityFailure {
     #[error(transparent)]
     Call(#[from] CallError),
     /// The authority.
-    #[error("the Secret of the authority: {error}; delete it for a new authority (docs/operations.md)")]
+    #[error(
+        "cannot use the authority Secret: {error}; delete it to create a new authority (docs/operations.md)"
+    )]
     Authority {
         /// What is wrong with it.
         error: AuthorityError,
     },
     /// The operator's own certificate.
-    #[error("the operator's certificate: {0}")]
+    #[error("cannot use the operator's certificate: {0}")]
     Own(#[from] IdentityError),
 }
 
@@ -251,7 +253,7 @@ impl Identities {
         };
         let pair = authority.sign(identity, self.life);
         let pair = pair.map_err(|error| IdentityFailure::Authority { error })?;
-        tracing::info!(%identity, %reason, "a certificate is made");
+        tracing::info!(%identity, %reason, "certificate issued");
         Ok(Some(Held::new(pair, authorities)))
     }
 
@@ -265,7 +267,7 @@ impl Identities {
             let pause = match self.keep_gateway().await {
                 Ok(()) => LOOK.min(self.life / 4),
                 Err(error) => {
-                    tracing::warn!(%error, secret = self.gateway_secret, "gateways may have no certificate");
+                    tracing::warn!(%error, secret = self.gateway_secret, "cannot issue the gateway certificate");
                     AGAIN
                 }
             };
@@ -286,14 +288,14 @@ impl Identities {
 fn not_permitted(owner: &MoEDeployment, error: &CallError) -> Trouble {
     let namespace = owner.namespace().unwrap_or_default();
     let message = format!(
-        "functions get no certificates: {error}; list {namespace} under identity.namespaces of the operator's chart"
+        "cannot issue certificates: {error}; add {namespace} to identity.namespaces of the operator's chart"
     );
     Trouble::new("IdentityNotPermitted", message)
 }
 
 fn not_changed(owner: &MoEDeployment, part: Component, error: &CallError) -> Trouble {
     let message = format!(
-        "the certificate in {} is not renewed: {error}; delete that object, the operator makes it anew",
+        "cannot renew the certificate in {}: {error}; delete that object, the operator recreates it",
         signed_name(&owner.name_any(), part)
     );
     Trouble::new("IdentityNotWritten", message)

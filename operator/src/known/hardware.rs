@@ -109,7 +109,7 @@ impl Measuring {
         let printed = match &errand {
             Errand::Done { pod } => observed.logs.get(pod).map(|log| {
                 let log = log.as_ref().map_err(Clone::clone)?;
-                from_log(log).ok_or_else(|| format!("pod {pod} printed no profile"))
+                from_log(log).ok_or_else(|| format!("missing profile in the output of pod {pod}"))
             }),
             _ => None,
         };

@@ -59,9 +59,10 @@ impl Basis {
     }
 
     fn read(text: &str) -> Result<Self, PlanningError> {
-        let wrong = |message: String| PlanningError::Profile(format!("the plan's basis: {message}"));
+        let wrong =
+            |message: String| PlanningError::Profile(format!("cannot read the plan's basis: {message}"));
         if text.len() > MAX_BASIS {
-            return Err(wrong(format!("takes {} bytes, at most {MAX_BASIS} are read", text.len())));
+            return Err(wrong(format!("{} bytes, limit {MAX_BASIS}", text.len())));
         }
         let basis: Self = serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?;
         basis.model.check().map_err(|error| wrong(error.to_string()))?;

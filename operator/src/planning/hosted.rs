@@ -20,7 +20,9 @@ impl RemotePlan {
         let layers = parse_listing(&listing).map_err(|error| error.to_string())?;
         match <[LayerExperts; 1]>::try_from(layers) {
             Ok([set]) if set.layer == self.layer => Ok(set),
-            Ok(_) | Err(_) => Err(format!("{listing:?} is no list of experts of layer {}", self.layer)),
+            Ok(_) | Err(_) => {
+                Err(format!("invalid expert list {listing:?}: expected experts of layer {} only", self.layer))
+            }
         }
     }
 }
@@ -77,7 +79,7 @@ pub(super) fn draft(
     moe_layers: &[u32],
     problem: &Problem,
 ) -> Result<PlanDraft, PlanningError> {
-    let wrong = |message: String| PlanningError::Profile(format!("a plan that was stored: {message}"));
+    let wrong = |message: String| PlanningError::Profile(format!("cannot read the stored plan: {message}"));
     let position = |layer: u32| {
         let found = moe_layers.iter().position(|known| *known == layer);
         found.ok_or_else(|| wrong(format!("the model has no experts in layer {layer}")))
@@ -129,7 +131,10 @@ pub(crate) fn check_hosted(plan: &MoEPlanSpec, model: &Inspection) -> Result<(),
             return Err(format!("the model has no experts in layer {}", set.layer));
         }
         match set.experts.iter().find(|expert| **expert as usize >= model.experts) {
-            Some(expert) => Err(format!("layer {} has no expert {expert}, but {}", set.layer, model.experts)),
+            Some(expert) => {
+                let most = model.experts;
+                Err(format!("layer {} has no expert {expert}, expected ids below {most}", set.layer))
+            }
             None => Ok(()),
         }
     };

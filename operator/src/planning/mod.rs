@@ -27,7 +27,7 @@ use remoe_profile::Profile;
 
 pub(crate) use basis::account;
 pub(crate) use hosted::check_hosted;
-pub(crate) use numbers::three_digits;
+pub(crate) use numbers::{counted, three_digits};
 pub(crate) use wishes::workload;
 
 /// A limit that is meant not to bind, in seconds.
@@ -64,10 +64,10 @@ pub(crate) enum PlanningError {
     #[error("{0}")]
     Infeasible(String),
     /// A value cannot be written as JSON.
-    #[error("{0}")]
+    #[error("cannot write JSON: {0}")]
     Json(String),
     /// It took too long, or ended abnormally.
-    #[error("planning: {0}")]
+    #[error("planning aborted: {0}")]
     Aborted(String),
 }
 
@@ -386,7 +386,7 @@ fn check_positions(spec: &MoEDeploymentSpec, facts: &ModelFacts) -> Result<(), P
     let Some(positions) = spec.model.max_model_len.filter(|positions| *positions as usize > most) else {
         return Ok(());
     };
-    let message = format!("is {positions}, the model is made for {most} positions; ask for {most} or fewer");
+    let message = format!("is {positions}, expected at most {most}, the context length of the model");
     Err(PlanningError::Spec { field: "model.maxModelLen".to_owned(), message })
 }
 
@@ -395,11 +395,12 @@ fn check_dense_dtype(spec: &MoEDeploymentSpec, computed_in: ComputeDtype) -> Res
     let message = match (spec.model.dense_dtype, computed_in) {
         (Some(asked @ (DenseDtype::Int8 | DenseDtype::Int4)), _) if spec.main.device == Device::Cuda => {
             let asked = remoe_model::DenseDtype::from(asked).name();
-            format!("is {asked}, which GPUs have no products for; leave it out, or serve on CPUs")
+            format!("is {asked}, which is not supported on GPUs; omit it, or use device cpu")
         }
-        (Some(DenseDtype::Bfloat16), ComputeDtype::Float32)
-        | (Some(DenseDtype::Float32), ComputeDtype::Bfloat16) => {
-            format!("is another type than {}, which is computed in; leave it out", computed_in.name())
+        (Some(asked @ DenseDtype::Bfloat16), ComputeDtype::Float32)
+        | (Some(asked @ DenseDtype::Float32), ComputeDtype::Bfloat16) => {
+            let asked = remoe_model::DenseDtype::from(asked).name();
+            format!("is {asked}, expected the compute dtype {}, or omit it", computed_in.name())
         }
         _ => return Ok(()),
     };
@@ -410,7 +411,7 @@ fn check_dense_dtype(spec: &MoEDeploymentSpec, computed_in: ComputeDtype) -> Res
 fn on_device(profile: &Profile, device: Device) -> Result<Profile, PlanningError> {
     match (device, profile.device) {
         (Device::Cuda, None) => Err(PlanningError::Profile(
-            "the profile was measured without a GPU; make one with remoe profile --device cuda".to_owned(),
+            "invalid profile: measured without a GPU; make one with remoe profile --device cuda".to_owned(),
         )),
         (Device::Cuda, Some(_)) => Ok(profile.clone()),
         (Device::Cpu, _) => Ok(Profile { device: None, ..profile.clone() }),

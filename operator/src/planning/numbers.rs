@@ -58,7 +58,8 @@ pub(super) fn shown(numbers: &PlanNumbers, layers: usize, groups: usize) -> Show
     }
 }
 
-fn counted(count: usize, what: &str) -> String {
+/// Returns `count` and `what`, such as 1 group or 2 groups.
+pub(crate) fn counted(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 

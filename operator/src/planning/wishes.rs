@@ -41,8 +41,8 @@ pub(crate) fn workload(spec: &MoEDeploymentSpec, model: &Inspection) -> Result<W
     let longest = u64::from(workload.max_input_tokens) + u64::from(workload.max_output_tokens);
     if longest > u64::from(context) {
         let message = format!(
-            "has requests of up to {longest} tokens (maxInputTokens + maxOutputTokens), the model's context \
-             has {context}; lower one of them"
+            "has requests of up to {longest} tokens (maxInputTokens + maxOutputTokens), expected at most \
+             {context}, the context length of the model; lower one of them"
         );
         return Err(PlanningError::Spec { field: "workload".to_owned(), message });
     }
@@ -118,14 +118,15 @@ fn vcpus(spec: &MoEDeploymentSpec) -> Result<(Option<VcpuRange>, Option<VcpuRang
         [(main, remote, "remoteExperts.cpu", "main.cpu"), (remote, main, "main.cpu", "remoteExperts.cpu")]
     {
         if here.is_some() && there.is_none() {
-            return Err(wrong(field, format!("is missing beside {other}; add it")));
+            return Err(wrong(field, format!("is missing; set it together with spec.{other}")));
         }
     }
     let range = |field: &str, range: CpuRange| {
         let CpuRange { min, max, step } = range;
         if min == 0 || max < min || step == 0 {
-            let message =
-                format!("is {min} to {max} by {step} millicores, expected min of 1 or more, up to max");
+            let message = format!(
+                "is {min} to {max} by {step} millicores, expected 1 <= min <= max, and a step of 1 or more"
+            );
             return Err(wrong(field, message));
         }
         let vcpus = |millicores: u32| f64::from(millicores) / 1000.0;

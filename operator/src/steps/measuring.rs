@@ -13,7 +13,8 @@ use crate::profiling::{ATTEMPTS, record};
 use kube::ResourceExt;
 use remoe_sleep::Phase;
 
-const UNDERWAY: &str = "the hardware is being measured";
+const NOT_MEASURED: &str = "cannot measure the hardware profile";
+const UNDERWAY: &str = "measuring the hardware profile";
 
 impl Steps {
     /// The figures of the hardware. A profiler is only started when nothing else starts: it would take
@@ -52,7 +53,7 @@ impl Steps {
             (self.settled || scene.planned.target.is_none()) && self.demanded.phase != Phase::Asleep;
         Ok(match (&measuring.errand, &measuring.printed) {
             (Errand::Start { .. }, _) if !at_rest => {
-                "the hardware is measured once everything runs".to_owned()
+                "hardware profile: measured after the rollout".to_owned()
             }
             (Errand::Start { incarnation, .. }, _) => {
                 self.look_within(LATER);
@@ -64,18 +65,21 @@ impl Steps {
             }
             (Errand::Done { .. }, Some(Ok(profile))) => {
                 self.writes.push(Write::Profile(Box::new(record(scene.owner, &hardware.subject, profile)?)));
-                self.say(Happening::normal("HardwareMeasured", hardware.source.clone()));
+                self.say(Happening::normal(
+                    "HardwareMeasured",
+                    format!("Measured the hardware profile: MoERecord {}.", hardware.source),
+                ));
                 self.look_within(LATER);
                 UNDERWAY.to_owned()
             }
-            (Errand::Done { .. }, Some(Err(message))) => message.clone(),
+            (Errand::Done { .. }, Some(Err(message))) => format!("{NOT_MEASURED}: {message}"),
             (Errand::Done { .. }, None) => UNDERWAY.to_owned(),
             (Errand::Failed { trouble, attempts, .. }, _) if *attempts >= ATTEMPTS => {
-                format!("the hardware could not be measured: {}", trouble.message)
+                format!("{NOT_MEASURED}: {}; the prior stays in use", trouble.message)
             }
             (Errand::Failed { trouble, retry_at, .. }, _) => {
                 self.look_at(*retry_at, scene.observed.now);
-                format!("measuring the hardware failed and is tried again: {}", trouble.message)
+                format!("{NOT_MEASURED}: {}; will retry", trouble.message)
             }
         })
     }
@@ -85,16 +89,16 @@ impl Steps {
         let Some(facts) = scene.known.model.facts() else { return String::new() };
         match profiler(scene.owner, &hardware.subject, incarnation, plan, facts, scene.around) {
             Ok(pod) => {
-                let note = format!("{} measures the hardware", pod.name_any());
+                let note = format!("Pod {} measures the hardware profile.", pod.name_any());
                 self.create(pod, Component::Profiler, Happening::normal("ProfilerStarted", note));
                 UNDERWAY.to_owned()
             }
-            Err(error) => format!("the hardware cannot be measured: {error}"),
+            Err(error) => format!("{NOT_MEASURED}: {error}"),
         }
     }
 }
 
 /// How measuring stands where its pod is kept from running.
 pub(crate) fn waits(trouble: &Trouble) -> String {
-    format!("measuring the hardware waits: {}", trouble.message)
+    format!("profiler pod cannot start: {}", trouble.message)
 }

@@ -1,6 +1,6 @@
 //! Pods and routing, one step further.
 
-use super::{LATER, Scene, Steps, Write};
+use super::{LATER, STARTED, Scene, Steps, Write};
 use crate::build::{Function, Revision, budgets};
 use crate::conversations::Partner;
 use crate::drift::is_as;
@@ -98,10 +98,11 @@ impl Steps {
             let Some(function) = functions.get(creation.function) else { continue };
             let pod = function.pod(scene.owner, creation.replica, creation.incarnation);
             let component = if function.hosted.is_some() { Component::RemoteExpert } else { Component::Main };
-            let started = Happening::normal("FunctionsStarted", pod.name_any());
+            let name = pod.name_any();
+            let started = Happening::normal("FunctionsStarted", format!("{STARTED}{name}"));
             self.create(pod, component, started);
             if let Some(fault) = &creation.instead_of {
-                let note = format!("a function is replaced: {}: {}", fault.reason, fault.message);
+                let note = format!("Pod {name} replaces a failed pod: {}: {}", fault.reason, fault.message);
                 self.say(Happening::warning("FunctionReplaced", note));
             }
         }
@@ -149,11 +150,15 @@ impl Steps {
             let Some((number, outcome)) = heard.and_then(|heard| heard.told.as_ref()) else { continue };
             match outcome {
                 Outcome::InForce { problems } if problems.is_empty() => {
-                    let note = format!("generation {number} is in force at {}", pod.name);
+                    let note = format!("Routing generation {number} is in force in pod {}.", pod.name);
                     said.push(Happening::normal("RoutingInForce", note));
                 }
                 Outcome::InForce { problems } => {
-                    let note = format!("generation {number} at {}: {}", pod.name, problems.join("; "));
+                    let note = format!(
+                        "Routing generation {number} in pod {} has unusable remote functions: {}",
+                        pod.name,
+                        problems.join("; ")
+                    );
                     said.push(Happening::warning("RoutingProblem", note));
                 }
                 // How long nothing changes is what the status watches.
@@ -161,7 +166,8 @@ impl Steps {
                 Outcome::Failed(message) => {
                     let stands = generation.is_some_and(|generation| generation.number == *number);
                     if stands && pod.in_force < Some(*number) {
-                        let message = format!("{}: generation {number}: {message}", pod.name);
+                        let message =
+                            format!("{}: routing generation {number} is not in force: {message}", pod.name);
                         self.troubles.push(Trouble::new("RoutingFailed", message));
                     }
                 }

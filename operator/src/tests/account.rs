@@ -79,7 +79,7 @@ fn a_plan_that_says_nothing_or_nonsense_has_no_account() {
         with(Some(basis.to_string()))
     };
     assert!(with(Some("nonsense".to_owned())).is_err());
-    assert!(with(Some("x".repeat(1 << 20))).unwrap_err().to_string().contains("at most 65536 are read"));
+    assert!(with(Some("x".repeat(1 << 20))).unwrap_err().to_string().contains("1048576 bytes, limit 65536"));
     assert!(spoiled(|basis| basis["model"]["experts"] = json!(u64::MAX)).is_err());
     assert!(spoiled(|basis| basis["model"]["moe_layers"] = json!([])).is_err());
     assert!(spoiled(|basis| basis["profile"]["version"] = json!(0)).is_err());

@@ -73,7 +73,7 @@ fn pod(revision: &Revision, id: &str, is: Is) -> PodView {
         starting: is == Is::Starting,
         restarts: 0,
         faulty_at: (is == Is::Faltering).then(|| now().checked_add(minute).unwrap()),
-        fault: (is == Is::Lost).then(|| Trouble::new("NodeLost", "its node is lost")),
+        fault: (is == Is::Lost).then(|| Trouble::new("NodeLost", "node lost")),
         trouble: None,
         in_force: is_main.then_some(0),
         placement: String::new(),

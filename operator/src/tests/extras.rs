@@ -102,12 +102,12 @@ fn only_what_pods_consist_of_has_them_made_anew() {
 #[test]
 fn what_is_misspelt_or_not_theirs_is_refused() {
     for (wrong, said) in [
-        ("", "no JSON"),
+        ("", "expected JSON with imagePullSecrets"),
         (r#"{"label": {}}"#, "unknown field `label`"),
         (r#"{"labels": {"a": 1}}"#, "expected a string"),
         (r#"{"arbitraryUser": "yes"}"#, "expected a boolean"),
-        (r#"{"env": [{"value": "b"}]}"#, "has a name"),
-        (r#"{"imagePullSecrets": [{}]}"#, "has a name"),
+        (r#"{"env": [{"value": "b"}]}"#, "expected a name in each entry"),
+        (r#"{"imagePullSecrets": [{}]}"#, "expected a name in each entry"),
         (r#"{"labels": {"app.kubernetes.io/part-of": "other"}}"#, "app.kubernetes.io/part-of"),
         (r#"{"labels": {"remoe.dev/deployment": "other"}}"#, "remoe.dev/deployment"),
         (r#"{"annotations": {"remoe.dev/x": ""}}"#, "remoe.dev/x"),

@@ -149,7 +149,9 @@ fn a_generation_that_somebody_spoiled_is_not_told() {
     };
     let refused = generation(vec!["1:0".to_owned()]).routing(String::new()).unwrap_err();
     assert!(
-        refused.to_string().contains("demo-g7-0123456789-0-0 is of group 18446744073709551615"),
+        refused
+            .to_string()
+            .contains("demo-g7-0123456789-0-0 is of group-18446744073709551615, number of groups: 1"),
         "{refused}"
     );
     let refused = generation(vec!["1:9999999999".to_owned()]).routing(String::new()).unwrap_err();
@@ -176,14 +178,17 @@ fn stored_groups_that_cannot_be_are_refused_by_name() {
     let owner = apart();
     let plan = plan_of_groups(&owner, 3);
     for (change, words) in [
-        (json!([{"experts": "1:0", "replicas": 0}]), "g0 has 0 replicas"),
-        (json!([{"experts": "1:0", "replicas": u32::MAX}]), "g0 has 4294967295 replicas, expected 1 to 64"),
-        (json!([{"experts": ""}]), "g0 hosts no experts"),
+        (json!([{"experts": "1:0", "replicas": 0}]), "group-0 has 0 replicas"),
+        (
+            json!([{"experts": "1:0", "replicas": u32::MAX}]),
+            "group-0 has 4294967295 replicas, expected 1 to 64",
+        ),
+        (json!([{"experts": ""}]), "group-0 hosts no experts"),
         (json!([{"experts": "1:0-9999999999"}]), "expert listing"),
         (json!([{"experts": "0-3"}]), "expert listing"),
         (
             json!([{"experts": "1:0-3"}, {"experts": "2:0,1:3"}]),
-            "g1 hosts expert 3 of layer 1, which another",
+            "group-1 hosts expert 3 of layer 1, which another",
         ),
     ] {
         let groups = change.as_array().unwrap().iter().map(|group| {
@@ -197,21 +202,21 @@ fn stored_groups_that_cannot_be_are_refused_by_name() {
     }
     let one = serde_json::to_value(&plan.groups[0]).unwrap();
     let many = spoiled(&plan, |groups| *groups = json!(vec![one; 100_000]));
-    assert_eq!(refusal(&owner, &many), "100000 groups, at most 64 can be");
+    assert_eq!(refusal(&owner, &many), "expected at most 64 groups, got 100000");
     // Each of them could be, together they are more than any model has.
     let all: Vec<Value> = (0..64)
         .map(|layer: u32| json!({"experts": format!("{layer}:0-65535"), "memoryMB": 300, "replicas": 1}))
         .collect();
     let large = spoiled(&plan, |groups| *groups = json!(all));
-    assert_eq!(refusal(&owner, &large), "more than 262144 experts are remote");
+    assert_eq!(refusal(&owner, &large), "expected at most 262144 remote experts");
     let both = MoEPlanSpec { remote: crate::testing::example::plan(&owner).remote, ..plan.clone() };
-    assert!(refusal(&owner, &both).contains("both layers and groups"));
+    assert!(refusal(&owner, &both).contains("layers or of groups, got both"));
     let mut layered = crate::testing::example::plan(&owner);
     layered.remote[0].replicas = u32::MAX;
-    assert!(refusal(&owner, &layered).contains("l1 has 4294967295 replicas"));
+    assert!(refusal(&owner, &layered).contains("layer-1 has 4294967295 replicas"));
     layered = crate::testing::example::plan(&owner);
     layered.remote[0].experts = "0,2:5".to_owned();
-    assert!(refusal(&owner, &layered).contains("no list of experts of layer 1"));
+    assert!(refusal(&owner, &layered).contains("expected experts of layer 1 only"));
 }
 
 #[test]
@@ -238,7 +243,7 @@ fn experts_that_the_model_does_not_have_are_named() {
     for (experts, words) in [
         ("0:1", "the model has no experts in layer 0"),
         ("1:0-7,4:0", "no experts in layer 4"),
-        ("2:7-8", "layer 2 has no expert 8, but 8"),
+        ("2:7-8", "layer 2 has no expert 8, expected ids below 8"),
         ("1:0-70000", "expert listing"),
     ] {
         let bad = spoiled(&good, |groups| groups[2]["experts"] = json!(experts));

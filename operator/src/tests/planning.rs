@@ -57,7 +57,8 @@ fn dense_weights_are_kept_as_the_spec_asks_for() {
         error.to_string()
     };
     let other = said(&asked(json!({"dtype": "float32", "denseDtype": "bfloat16"})));
-    assert!(other.starts_with("spec.model.denseDtype is another type than float32"), "{other}");
+    let words = "spec.model.denseDtype is bfloat16, expected the compute dtype float32";
+    assert!(other.starts_with(words), "{other}");
     let gpu = json!({"device": "cuda", "gpu": {"count": 1}});
     let on_gpu = said(&deployment(json!({"model": {"denseDtype": "int8"}, "main": gpu})));
     assert!(on_gpu.starts_with("spec.model.denseDtype is int8"), "{on_gpu}");
@@ -248,7 +249,7 @@ fn a_plan_says_whether_remote_experts_pay() {
     let is_remote = |way| matches!(way, ServingWay::Sliced | ServingWay::Layers);
     assert_eq!((is_remote(cheapest.way), is_remote(rival.way)), (auto.pays, !auto.pays), "{auto:?}");
     assert!(cheapest.cost <= rival.cost, "{auto:?}");
-    let words = if auto.pays { "Remote experts pay here" } else { "Remote experts do not pay here" };
+    let words = if auto.pays { "Remote experts pay:" } else { "Remote experts do not pay:" };
     assert!(auto.sentence.starts_with(words) && auto.sentence.chars().count() <= MAX_VERDICT, "{auto:?}");
     // Whatever the spec allows: who asks for none is told what they would be worth, and who asks for them what they cost.
     assert_eq!(verdict("Never").rival.map(|rival| is_remote(rival.way)), Some(!auto.pays));
@@ -299,7 +300,10 @@ fn a_field_that_cannot_be_is_named() {
     let cpu = |min: u32, max: u32, step: u32| json!({"min": min, "max": max, "step": step});
     let both = |main, remote| json!({"main": {"cpu": main}, "remoteExperts": {"cpu": remote}});
     for (spec, words) in [
-        (json!({"main": {"cpu": cpu(100, 200, 100)}}), "spec.remoteExperts.cpu is missing beside main.cpu"),
+        (
+            json!({"main": {"cpu": cpu(100, 200, 100)}}),
+            "spec.remoteExperts.cpu is missing; set it together with spec.main.cpu",
+        ),
         (json!({"remoteExperts": {"cpu": cpu(100, 200, 100)}}), "spec.main.cpu is missing"),
         (both(cpu(0, 100, 100), cpu(100, 100, 100)), "spec.main.cpu is 0 to 100"),
         (both(cpu(100, 100, 100), cpu(200, 100, 100)), "spec.remoteExperts.cpu is 200 to 100"),

@@ -110,7 +110,7 @@ fn a_supplied_profile_that_is_not_there_is_named() {
     let missing = supplied("mine", None).unwrap_err();
     assert_eq!(
         (missing.reason, missing.message.as_str()),
-        ("ProfileMissing", "spec.profile.configMapName: there is no ConfigMap mine")
+        ("ProfileMissing", "missing ConfigMap mine (spec.profile.configMapName)")
     );
     let mut map = ConfigMap::default();
     let text = serde_json::to_string(&profile()).unwrap();

@@ -629,7 +629,7 @@ fn functions_of_many_deployments_that_fall_silent_together_are_left_alone() {
         world.now = world.now.checked_add(SignedDuration::from_secs(1)).unwrap();
     }
     // A node that is gone for good says so itself.
-    world.pods[0].fault = Some(Trouble::new("NodeLost", "its node is lost"));
+    world.pods[0].fault = Some(Trouble::new("NodeLost", "node lost"));
     assert_eq!(world.steps().create.len(), 1);
     // Others are being replaced already.
     silence(&mut world, &[0]);

@@ -197,8 +197,8 @@ fn how_a_wake_went_is_told_once() {
             gateway.said = None;
         }
         let times = format!(
-            "the first token came after 1.{wake}05 s: decide 0.{wake}00, schedule 1.000, start 0.000, load 0.000, ready \
-             0.000, first 0.005"
+            "time to first token 1.{wake}05 s (decide 0.{wake}00 s, schedule 1.000 s, start 0.000 s, \
+             load 0.000 s, ready 0.000 s, first 0.005 s)"
         );
         let mut told = Vec::new();
         for _ in 0..4 {
@@ -212,7 +212,7 @@ fn how_a_wake_went_is_told_once() {
             told.extend(steps.said(made).into_iter().filter(|said| said.reason == "FirstToken"));
         }
         let notes: Vec<&str> = told.iter().map(|said| said.note.as_str()).collect();
-        assert_eq!(notes, [format!("wake {wake}: {times}")]);
+        assert_eq!(notes, [format!("Wake {wake}: {times}.")]);
         assert_eq!(scene.world.demand().spec.wake_told, wake);
     }
 }

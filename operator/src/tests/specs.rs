@@ -131,8 +131,11 @@ fn invalid_specs_are_refused_with_the_field_and_the_reason() {
         (model(json!({"source": "pvc://m/d", "revision": "main"})), "hf:// sources only"),
         (model(json!({"source": "https://h/n", "endpoint": "http://x"})), "s3:// and hf:// sources only"),
         (model(json!({"source": "s3://b", "endpoint": "minio:9000"})), "spec.model.endpoint"),
-        (model(json!({"source": "pvc://m/d", "credentialsSecretName": "s"})), "no credentials"),
-        (model(json!({"source": "pvc://m/d", "cacheClaimName": "c"})), "no cache"),
+        (
+            model(json!({"source": "pvc://m/d", "credentialsSecretName": "s"})),
+            "credentialsSecretName is not valid",
+        ),
+        (model(json!({"source": "pvc://m/d", "cacheClaimName": "c"})), "cacheClaimName is not valid"),
         (model(json!({"source": "pvc://m/d", "dtype": "int8"})), "spec.model.dtype"),
         (model(json!({"source": "pvc://m/d", "expertsDtype": "float32"})), "spec.model.expertsDtype"),
         (model(json!({"source": "pvc://m/d", "denseDtype": "mxfp4"})), "spec.model.denseDtype"),
@@ -149,8 +152,8 @@ fn invalid_specs_are_refused_with_the_field_and_the_reason() {
         (spec(json!({"scaling": {"min": 0, "idleWindow": "0s"}})), "spec.scaling.idleWindow"),
         (spec(json!({"slo": {"ttft": "0s"}})), "spec.slo.ttft"),
         (spec(json!({"slo": {"tpot": "fast"}})), "spec.slo.tpot"),
-        (cold(None, json!({"coldTtft": "30s"})), "need workload.arrivals"),
-        (cold(None, json!({"coldPercent": "5"})), "need workload.arrivals"),
+        (cold(None, json!({"coldTtft": "30s"})), "require workload.arrivals"),
+        (cold(None, json!({"coldPercent": "5"})), "require workload.arrivals"),
         (cold(Some(json!({"perHour": "20"})), json!({"coldTtft": "0s"})), "spec.slo.coldTtft"),
         (cold(Some(json!({"perHour": "20"})), json!({"coldPercent": "101"})), "spec.slo.coldPercent"),
         (cold(Some(json!({"perHour": "20"})), json!({"coldPercent": 5})), "spec.slo.coldPercent"),
@@ -167,12 +170,12 @@ fn invalid_specs_are_refused_with_the_field_and_the_reason() {
             "spec.main.gpu",
         ),
         (spec(json!({"main": {"gpu": {"count": 1}}})), "spec.main.gpu"),
-        (spec(json!({"main": {"device": "cuda", "gpu": {"count": 1}}})), "needs pricing.gpuHour"),
+        (spec(json!({"main": {"device": "cuda", "gpu": {"count": 1}}})), "requires pricing.gpuHour"),
         (spec(json!({"remoteExperts": {"maxReplicas": 0}})), "spec.remoteExperts.maxReplicas"),
         (spec(json!({"remoteExperts": {"maxGroups": 0}})), "spec.remoteExperts.maxGroups"),
         (spec(json!({"remoteExperts": {"maxGroups": 65}})), "spec.remoteExperts.maxGroups"),
         (cpu(Some(json!({"min": 500, "max": 1000})), None), "spec.remoteExperts.cpu"),
-        (cpu(None, Some(json!({"min": 500, "max": 1000}))), "stand together"),
+        (cpu(None, Some(json!({"min": 500, "max": 1000}))), "must be set together"),
         (
             cpu(Some(json!({"min": 500, "max": 400})), Some(json!({"min": 10, "max": 20}))),
             "spec.main.cpu.max",
@@ -291,6 +294,6 @@ fn a_plan_is_never_changed() {
         }
         let change = json!({"spec": {"main": {"memoryMB": 100}}});
         let refusal = api.patch(&name, &PatchParams::default(), &Patch::Merge(&change)).await.unwrap_err();
-        assert!(refusal.to_string().contains("a plan is never changed"), "{refusal}");
+        assert!(refusal.to_string().contains("spec is immutable"), "{refusal}");
     });
 }

@@ -92,17 +92,18 @@ fn said(status: &MoEDeploymentStatus, of: ConditionType) -> (String, String, Str
 #[test]
 fn missing_main_functions_are_counted() {
     let mut scene = Scene::new(3);
-    assert_eq!(said(&scene.look(true), ConditionType::Ready).2, "the endpoint answers");
+    assert_eq!(said(&scene.look(true), ConditionType::Ready).2, "The endpoint serves requests.");
     scene.pods[1].ready = false;
     let status = scene.look(false);
     let (ready, _, message) = said(&status, ConditionType::Ready);
     assert_eq!(
         (ready.as_str(), message.as_str()),
-        ("True", "the endpoint answers: 2 of 3 main functions serve")
+        ("True", "The endpoint serves requests: 2 of 3 main functions are ready.")
     );
     let (progressing, _, message) = said(&status, ConditionType::Progressing);
     assert_eq!(progressing, "True");
-    assert!(message.ends_with("5 of 6 functions are ready"), "{message}");
+    assert!(message.starts_with("Rolling out plan "), "{message}");
+    assert!(message.ends_with(": 5 of 6 functions are ready."), "{message}");
 }
 
 #[test]
@@ -126,6 +127,7 @@ fn what_makes_no_progress_is_said_to_be_stuck_until_it_moves() {
     let stuck = scene.look(false);
     let (status, reason, message) = said(&stuck, ConditionType::Progressing);
     assert_eq!((status.as_str(), reason.as_str()), ("False", "ProgressDeadlineExceeded"));
+    assert!(message.starts_with("no progress for 40 minutes (rolling out plan "), "{message}");
     assert!(message.contains("1 of 5 functions are ready"), "{message}");
     assert_eq!(said(&stuck, ConditionType::Degraded).1, "ProgressDeadlineExceeded");
     assert_eq!(said(&stuck, ConditionType::Ready).1, "ProgressDeadlineExceeded");
@@ -200,7 +202,8 @@ fn a_plan_that_costs_more_saves_nothing() {
 fn whether_remote_experts_pay_is_said_of_the_plan_that_is_to_run() {
     let mut scene = Scene::new(1);
     assert_eq!(scene.look(true).verdict, None, "a prior does not know");
-    let sentence = "Remote experts do not pay here: all experts beside the main function at $2.20 for a million requests.";
+    let sentence =
+        "Remote experts do not pay: experts on the main function's CPUs at $2.20 per million requests.";
     scene.plan.verdict =
         Some(PlanVerdict { pays: false, sentence: sentence.to_owned(), cheapest: None, rival: None });
     assert_eq!(scene.look(true).verdict.as_deref(), Some(sentence));

@@ -55,7 +55,7 @@ impl Infeasible {
             i => format!("at remote ratio i = {i} with a main function of {main}"),
         };
         let worst = if self.worst_case { " in the worst case of routing" } else { "" };
-        format!("infeasible: the {name} would be {value} at best{worst}, {allowed} is allowed ({at})")
+        format!("infeasible: {name} is at least {value}{worst}, limit {allowed} ({at})")
     }
 
     /// The sentence, and what would make it feasible, each remedy in the words of `say`.
@@ -66,7 +66,7 @@ impl Infeasible {
         if remedies.is_empty() {
             sentence
         } else {
-            format!("{sentence}; feasible with {}", remedies.join(" and "))
+            format!("{sentence}; becomes feasible with {}", remedies.join(" and "))
         }
     }
 }
@@ -75,12 +75,16 @@ impl std::fmt::Display for Infeasible {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.with_remedies(|remedy| {
             let limit = remedy.limit();
-            let what = match limit {
-                "mem" => "remote functions of up to".to_owned(),
-                "payload" => "a payload of up to".to_owned(),
-                _ => format!("a {} of up to", limit_name(limit)),
-            };
-            format!("{what} {}", amount(limit, rounded_up(remedy.at_least)))
+            let least = amount(limit, rounded_up(remedy.at_least));
+            match limit {
+                "mem" => format!("remote functions of up to {least}"),
+                "main" => format!("a main function of up to {least}"),
+                "mains" => format!("{least} main functions"),
+                "payload" => format!("a payload of up to {least}"),
+                "gpu" => format!("{least} of GPU memory"),
+                "cold_ttft" => format!("cold requests with a time to first token of up to {least}"),
+                _ => format!("a {} of up to {least}", limit_name(limit)),
+            }
         }))
     }
 }

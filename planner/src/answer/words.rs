@@ -9,23 +9,23 @@ pub fn limit_name(limit: &str) -> String {
         "ttft" => "time to first token".to_owned(),
         "tpot" => "time per output token".to_owned(),
         "groups" => "number of groups".to_owned(),
-        "load" => "share of what the main functions can serve".to_owned(),
+        "load" => "utilisation of the main functions".to_owned(),
         "cold_ttft" => "time to first token of a cold request".to_owned(),
         "cold_share" => "share of cold requests".to_owned(),
         "mains" => "number of main functions".to_owned(),
-        "mem_group" => format!("memory of group {layer}"),
-        "payload_group" => format!("payload of group {layer}"),
-        "z_group" => format!("replicas of group {layer}"),
-        "spec_group" => format!("size of group {layer} (not in its list)"),
-        "vcpus_group" => format!("vCPUs of group {layer} (not in their list)"),
-        "vcpus_main" => "vCPUs of the main function (not in their list)".to_owned(),
-        "gpu" => "memory of the device".to_owned(),
+        "mem_group" => format!("memory of group-{layer}"),
+        "payload_group" => format!("payload of group-{layer}"),
+        "z_group" => format!("replicas of group-{layer}"),
+        "spec_group" => format!("memory of group-{layer} (not an allowed size)"),
+        "vcpus_group" => format!("vCPUs of group-{layer} (not an allowed number)"),
+        "vcpus_main" => "vCPUs of the main function (not an allowed number)".to_owned(),
+        "gpu" => "GPU memory".to_owned(),
         "main" => "memory of the main function".to_owned(),
         "mem" => format!("memory of layer {layer}'s remote function"),
         "payload" => format!("payload of layer {layer}"),
         "z" => format!("replicas of layer {layer}"),
-        "spec_main" => "size of the main function (not in its list)".to_owned(),
-        "spec" => format!("size of layer {layer}'s remote function (not in its list)"),
+        "spec_main" => "memory of the main function (not an allowed size)".to_owned(),
+        "spec" => format!("memory of layer {layer}'s remote function (not an allowed size)"),
         _ => limit.to_owned(),
     }
 }
@@ -104,6 +104,7 @@ mod tests {
     #[test]
     fn limits_are_named_with_their_layer() {
         assert_eq!(limit_name("mem12"), "memory of layer 12's remote function");
+        assert_eq!(limit_name("mem_group3"), "memory of group-3");
         assert_eq!(limit_name("ttft"), "time to first token");
     }
 }

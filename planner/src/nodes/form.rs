@@ -178,7 +178,7 @@ impl Rental {
             ("top_k", model.top_k, MOST_TOP_K.min(model.experts)),
         ] {
             if !(1..=most).contains(&value) {
-                return Err(FieldError::new(field, format!("is {value}, nodes are planned for 1 to {most}")));
+                return Err(FieldError::new(field, format!("is {value}, expected 1 to {most}")));
             }
         }
         if !(1..=MOST_SHAPES).contains(&self.shapes.len()) {
@@ -201,7 +201,8 @@ impl Rental {
         if let Some(arrivals) = &self.arrivals {
             check_arrivals(arrivals)?;
             if arrivals.idle_seconds.is_some() && self.starts.is_none() {
-                let message = "is missing: nodes that go after arrivals.idle_seconds are loaded again";
+                let message = "is missing: arrivals.idle_seconds needs the times of a start; add it, \
+                               or leave idle_seconds out";
                 return Err(FieldError::new("starts", message));
             }
         }
@@ -214,8 +215,10 @@ impl Rental {
             let sum: f64 = usage.iter().sum();
             let possible = usage.iter().all(|share| *share >= 0.0) && (sum - 1.0).abs() < 1e-3;
             if usage.len() != model.experts || !possible {
-                let message =
-                    format!("has {} shares with a sum of {sum}, expected one per expert", usage.len());
+                let (shares, experts) = (usage.len(), model.experts);
+                let message = format!(
+                    "has {shares} shares with a sum of {sum}, expected {experts} from 0 up with a sum of 1"
+                );
                 return Err(FieldError::new("usage", message));
             }
         }

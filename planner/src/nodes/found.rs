@@ -2,6 +2,7 @@
 //! way.
 
 use super::compiled::{Compiled, Device, Times};
+use crate::verdict::Way;
 use serde::Serialize;
 
 /// Where the parts of a model are.
@@ -38,17 +39,23 @@ impl Arrangement {
         !matches!(self, Self::Gpu | Self::Fetch)
     }
 
-    /// What it means, for people.
+    /// Returns the way to serve that this is on nodes.
+    #[must_use]
+    pub fn way(self) -> Way {
+        match self {
+            Self::Gpu => Way::Gpu,
+            Self::Cpu => Way::Cpu,
+            Self::Mix => Way::Mix,
+            Self::Fetch => Way::Fetch,
+            Self::Layers => Way::Layers,
+            Self::Sliced => Way::Sliced,
+        }
+    }
+
+    /// Returns the name in words, the same as that of [`Self::way`].
     #[must_use]
     pub fn meaning(self) -> &'static str {
-        match self {
-            Self::Gpu => "everything on the GPUs of a node",
-            Self::Cpu => "everything on the CPUs of a node",
-            Self::Mix => "experts on the CPUs and the rest on the GPUs of a node",
-            Self::Fetch => "experts moved to the GPUs of a node when they are used",
-            Self::Layers => "a remote function per layer",
-            Self::Sliced => "remote groups with a slice of every layer",
-        }
+        self.way().name()
     }
 }
 

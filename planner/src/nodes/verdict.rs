@@ -113,7 +113,7 @@ pub(super) fn verdict(compiled: &Compiled<'_>, all: &[(Arrangement, Best)]) -> N
 
 fn sentence(rivals: &[RivalNodes], best: Option<&RivalNodes>) -> String {
     let Some(best) = best else {
-        return "Nothing on this list keeps the limits: raise them, or list other nodes.".to_owned();
+        return "No nodes on this list meet the limits; raise the limits, or list other nodes.".to_owned();
     };
     let cost = |rival: &RivalNodes| money(rival.order());
     let pays = best.name.is_remote();
@@ -122,18 +122,18 @@ fn sentence(rivals: &[RivalNodes], best: Option<&RivalNodes>) -> String {
     let place = place(&best.nodes);
     match (pays, other) {
         (true, Some(other)) => format!(
-            "Remote experts pay: {place} for {} an hour, {} less than the next best, {} ({}).",
+            "Remote experts pay: {place} for {} per hour, {} less than the next best, {} ({}).",
             cost(best),
             less(best, other),
             other.name.meaning(),
             cost(other),
         ),
         (true, None) => format!(
-            "Remote experts pay: {place} for {} an hour; nothing else on this list keeps the limits.",
+            "Remote experts pay: {place} for {} per hour; nothing else on this list meets the limits.",
             cost(best)
         ),
         (false, Some(other)) => format!(
-            "Remote experts do not pay here: {} ({place}) costs {} an hour, {} less than {} ({}).",
+            "Remote experts do not pay: {} ({place}) at {} per hour, {} less than {} ({}).",
             best.name.meaning(),
             cost(best),
             less(best, other),
@@ -141,7 +141,7 @@ fn sentence(rivals: &[RivalNodes], best: Option<&RivalNodes>) -> String {
             cost(other),
         ),
         (false, None) => format!(
-            "Remote experts do not pay here: {} ({place}) costs {} an hour, and no remote experts keep the limits.",
+            "Remote experts do not pay: {} ({place}) at {} per hour; no plan with them meets the limits.",
             best.name.meaning(),
             cost(best),
         ),
@@ -212,15 +212,15 @@ impl Compiled<'_> {
         let name = |shape: usize| &self.shapes[shape].node.name;
         match miss {
             Miss::Absent(why) => (*why).to_owned(),
-            Miss::Count => "the nodes that the list allows (max) are too few".to_owned(),
+            Miss::Count => "the list allows too few nodes (max)".to_owned(),
             Miss::Memory { shape, what, needed, usable } => format!(
-                "{what}: {} needed, {} has {} beside its reserve",
+                "{what}: needs {}, {} has {} after its reserve",
                 amount("main", *needed),
                 name(*shape),
                 amount("main", *usable),
             ),
             Miss::Slow { shape, limit, value, allowed } => format!(
-                "{}: {} at best (on {}), {} allowed",
+                "{}: at least {} (on {}), limit {}",
                 limit_name(limit),
                 amount(limit, *value),
                 name(*shape),
@@ -302,12 +302,12 @@ impl Compiled<'_> {
 
 fn words(cause: FlipCause, at: f64, best: Arrangement) -> String {
     let change = match cause {
-        FlipCause::TpotSeconds => format!("with a limit of {} per output token", amount("tpot", at)),
-        FlipCause::GpuPriceFactor => format!("with nodes with GPUs at {at:.2} times their price"),
+        FlipCause::TpotSeconds => format!("with a TPOT limit of {}", amount("tpot", at)),
+        FlipCause::GpuPriceFactor => format!("with GPU nodes at {at:.2} times their price"),
         FlipCause::ModelSizeFactor => format!("with a model of {at:.2} times the size"),
     };
     match best.is_remote() {
-        true => format!("{change} remote experts would pay"),
-        false => format!("{change} the cheapest would be {}", best.meaning()),
+        true => format!("{change}, remote experts pay"),
+        false => format!("{change}, the cheapest is {}", best.meaning()),
     }
 }

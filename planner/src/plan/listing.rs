@@ -40,7 +40,8 @@ pub(crate) fn parse(text: &str, experts: &[usize], ids: &[u32]) -> Result<Vec<Ve
         let shown: String = part.chars().take(100).collect();
         let wrong = |why: String| NotAListing(format!("{shown:?} {why}"));
         let form = || {
-            wrong("is not of the form LAYER:ID, LAYER:FIRST-LAST or a further ID of that layer".to_owned())
+            let expected = "LAYER:ID, LAYER:FIRST-LAST, or a further ID of the same layer";
+            wrong(format!("is invalid, expected {expected}"))
         };
         let range = match part.split_once(':') {
             Some((layer, range)) => {
@@ -52,8 +53,8 @@ pub(crate) fn parse(text: &str, experts: &[usize], ids: &[u32]) -> Result<Vec<Ve
         let layer = current.ok_or_else(form)?;
         let Some((layer, most)) = position(layer).and_then(|at| Some((at, experts.get(at)?))) else {
             let named = match ids.len() == experts.len() {
-                true => format!("the plan names layers {ids:?}"),
-                false => format!("there are layers 0 to {}", experts.len() - 1),
+                true => format!("expected one of {ids:?}"),
+                false => format!("expected 0 to {}", experts.len() - 1),
             };
             return Err(wrong(format!("names layer {layer}, {named}")));
         };
@@ -61,7 +62,8 @@ pub(crate) fn parse(text: &str, experts: &[usize], ids: &[u32]) -> Result<Vec<Ve
         let id = |digits: &str| digits.trim().parse::<u32>().map_err(|_| form());
         let (first, last) = (id(first)?, id(last)?);
         if first > last || last as usize >= *most {
-            return Err(wrong(format!("is no range of the layer's experts 0 to {}", most - 1)));
+            let message = format!("is invalid, expected a range of the layer's experts 0 to {}", most - 1);
+            return Err(wrong(message));
         }
         if read[layer].iter().any(|known| (first..=last).contains(known)) {
             return Err(wrong("lists an expert twice".to_owned()));
@@ -95,9 +97,9 @@ mod tests {
     #[test]
     fn what_is_no_listing_is_named() {
         for (text, why) in [
-            ("3", "form"),
-            ("0:a", "form"),
-            ("9:1", "layers 0 to 1"),
+            ("3", "expected LAYER:ID"),
+            ("0:a", "expected LAYER:ID"),
+            ("9:1", "layer 9, expected 0 to 1"),
             ("0:8", "experts 0 to 7"),
             ("0:5-4", "experts 0 to 7"),
             ("0:1-3,2", "twice"),

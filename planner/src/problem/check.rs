@@ -46,7 +46,7 @@ impl Problem {
     /// The first field with a value that cannot be.
     pub fn check(&self) -> Checked {
         if self.version != 1 {
-            let message = format!("is {}, this planner knows version 1", self.version);
+            let message = format!("is {}, expected 1", self.version);
             return Err(FieldError::new("version", message));
         }
         check_request(&self.request)?;
@@ -91,7 +91,7 @@ impl Problem {
         let most = self.layers.iter().map(|layer| layer.experts as usize).max().unwrap_or(0);
         if most * self.layers.len() > MAX_CELLS {
             let message = format!(
-                "are {} with up to {most} experts each, more than {MAX_CELLS} in all; plan for fewer",
+                "are {} with up to {most} experts each, expected at most {MAX_CELLS} in all; plan for fewer",
                 self.layers.len()
             );
             return Err(FieldError::new("layers", message));
@@ -139,7 +139,8 @@ impl Problem {
         let options = self.specs.remote.count() * f64::from(replicas);
         if options > MAX_OPTIONS {
             let message = format!(
-                "makes {options} options with {replicas} replicas, more than {MAX_OPTIONS}; take larger steps"
+                "makes {options} options with {replicas} replicas, expected at most {MAX_OPTIONS}; \
+                 use larger steps"
             );
             return Err(FieldError::new("specs.remote.step_bytes", message));
         }
@@ -155,17 +156,16 @@ impl Problem {
             between(format_args!("{name}.max"), range.max, LEAST_VCPUS, MAX_VCPUS)?;
             between(format_args!("{name}.step"), range.step, LEAST_VCPUS, MAX_VCPUS)?;
             if range.max < range.min {
-                let message =
-                    format!("is {}, below min {}; no number of vCPUs is left", range.max, range.min);
+                let message = format!("is {}, expected at least min {}", range.max, range.min);
                 return Err(FieldError::new(format!("{name}.max"), message));
             }
             if range.count() > MAX_SIZES {
                 let message =
-                    format!("makes {} sizes, more than {MAX_SIZES}; take larger steps", range.count());
+                    format!("makes {} sizes, expected at most {MAX_SIZES}; use larger steps", range.count());
                 return Err(FieldError::new(format!("{name}.step"), message));
             }
             if self.pricing.cpu_per_core_second.is_none() {
-                let message = format!("is missing beside {name}; add what a vCPU costs");
+                let message = format!("is missing beside {name}; add the price of a vCPU");
                 return Err(FieldError::new("pricing.cpu_per_core_second", message));
             }
         }
@@ -180,7 +180,7 @@ impl Problem {
         if self.cpu_quotas
             && let Some((name, _)) = specs.iter().find(|(_, range)| range.is_none())
         {
-            return Err(FieldError::new(*name, "is missing beside cpu_quotas; add which vCPUs there may be"));
+            return Err(FieldError::new(*name, "is missing beside cpu_quotas; add the range of vCPUs"));
         }
         Ok(())
     }
@@ -229,7 +229,7 @@ pub(crate) fn check_request(request: &Request) -> Checked {
         let Some(most) = most else { continue };
         between(field, most, 0.0, MAX_TOKENS)?;
         if most < typical {
-            let message = format!("is {most}, below the typical {typical} tokens; raise it");
+            let message = format!("is {most}, expected at least the typical {typical} tokens; raise it");
             return Err(FieldError::new(field, message));
         }
     }
@@ -254,7 +254,7 @@ fn check_layer(layer: &Layer, device: Device) -> Checked {
     count("top_k", layer.top_k, MAX_EXPERTS)?;
     if layer.top_k > layer.experts {
         let message =
-            format!("is {}, more than the layer's {} experts; lower it", layer.top_k, layer.experts);
+            format!("is {}, expected at most the layer's {} experts; lower it", layer.top_k, layer.experts);
         return Err(FieldError::new("top_k", message));
     }
     above_zero("expert_bytes", layer.expert_bytes)?;
@@ -274,7 +274,7 @@ fn check_layer(layer: &Layer, device: Device) -> Checked {
     if let Some(profile) = &layer.cpu_nonexpert_seconds {
         cpu_profile("cpu_nonexpert_seconds", profile)?;
     } else if device == Device::Cpu {
-        let message = "is missing: on device cpu these are the times of the non-expert part; add it";
+        let message = "is missing: device cpu takes the times of the non-expert part from it; add it";
         return Err(FieldError::new("cpu_nonexpert_seconds", message));
     }
     if let Some(profile) = &layer.cpu_context_seconds {
@@ -303,7 +303,7 @@ fn check_recorded(field: &str, times: &[f64]) -> Checked {
         before = *time;
     }
     if times.first() == times.last() {
-        let message = format!("has only the time {before}, which says nothing of how often requests come");
+        let message = format!("has only the time {before}, expected at least 2 different times");
         return Err(FieldError::new(field, message));
     }
     Ok(())
@@ -325,7 +325,7 @@ fn check_pricing(pricing: &Pricing) -> Checked {
         Some(value) => {
             price("pricing.cpu_per_core_second", value)?;
             if pricing.memory_per_gb_second.is_none() {
-                let message = "is missing beside cpu_per_core_second; add what memory costs";
+                let message = "is missing beside cpu_per_core_second; add the price of memory";
                 return Err(FieldError::new("pricing.memory_per_gb_second", message));
             }
         }
@@ -362,11 +362,12 @@ fn check_sizes(name: &str, sizes: &SizeRange) -> Checked {
     between(format_args!("{name}.max_bytes"), sizes.max_bytes, 1.0, LARGEST)?;
     between(format_args!("{name}.step_bytes"), sizes.step_bytes, 1.0, LARGEST)?;
     if sizes.max_bytes < sizes.min_bytes {
-        let message = format!("is {}, below min_bytes {}; no size is left", sizes.max_bytes, sizes.min_bytes);
+        let message = format!("is {}, expected at least min_bytes {}", sizes.max_bytes, sizes.min_bytes);
         return Err(FieldError::new(format!("{name}.max_bytes"), message));
     }
     if sizes.count() > MAX_SIZES {
-        let message = format!("makes {} sizes, more than {MAX_SIZES}; take larger steps", sizes.count());
+        let message =
+            format!("makes {} sizes, expected at most {MAX_SIZES}; use larger steps", sizes.count());
         return Err(FieldError::new(format!("{name}.step_bytes"), message));
     }
     Ok(())
@@ -374,7 +375,7 @@ fn check_sizes(name: &str, sizes: &SizeRange) -> Checked {
 
 fn check_shares(field: &str, shares: &[f64], experts: usize) -> Checked {
     if shares.len() != experts {
-        let message = format!("has {} shares, the layer {experts} experts", shares.len());
+        let message = format!("has {} shares, expected {experts}: one per expert", shares.len());
         return Err(FieldError::new(field, message));
     }
     for (expert, share) in shares.iter().enumerate() {
@@ -408,12 +409,12 @@ fn cpu_profile(name: &str, profile: &CpuProfile) -> Checked {
     ascending(&format!("{name}.tokens"), &profile.tokens)?;
     let (rows, columns) = (profile.tokens.len(), profile.vcpus.len());
     if profile.seconds.len() != rows {
-        let message = format!("has {} rows, tokens {rows}", profile.seconds.len());
+        let message = format!("has {} rows, expected {rows}: one per entry of tokens", profile.seconds.len());
         return Err(FieldError::new(format!("{name}.seconds"), message));
     }
     for (index, row) in profile.seconds.iter().enumerate() {
         if row.len() != columns {
-            let message = format!("has {} columns, vcpus {columns}", row.len());
+            let message = format!("has {} columns, expected {columns}: one per entry of vcpus", row.len());
             return Err(FieldError::new(format!("{name}.seconds[{index}]"), message));
         }
         for (column, seconds) in row.iter().enumerate() {
@@ -426,7 +427,8 @@ fn cpu_profile(name: &str, profile: &CpuProfile) -> Checked {
 fn gpu_profile(name: &str, profile: &GpuProfile) -> Checked {
     ascending(&format!("{name}.tokens"), &profile.tokens)?;
     if profile.seconds.len() != profile.tokens.len() {
-        let message = format!("has {} entries, tokens {}", profile.seconds.len(), profile.tokens.len());
+        let (have, want) = (profile.seconds.len(), profile.tokens.len());
+        let message = format!("has {have} entries, expected {want}: one per entry of tokens");
         return Err(FieldError::new(format!("{name}.seconds"), message));
     }
     for (index, seconds) in profile.seconds.iter().enumerate() {
@@ -460,7 +462,7 @@ fn one_per_layer(field: &str, rows: usize, layers: usize) -> Checked {
     if rows == layers {
         return Ok(());
     }
-    Err(FieldError::new(field, format!("has {rows} entries, the problem {layers} layers")))
+    Err(FieldError::new(field, format!("has {rows} entries, expected {layers}: one per layer")))
 }
 
 fn count(field: &str, value: u32, most: u32) -> Checked {
@@ -472,7 +474,7 @@ fn count(field: &str, value: u32, most: u32) -> Checked {
 
 fn price(field: &str, value: f64) -> Checked {
     if value == 0.0 {
-        let message = "is 0: every plan would cost the same; state what the memory costs";
+        let message = "is 0: all plans would cost the same; state the price of memory";
         return Err(FieldError::new(field, message));
     }
     between(field, value, SMALLEST, LARGEST)

@@ -488,7 +488,7 @@ impl Problem {
     pub fn from_json(text: &str) -> Result<Self, FieldError> {
         let mut parser = serde_json::Deserializer::from_str(text);
         let problem: Self = serde_path_to_error::deserialize(&mut parser).map_err(FieldError::from_json)?;
-        parser.end().map_err(|error| FieldError::new("", format!("is not valid: {error}")))?;
+        parser.end().map_err(|error| FieldError::new("", format!("invalid JSON: {error}")))?;
         problem.check()?;
         Ok(problem)
     }

@@ -283,7 +283,7 @@ impl<'p> Model<'p> {
     /// Fails where there is no prediction.
     pub(crate) fn with_prediction(problem: &'p Problem) -> Result<Self, FieldError> {
         if problem.prediction.is_none() {
-            let message = "is missing: only pre-allocation does without; add one row of shares per layer";
+            let message = "is missing: only preallocation works without it; add one row of shares per layer";
             return Err(FieldError::new("prediction", message));
         }
         Ok(Self::new(problem))

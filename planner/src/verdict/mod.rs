@@ -57,16 +57,25 @@ impl Way {
         matches!(self, Self::Sliced | Self::Layers)
     }
 
-    /// In words.
+    /// Returns the name that every report, page and error prints.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Self::Sliced => "remote experts in slices",
-            Self::Layers => "remote experts layer by layer",
-            Self::Mix => "all experts beside the main function",
+            Self::Sliced => "remote experts in groups",
+            Self::Layers => "remote experts by layer",
+            Self::Mix => "experts on the main function's CPUs",
             Self::Cpu => "everything on CPUs",
-            Self::Gpu => "everything on the GPU",
-            Self::Fetch => "experts moved to the GPU when they are used",
+            Self::Gpu => "everything on GPUs",
+            Self::Fetch => "experts fetched to the GPU on use",
+        }
+    }
+
+    /// Returns the name as one of [`Baselines`], where fetching takes no time.
+    #[must_use]
+    pub fn baseline_name(self) -> &'static str {
+        match self {
+            Self::Fetch => "experts fetched to the GPU on use (instant transfers)",
+            other => other.name(),
         }
     }
 }
@@ -98,8 +107,8 @@ impl Rival {
     #[must_use]
     pub fn price(&self) -> String {
         match (self.comes, self.dollars_per_hour, self.dollars_per_request) {
-            (true, Some(hourly), _) => format!("{} an hour", dollars(hourly)),
-            (false, _, Some(each)) => format!("{} for a million requests", dollars(each * 1e6)),
+            (true, Some(hourly), _) => format!("{} per hour", dollars(hourly)),
+            (false, _, Some(each)) => format!("{} per million requests", dollars(each * 1e6)),
             _ => String::new(),
         }
     }
@@ -115,14 +124,15 @@ pub(crate) fn rivals(
     let limits = &model.problem.limits;
     let sliced = match limits.max_groups {
         Some(_) => planned(Way::Sliced, plans.sliced.as_ref()),
-        None => absent(Way::Sliced, "not asked for: the problem states no limits.max_groups"),
+        None => absent(Way::Sliced, "not evaluated: limits.max_groups is not set"),
     };
     let experts = model.local_expert_bytes(&vec![0; model.layers.len()]);
     let most = amount("main", model.problem.specs.main.largest());
-    let none_fits =
-        |needed: f64| format!("no main function holds {}: they have up to {most}", amount("main", needed));
+    let none_fits = |needed: f64| {
+        format!("no main function has {} of memory; the largest has {most}", amount("main", needed))
+    };
     let on_main = none_fits(experts + model.main_base());
-    let no_gpu = "the problem does not say what experts take on a GPU".to_owned();
+    let no_gpu = "missing GPU times of experts (gpu_expert_seconds)".to_owned();
     let gpu_times = model.problem.layers.iter().all(|layer| layer.gpu_expert_seconds.is_some());
     let of_gpu = |way, found: Option<&Baseline>, fits: String| {
         baseline(way, found, model, if gpu_times { fits } else { no_gpu.clone() })
@@ -130,16 +140,16 @@ pub(crate) fn rivals(
     let cpu_times = model.problem.layers.iter().all(|layer| layer.cpu_nonexpert_seconds.is_some());
     let on_cpus = match cpu_times {
         true => none_fits(experts + model.gpu_bytes + model.problem.runtime_bytes),
-        false => "the problem does not say what the rest takes on CPUs".to_owned(),
+        false => "missing CPU times of the non-expert part (cpu_nonexpert_seconds)".to_owned(),
     };
     let of_cpus = match model.problem.device {
         Device::Gpu => baseline(Way::Cpu, baselines.cpu.as_ref(), model, on_cpus),
-        Device::Cpu => absent(Way::Cpu, "the same as all experts beside the main function: there is no GPU"),
+        Device::Cpu => absent(Way::Cpu, &format!("same as {}: no GPU", Way::Mix.name())),
     };
     let fetch = fetch_with_moves(model, unsplit);
     let moves = match model.problem.swap_seconds.per_token > 0.0 {
         true => on_main.clone(),
-        false => "the problem does not say how fast host and GPU exchange".to_owned(),
+        false => "missing bandwidth between host and GPU (swap_seconds.per_token)".to_owned(),
     };
     let mut all = vec![
         sliced,
@@ -154,7 +164,7 @@ pub(crate) fn rivals(
         if let Some(cost) = rival.dollars_per_request.filter(|_| rival.feasible) {
             let above = cost / least - 1.0;
             rival.why = match rival.name == name {
-                true => "the cheapest that keeps every limit".to_owned(),
+                true => "cheapest that meets all limits".to_owned(),
                 false => format!("costs {:.1} % more than the best", above * 100.0),
             };
         }
@@ -181,17 +191,18 @@ impl Verdict {
         let mut sentence = first_sentence(&rivals, found.map(|(way, _)| way));
         let would: Vec<&str> = turns.iter().map(|turn| turn.words.as_str()).collect();
         if !would.is_empty() {
-            let then = if pays { "They would not with" } else { "They would with" };
-            sentence = format!("{sentence} {then} {}.", would.join(", or with "));
+            sentence = format!("{sentence} This changes with {}.", would.join(", or with "));
         } else if asked && found.is_some() && undecided.is_empty() {
-            sentence.push_str(" No other size, limit per token, rate or GPU price by itself turns that, of those tried up to a factor of 64.");
+            sentence.push_str(
+                " No tried change of one figure (request rate, TPOT limit, expert size, GPU price), \
+                 by up to a factor of 64, changes this.",
+            );
         }
         let unknown: Vec<&str> = undecided.iter().map(|cause| cause.name()).collect();
         if !unknown.is_empty() {
-            let names = unknown.join(" or ");
-            sentence = format!(
-                "{sentence} Whether another {names} would turn that takes more work to find out than is allowed."
-            );
+            let names = unknown.join(", ");
+            sentence =
+                format!("{sentence} Unknown for changes of {names}: the search exceeds its work limit.");
         }
         Self { pays, sentence, best: found.map(|(way, _)| way), rivals, turns, undecided }
     }
@@ -206,7 +217,7 @@ fn first_sentence(rivals: &[Rival], best: Option<Way>) -> String {
         rival.map_or_else(String::new, Rival::price)
     };
     let Some(best) = best else {
-        return "Nothing keeps the limits, with or without remote experts.".to_owned();
+        return "No placement meets the limits, with or without remote experts.".to_owned();
     };
     let of = |remote: bool| {
         let others: Vec<Rival> =
@@ -219,7 +230,7 @@ fn first_sentence(rivals: &[Rival], best: Option<Way>) -> String {
         (true, Some((other, theirs))) => {
             let saved = 100.0 * (1.0 - cost(best).unwrap_or(theirs) / theirs);
             format!(
-                "Remote experts pay here: {} at {}, {saved:.0} % less than {} at {}.",
+                "Remote experts pay: {} at {}, {saved:.0} % less than {} at {}.",
                 best.name(),
                 price(best),
                 other.name(),
@@ -227,14 +238,14 @@ fn first_sentence(rivals: &[Rival], best: Option<Way>) -> String {
             )
         }
         (true, None) => format!(
-            "Remote experts pay here: {} at {}; no way without them keeps the limits.",
+            "Remote experts pay: {} at {}; no placement without them meets the limits.",
             best.name(),
             price(best)
         ),
         (false, Some((other, theirs))) => {
             let more = 100.0 * (theirs / cost(best).unwrap_or(theirs) - 1.0);
             format!(
-                "Remote experts do not pay here: {} at {}; with them it is {more:.0} % more ({} at {}).",
+                "Remote experts do not pay: {} at {}; with remote experts {more:.0} % more ({} at {}).",
                 best.name(),
                 price(best),
                 other.name(),
@@ -242,7 +253,7 @@ fn first_sentence(rivals: &[Rival], best: Option<Way>) -> String {
             )
         }
         (false, None) => format!(
-            "Remote experts do not pay here: {} at {}; no plan with them keeps the limits.",
+            "Remote experts do not pay: {} at {}; no plan with them meets the limits.",
             best.name(),
             price(best)
         ),
@@ -275,7 +286,7 @@ fn absent(name: Way, why: &str) -> Rival {
 
 fn planned(name: Way, found: Option<&Planned>) -> Rival {
     let Some(found) = found.filter(|found| found.plan.replicas() > 0) else {
-        return absent(name, "no such plan keeps the limits");
+        return absent(name, "no such plan meets the limits");
     };
     let Evaluation { prefill_seconds, decode_seconds, total_cost, life, .. } = &found.evaluation;
     Rival {
@@ -299,9 +310,9 @@ fn baseline(name: Way, found: Option<&Baseline>, model: &Model<'_>, missing: Str
         let (value, allowed) = match limit.as_str() {
             "ttft" => (found.ttft_seconds, model.ttft_limit),
             "tpot" => (found.tpot_seconds, model.tpot_limit),
-            _ => return format!("{} is not kept", limit_name(limit)),
+            _ => return format!("{}: limit exceeded", limit_name(limit)),
         };
-        format!("{} {}, {} allowed", limit_name(limit), amount(limit, value), amount(limit, allowed))
+        format!("{} {}, limit {}", limit_name(limit), amount(limit, value), amount(limit, allowed))
     });
     Rival {
         feasible: found.is_feasible(),

@@ -352,10 +352,10 @@ impl Cause {
     /// What is changed, in words.
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Self::ArrivalRate => "rate of requests",
+            Self::ArrivalRate => "request rate",
             Self::GpuPrice => "GPU price",
-            Self::ModelSize => "size of the experts",
-            Self::Tpot => "limit per output token",
+            Self::ModelSize => "expert size",
+            Self::Tpot => "TPOT limit",
         }
     }
 
@@ -364,13 +364,13 @@ impl Cause {
             Self::ArrivalRate => {
                 let rate = problem.arrivals.as_ref().map_or(0.0, crate::alive::mean_per_second) * factor;
                 let hourly = rounded_up(rate * 3600.0);
-                (rate * 3600.0, format!("{hourly} requests an hour"))
+                (rate * 3600.0, format!("{hourly} requests per hour"))
             }
             Self::GpuPrice => (factor, format!("a GPU that costs {factor:.2} times as much")),
             Self::ModelSize => (factor, format!("experts that are {factor:.2} times as large")),
             Self::Tpot => {
                 let at = problem.slo.tpot_seconds * factor;
-                (at, format!("a limit of {} per output token", seconds(at)))
+                (at, format!("a TPOT limit of {}", seconds(at)))
             }
         }
     }

@@ -27,7 +27,7 @@ impl<'a> TokenRoutes<'a> {
         let expected = (record.prompt.len() + record.steps as usize) * layers * top_k;
         PredictError::require_size("`experts` of a record", expected, experts.len())?;
         if experts.iter().any(|&expert| u32::from(expert) >= header.experts) {
-            let message = format!("the model has experts 0 to {}", header.experts - 1);
+            let message = format!("expected 0 to {}", header.experts - 1);
             return Err(PredictError::option("experts", "beyond the model", message));
         }
         Ok(Self { experts, layers, top_k })
@@ -71,7 +71,7 @@ impl Affinity {
     ) -> Result<Self, PredictError> {
         let (layers, experts) = (header.layers.len(), header.experts as usize);
         if distance == 0 || distance >= layers {
-            let message = format!("must be 1 to {}", layers.saturating_sub(1));
+            let message = format!("expected 1 to {}", layers.saturating_sub(1));
             return Err(PredictError::option("distance", distance, message));
         }
         let mut popularity = vec![0.0_f32; layers * experts];

@@ -50,7 +50,7 @@ impl GateLookahead {
         epsilon: f32,
     ) -> Result<Self, PredictError> {
         if hidden == 0 {
-            return Err(PredictError::option("hidden", hidden, "must be 1 or more"));
+            return Err(PredictError::option("hidden", hidden, "expected 1 or more"));
         }
         weights.check(hidden, experts)?;
         Ok(Self { weights, experts, top_k, epsilon })

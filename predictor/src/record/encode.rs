@@ -72,7 +72,7 @@ fn layout_of(header: &RecordHeader, record: &ActivationRecord) -> Result<Layout,
     header.check()?;
     let value = |field, message: &str| Err(RecordError::Value { field, message: message.to_owned() });
     if record.prompt.is_empty() {
-        return value("prompt", "is empty; a request has at least one token");
+        return value("prompt", "is empty, expected at least one token");
     }
     for (field, counts) in [("prefill", &record.prefill), ("decode", &record.decode)] {
         if counts.len() != header.cells() {
@@ -81,9 +81,11 @@ fn layout_of(header: &RecordHeader, record: &ActivationRecord) -> Result<Layout,
     }
     let positions = record.prompt.len() + record.steps as usize;
     match &record.experts {
-        None if header.tokens => return value("experts", "is missing, the header promises it (`tokens`)"),
+        None if header.tokens => {
+            return value("experts", "is missing, but the header announces it (`tokens`)");
+        }
         Some(_) if !header.tokens => {
-            return value("experts", "is there, the header says it is not (`tokens`)");
+            return value("experts", "is present, but the header does not announce it (`tokens`)");
         }
         Some(ids) => {
             let expected = positions * header.layers.len() * header.top_k as usize;
@@ -91,7 +93,7 @@ fn layout_of(header: &RecordHeader, record: &ActivationRecord) -> Result<Layout,
                 return Err(RecordError::Shape { field: "experts", expected, found: ids.len() });
             }
             if ids.iter().any(|&id| u32::from(id) >= header.experts) {
-                return value("experts", "names an expert that the model does not have");
+                return value("experts", "has an expert that the model lacks");
             }
         }
         None => {}

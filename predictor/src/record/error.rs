@@ -10,12 +10,13 @@ pub enum RecordError {
     Io(#[from] io::Error),
     /// The stream does not begin as a record file does.
     #[error(
-        "not a file of activation records: {0}; it must begin with the .npy header array that `remoe record` writes"
+        "invalid file of activation records: {0}; expected the .npy header array that `remoe record` writes"
     )]
     NotRecords(String),
     /// Written by a newer version.
     #[error(
-        "activation records of format version {found} cannot be read, this program reads version {supported}; update it or record again"
+        "cannot read activation records: format version {found}, expected {supported}; update this program, or record \
+         again"
     )]
     Version {
         /// Version of the file.
@@ -33,7 +34,7 @@ pub enum RecordError {
     },
     /// Records of another model, or made in another way.
     #[error(
-        "activation records are of another model: `{field}` is {found}, expected {expected}; keep one file per model"
+        "activation records of another model: `{field}` is {found}, expected {expected}; keep one file per model"
     )]
     OtherModel {
         /// Field of the header that differs.
@@ -44,7 +45,7 @@ pub enum RecordError {
         found: String,
     },
     /// A record does not have the form that its header promises.
-    #[error("activation record: field `{field}` holds {found} values, expected {expected}")]
+    #[error("activation record: field `{field}` has {found} values, expected {expected}")]
     Shape {
         /// Field of the record.
         field: &'static str,
@@ -62,7 +63,7 @@ pub enum RecordError {
         message: String,
     },
     /// A record or file would pass its limit.
-    #[error("{what} would take {bytes} bytes, the limit is {limit}; {remedy}")]
+    #[error("cannot write {what}: {bytes} bytes, limit {limit}; {remedy}")]
     TooLarge {
         /// `an activation record` or `the record file`.
         what: &'static str,

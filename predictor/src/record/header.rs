@@ -69,28 +69,25 @@ impl RecordHeader {
             || self.model.len() > 128
             || !self.model.bytes().all(|b| b.is_ascii_hexdigit())
         {
-            return wrong("model", "must be a fingerprint of at most 128 hexadecimal digits".to_owned());
+            return wrong("model", "expected a fingerprint of at most 128 hexadecimal digits".to_owned());
         }
         if self.layers.is_empty() || self.layers.len() > MAX_LAYERS {
             return wrong(
                 "layers",
-                format!("names {} layers, allowed are 1 to {MAX_LAYERS}", self.layers.len()),
+                format!("names {} layers, expected 1 to {MAX_LAYERS}", self.layers.len()),
             );
         }
         if !self.layers.is_sorted_by(|a, b| a < b) {
-            return wrong("layers", "must be ascending, each id once".to_owned());
+            return wrong("layers", "expected ascending ids, each once".to_owned());
         }
         if self.experts == 0 || self.experts > MAX_EXPERTS {
-            return wrong("experts", format!("is {}, allowed are 1 to {MAX_EXPERTS}", self.experts));
+            return wrong("experts", format!("is {}, expected 1 to {MAX_EXPERTS}", self.experts));
         }
         if self.top_k == 0 || self.top_k > self.experts {
-            return wrong(
-                "top_k",
-                format!("is {}, allowed are 1 to the {} experts", self.top_k, self.experts),
-            );
+            return wrong("top_k", format!("is {}, expected 1 to {} (experts)", self.top_k, self.experts));
         }
         if self.dtype.is_empty() || self.dtype.len() > 32 {
-            return wrong("dtype", "must name a type, for example bfloat16".to_owned());
+            return wrong("dtype", "expected a dtype such as bfloat16".to_owned());
         }
         Ok(())
     }
@@ -141,7 +138,7 @@ impl RecordHeader {
 
     pub(super) fn from_json(bytes: &[u8]) -> Result<Self, RecordError> {
         let unreadable =
-            |error: serde_json::Error| RecordError::NotRecords(quoted(format!("its header says {error}")));
+            |error: serde_json::Error| RecordError::NotRecords(quoted(format!("invalid header: {error}")));
         let preamble: Preamble = serde_json::from_slice(bytes).map_err(unreadable)?;
         if preamble.format != FORMAT {
             return Err(RecordError::NotRecords(format!(

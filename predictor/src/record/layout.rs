@@ -112,7 +112,7 @@ impl Layout {
                 what: "an activation record",
                 bytes,
                 limit: MAX_RECORD_BYTES,
-                remedy: "record it without the experts of every token, or with a shorter prompt",
+                remedy: "omit the experts of every token, or use a shorter prompt",
             });
         }
         Ok(bytes as usize)

@@ -28,7 +28,7 @@ pub fn merge<R: Read>(
     // All headers are compared before the first byte is written.
     let readers = sources.into_iter().map(Reader::new).collect::<Result<Vec<_>, _>>()?;
     let Some(header) = readers.first().map(|reader| reader.header().clone()) else {
-        return Err(RecordError::NotRecords("no file was named".to_owned()));
+        return Err(RecordError::NotRecords("missing input file".to_owned()));
     };
     readers.iter().try_for_each(|reader| header.require_same(reader.header()))?;
     let mut writer = RecordWriter::new(target, header, 0, max_bytes)?;

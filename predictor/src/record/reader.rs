@@ -89,7 +89,7 @@ impl<R: Read> Reader<R> {
         let data = PREFIX + dict;
         self.fill(data)?;
         let text = self.window().get(PREFIX..data).ok_or_else(|| refuse("it ends within its header"))?;
-        let length = header_length(text).ok_or_else(|| refuse("its first array is no JSON text"))?;
+        let length = header_length(text).ok_or_else(|| refuse("its first array is not JSON text"))?;
         if length > MAX_HEADER_JSON {
             return Err(refuse("its header is too long"));
         }

@@ -77,7 +77,7 @@ impl<W: Write> RecordWriter<W> {
                 what: "the record file",
                 bytes,
                 limit: self.max_bytes,
-                remedy: "go on in another file, files of one model can be merged",
+                remedy: "continue in another file; files of one model can be merged",
             });
         }
         self.target.write_all(&encoded)?;

@@ -76,17 +76,17 @@ impl TreeOptions {
     /// `alpha` is 0, `beta` is not above it, or a node could not fork.
     pub fn check(&self, alpha: usize) -> Result<(), PredictError> {
         if alpha == 0 {
-            return Err(PredictError::option("alpha", alpha, "must be 1 or more"));
+            return Err(PredictError::option("alpha", alpha, "expected 1 or more"));
         }
         if self.beta <= alpha {
             return Err(PredictError::option(
                 "beta",
                 self.beta,
-                format!("must be above alpha, which is {alpha}"),
+                format!("expected more than alpha, which is {alpha}"),
             ));
         }
         if !(2..=256).contains(&self.forks) {
-            return Err(PredictError::option("forks", self.forks, "must be 2 to 256"));
+            return Err(PredictError::option("forks", self.forks, "expected 2 to 256"));
         }
         Ok(())
     }
@@ -148,7 +148,7 @@ impl Tree {
     ) -> Result<Self, PredictError> {
         options.check(alpha)?;
         if clustering == Clustering::Pam && history.len() > pam::MAX_POINTS {
-            let limit = format!("full PAM is quadratic, it is done for at most {} prompts", pam::MAX_POINTS);
+            let limit = format!("expected at most {} prompts, as full PAM is quadratic", pam::MAX_POINTS);
             return Err(PredictError::option("clustering", "Pam", limit));
         }
         let slots: Vec<u32> = history.slots().collect();

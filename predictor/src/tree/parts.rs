@@ -108,7 +108,7 @@ impl Tree {
         for (slot, &leaf) in (0..).zip(&parts.leaves) {
             match nodes.get_mut(leaf as usize).map(|node| &mut node.content) {
                 Some(Content::Slots(slots)) => slots.push(slot),
-                _ => return Err(wrong(format!("prompt {slot} is in node {leaf}, which is no leaf"))),
+                _ => return Err(wrong(format!("prompt {slot} is in node {leaf}, which is not a leaf"))),
             }
         }
         PredictError::require_size("`tree.centre`", medoids.width(), centre.len())?;

@@ -227,11 +227,11 @@ fn records_without_the_form_of_their_header_are_refused() {
         encode_record(&header, &record).unwrap_err().to_string()
     };
     assert!(refused(|r| r.prompt.clear()).contains("`prompt`"));
-    assert!(refused(|r| r.prefill.truncate(1)).contains("`prefill` holds 1 values, expected 24"));
+    assert!(refused(|r| r.prefill.truncate(1)).contains("`prefill` has 1 values, expected 24"));
     assert!(refused(|r| r.decode.push(1)).contains("`decode`"));
     assert!(refused(|r| r.experts = None).contains("`experts`: is missing"));
     assert!(refused(|r| r.experts = Some(vec![0])).contains("expected 18"));
-    assert!(refused(|r| r.experts = Some(vec![8; 18])).contains("does not have"));
+    assert!(refused(|r| r.experts = Some(vec![8; 18])).contains("that the model lacks"));
     assert!(refused(|r| r.steps = 2).contains("expected 24"));
 }
 

@@ -85,7 +85,7 @@ fn prompts_that_cannot_be_are_refused() {
     let error = embedding.prompt_vector(&[1, support::VOCABULARY as u32]).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "token id 120 is not in the vocabulary of 120 tokens; was the prompt tokenised for another model?"
+        "invalid token id 120: the vocabulary has 120 tokens; tokenize the prompt for this model"
     );
 }
 

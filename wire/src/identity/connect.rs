@@ -63,7 +63,7 @@ impl Counterpart {
         }
         .ok_or_else(|| IdentityError::Role {
             found: shown.to_string(),
-            needed: if *self == Self::OwnMain { "remote function's" } else { "main function's" },
+            needed: if *self == Self::OwnMain { "a remote function" } else { "a main function" },
         })
     }
 }
@@ -140,7 +140,7 @@ impl Trust {
         if found == needed {
             return Ok(Line::Tls(Box::new(TlsStream::Client(stream))));
         }
-        let message = format!("{found} answers there, {needed} is needed");
+        let message = format!("identity mismatch: expected {needed}, got {found}");
         Err(io::Error::new(io::ErrorKind::PermissionDenied, message))
     }
 
@@ -203,7 +203,7 @@ impl tower::Service<Uri> for Connector {
         let trust = self.trust.clone();
         Box::pin(async move {
             let authority = uri.authority().map(|authority| authority.as_str());
-            let nowhere = || io::Error::new(io::ErrorKind::InvalidInput, format!("{uri} names no host"));
+            let nowhere = || io::Error::new(io::ErrorKind::InvalidInput, format!("missing host in {uri}"));
             let stream = TcpStream::connect(authority.ok_or_else(nowhere)?).await?;
             stream.set_nodelay(true)?;
             let line = match trust {

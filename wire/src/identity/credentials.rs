@@ -70,7 +70,7 @@ impl Credentials {
     /// One of them cannot be read, the key is another certificate's, or the certificate names no process.
     pub fn from_pem(certificate: &[u8], key: &[u8], authorities: &[u8]) -> Result<Self, IdentityError> {
         let chain = certificates("the certificate", certificate)?;
-        let first = chain.first().cloned().ok_or_else(|| unusable(&"there is none"))?;
+        let first = chain.first().cloned().ok_or_else(|| unusable(&"missing certificate"))?;
         let key = PrivateKeyDer::from_pem_slice(key)
             .map_err(|error| IdentityError::Pem { what: "the key", reason: error.to_string() })?;
         let identity = identity_of(&first)?;
@@ -79,7 +79,7 @@ impl Credentials {
             roots.add(authority).map_err(|error| unusable(&error))?;
         }
         if roots.is_empty() {
-            return Err(unusable(&"there is no authority"));
+            return Err(unusable(&"missing authority in the trust bundle"));
         }
         let authorities = Arc::new(roots);
         let clients = WebPkiClientVerifier::builder_with_provider(authorities.clone(), PROVIDER.clone());

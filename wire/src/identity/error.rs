@@ -15,7 +15,7 @@ pub enum IdentityError {
         source: io::Error,
     },
     /// A part of a certificate's files cannot be read.
-    #[error("{what} is not PEM: {reason}")]
+    #[error("cannot parse {what} as PEM: {reason}")]
     Pem {
         /// The certificate, the key or the authorities.
         what: &'static str,
@@ -23,22 +23,22 @@ pub enum IdentityError {
         reason: String,
     },
     /// The certificate, its key and its authorities do not go together.
-    #[error("the certificate cannot be used: {0}")]
+    #[error("cannot use the certificate: {0}")]
     Unusable(String),
     /// A name that is none of ours.
-    #[error("{found:?} is no name of a Remoe process, such as spiffe://remoe/NAMESPACE/UID/main")]
+    #[error("invalid identity {found:?}: expected a name such as spiffe://remoe/NAMESPACE/UID/main")]
     Name {
         /// What stands there.
         found: String,
     },
     /// A certificate has no name of ours, or several.
-    #[error("the certificate has {count} names spiffe://remoe/..; exactly one is needed")]
+    #[error("invalid certificate: expected one name spiffe://remoe/.., got {count}")]
     Names {
         /// How many it has.
         count: usize,
     },
     /// A name that is of ours, but not one that can be here.
-    #[error("the certificate is that of {found}, which is no {needed}")]
+    #[error("invalid certificate: expected that of {needed}, got that of {found}")]
     Role {
         /// Whose it is.
         found: String,

@@ -86,11 +86,11 @@ impl State {
         let Some(files) = read(folder).ok().filter(|files| *files != self.seen) else { return };
         match parse(&files) {
             Ok(credentials) => {
-                tracing::info!(identity = %credentials.identity(), "another certificate is in use");
+                tracing::info!(identity = %credentials.identity(), "certificate reloaded");
                 self.current = Arc::new(credentials);
             }
             Err(error) => {
-                tracing::warn!(%error, folder = %folder.display(), "the certificate before stays in use");
+                tracing::warn!(%error, folder = %folder.display(), "certificate reload failed: keeping the previous one");
             }
         }
         self.seen = files;

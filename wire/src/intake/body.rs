@@ -117,7 +117,7 @@ impl MessageReader {
                             self.fill(entry, ticket, bytes)?;
                         }
                         Some(Notice::Ended | Notice::Refused) => {
-                            return Poll::Ready(Some(Err(no_room("no room came free for it"))));
+                            return Poll::Ready(Some(Err(no_room("message budget exhausted"))));
                         }
                         None => {
                             ready!(look.as_mut().poll(context));
@@ -149,7 +149,7 @@ impl MessageReader {
                         return Poll::Pending;
                     }
                     self.peer.lost_message();
-                    return Poll::Ready(Some(Err(no_room("it was late while others waited for its room"))));
+                    return Poll::Ready(Some(Err(no_room("too slow while other messages waited"))));
                 }
             }
         }
@@ -163,7 +163,7 @@ impl MessageReader {
         let limit = self.intake.limits().message_bytes;
         if length > limit {
             return Err(Status::out_of_range(format!(
-                "a message of {length} bytes, the limit is {limit} bytes"
+                "message too large: {length} bytes, limit {limit} bytes"
             )));
         }
         let bytes = PREFIX + length;
@@ -180,7 +180,7 @@ impl MessageReader {
             }
             (_, Answer::Refused) => {
                 self.peer.lost_message();
-                return Err(no_room("its connection has its share already"));
+                return Err(no_room("share of this connection exhausted"));
             }
         }
         Ok(None)
@@ -193,7 +193,7 @@ impl MessageReader {
         let reserved = message.try_reserve_exact(bytes);
         message.extend_from_slice(&std::mem::take(&mut self.rest));
         self.state = State::Filling { entry, ticket, bytes, message };
-        reserved.map_err(|_| no_room("the system has no memory for it"))
+        reserved.map_err(|_| no_room("out of memory"))
     }
 
     /// Puts `data` behind what is left of the frame before. What is kept is a copy: a few bytes of a frame
@@ -248,11 +248,11 @@ fn data_of(frame: Option<Result<http_body::Frame<Bytes>, Status>>) -> Result<Opt
 }
 
 fn cut_off() -> Status {
-    Status::internal("the request ends within a message")
+    Status::internal("the request ended within a message")
 }
 
 fn no_room(why: &str) -> Status {
-    Status::resource_exhausted(format!("a message was not read: {why}; try again"))
+    Status::resource_exhausted(format!("message dropped: {why}; retry"))
 }
 
 /// As tonic takes a body: whole messages, which it need not keep parts of.

@@ -58,7 +58,7 @@ impl Door {
             // It left, as who only asks whether a port is open does.
             Ok(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => return None,
             Ok(Err(error)) => {
-                tracing::debug!(%error, "a connection is refused");
+                tracing::debug!(%error, reason = "handshake", "connection refused");
                 (self.refused)(Refusal::Handshake);
                 return None;
             }
@@ -69,7 +69,7 @@ impl Door {
         };
         let welcome = found == needed;
         if !welcome {
-            tracing::warn!(%found, %needed, "a connection is refused");
+            tracing::warn!(%found, %needed, reason = "identity", "connection refused");
             (self.refused)(Refusal::Identity);
         }
         Some((line, welcome))

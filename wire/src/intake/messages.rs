@@ -25,7 +25,7 @@ impl<T> Messages<T> {
     pub fn of<R>(request: &mut tonic::Request<R>) -> Result<Self, Status> {
         let inbound = request.extensions_mut().remove::<Arc<Inbound>>();
         let reader = inbound.and_then(|inbound| inbound.reader().take());
-        let reader = reader.ok_or_else(|| Status::internal("nobody reads this request"))?;
+        let reader = reader.ok_or_else(|| Status::internal("request without reader"))?;
         Ok(Self { reader, kind: PhantomData })
     }
 }
@@ -41,7 +41,7 @@ impl<T: prost::Message + Default> Stream for Messages<T> {
 
 fn decode<T: prost::Message + Default>(mut message: Bytes) -> Result<T, Status> {
     if message.first() != Some(&0) {
-        return Err(Status::unimplemented("messages are not compressed here"));
+        return Err(Status::unimplemented("compressed messages are not supported"));
     }
     // Fields refer to the message's bytes. Those of a small one lie in a larger buffer of the connection,
     // which they would keep.

@@ -165,7 +165,7 @@ impl Peer {
 }
 
 fn closed() -> io::Error {
-    io::Error::new(io::ErrorKind::ConnectionAborted, "closed for another connection")
+    io::Error::new(io::ErrorKind::ConnectionAborted, "connection closed in favour of another one")
 }
 
 /// What a request knows of its connection.

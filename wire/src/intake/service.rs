@@ -38,13 +38,13 @@ where
         let (mut head, body) = request.into_parts();
         let refused = |status: Status| Either::Left(ready(Ok(status.into_http())));
         let Some(PeerInfo(peer)) = head.extensions.get::<PeerInfo>().cloned() else {
-            return refused(Status::internal("the connection is not one of the intake's"));
+            return refused(Status::internal("unknown connection"));
         };
         if !peer.is_welcome() {
-            return refused(Status::permission_denied("this process does not answer to yours"));
+            return refused(Status::permission_denied("permission denied: identity not allowed here"));
         }
         if !self.intake.open_stream(&peer) {
-            return refused(Status::resource_exhausted("too many streams are open; try again"));
+            return refused(Status::resource_exhausted("too many open streams; retry later"));
         }
         let inbound = Inbound::new(MessageReader::new(body, self.intake.clone(), peer));
         head.extensions.insert(inbound.clone());

@@ -64,7 +64,7 @@ pub(super) fn measure(context: &Context, share: &Share) -> Result<Part> {
     let needed = (bytes as f64 * MEMORY_FACTOR) as u64 * (RATIOS.len() as u64 + 1);
     if available_memory() < needed {
         let why = format!(
-            "{:.1} GB of memory are needed, {:.1} are free; --layers takes fewer layers",
+            "expected {:.1} GB of free memory, got {:.1} GB; lower --layers",
             needed as f64 / 1e9,
             available_memory() as f64 / 1e9
         );
@@ -245,7 +245,7 @@ impl Configuration {
     fn decode(&mut self, deployment: &Deployment, index: usize, prompts: &[Prompt]) -> Result<Decoded> {
         let before = deployment.metrics()?;
         let measured = (0..ATTEMPTS).find_map(|_| deployment.decode(prompts).transpose());
-        let why = format!("{ATTEMPTS} times the streams hardly overlapped");
+        let why = format!("streams hardly overlapped in {ATTEMPTS} attempts");
         let decoded = measured.unwrap_or_else(|| Err(BenchError::new("measuring decoding", why)))?;
         self.speed[DECODE][index].push(decoded.rate);
         // Without remote experts there is nothing to wait for.

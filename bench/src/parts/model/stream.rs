@@ -49,7 +49,7 @@ pub(super) async fn complete(
         }
     }
     if tokens.len() != prompt.max_tokens {
-        let why = format!("{} tokens came, {} were asked for", tokens.len(), prompt.max_tokens);
+        let why = format!("expected {} tokens, got {}", prompt.max_tokens, tokens.len());
         return Err(BenchError::new("reading a stream", why));
     }
     Ok(tokens)

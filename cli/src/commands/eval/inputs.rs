@@ -92,7 +92,7 @@ impl Own {
         let checkpoint = Arc::new(source.open()?.checkpoint);
         let facts = checkpoint.inspect()?;
         if facts.moe_layers.is_empty() {
-            return Err(CliError::arguments("--model", "the model has no layer with experts to place"));
+            return Err(CliError::arguments("--model", "invalid --model: no layer with routed experts"));
         }
         let profile = args.profile.as_deref().map(|path| profile(path, &facts)).transpose()?;
         let recorded = (!args.records.is_empty()).then(|| {

@@ -80,8 +80,8 @@ impl MapReport {
         pairs.push(("models", names.collect::<Vec<_>>().join(", ")));
         pairs.push((
             "a cell",
-            "the cheapest way in dollars an hour, and what remote experts cost against the best way without; \
-             only: nothing else keeps the limits; none: no remote experts do"
+            "cheapest placement in $/hour, and the relative cost of remote experts; only: nothing else meets the \
+             limits; none: remote experts do not"
                 .to_owned(),
         ));
         let mut parts = vec![format!("Map of regimes\n{}", table::of_pairs(&pairs))];
@@ -115,9 +115,9 @@ impl MapReport {
     }
 
     fn gallery(&self) -> String {
-        let mut page = "# The map of regimes\n\nWho serves a model at the least cost, over how large it is and how \
-                        often it is asked. The numbers are in [tables.txt](tables.txt), [map.json](map.json) and a \
-                        CSV file beside each map; what they rest on is in the evaluation's own page.\n"
+        let mut page = "# The map of regimes\n\nThe cheapest placement over model sizes and request rates. The numbers \
+                        are in [tables.txt](tables.txt), [map.json](map.json) and a CSV file beside each map; their \
+                        assumptions are on the page of the evaluation.\n"
             .to_owned();
         for regime in &self.regimes {
             page += &format!(
@@ -143,10 +143,10 @@ fn summary(regime: &Regime) -> String {
     let paying: Vec<&Cell> = regime.cells.iter().filter(|cell| cell.pays()).collect();
     let only = paying.iter().filter(|cell| cell.saving.is_none()).count();
     let mut text = match (paying.len(), only) {
-        (0, _) => "Remote experts are nowhere the cheapest".to_owned(),
+        (0, _) => "Remote experts are the cheapest in no cell".to_owned(),
         (count, 0) => format!("Remote experts are the cheapest in {count} of {} cells", regime.cells.len()),
         (count, only) => format!(
-            "Remote experts are the cheapest in {count} of {} cells, in {only} of them because nothing else keeps the \
+            "Remote experts are the cheapest in {count} of {} cells, in {only} of them because nothing else meets the \
              limits",
             regime.cells.len()
         ),
@@ -154,21 +154,17 @@ fn summary(regime: &Regime) -> String {
     if let Some(cell) = regime.largest_saving()
         && let Some(saving) = cell.saving
     {
-        let how = if saving > 0.0 { "the most that they save" } else { "the least that they cost more" };
-        text += &format!(
-            "; {how} is {:.0} % ({}, {})",
-            100.0 * saving.abs(),
-            cell.model,
-            frequency(cell.per_day)
-        );
+        let how = if saving > 0.0 { "largest saving" } else { "smallest extra cost" };
+        text +=
+            &format!("; {how}: {:.0} % ({}, {})", 100.0 * saving.abs(), cell.model, frequency(cell.per_day));
     }
     text + "."
 }
 
 fn frequency(per_day: f64) -> String {
     match per_day {
-        1.0 => "1 request a day".to_owned(),
-        count => format!("{count} requests a day"),
+        1.0 => "1 request per day".to_owned(),
+        count => format!("{count} requests per day"),
     }
 }
 
@@ -197,7 +193,7 @@ fn against(cell: &Cell) -> String {
 fn regime_table(regime: &Regime) -> String {
     let columns: Vec<String> = PER_DAY.iter().map(|per_day| per_day.to_string()).collect();
     let header: Vec<&str> =
-        std::iter::once("requests a day").chain(columns.iter().map(String::as_str)).collect();
+        std::iter::once("requests per day").chain(columns.iter().map(String::as_str)).collect();
     let rows = regime.cells.chunks(PER_DAY.len()).map(|cells| {
         let name = cells.first().map_or_else(String::new, |cell| cell.model.clone());
         let shown = cells.iter().map(|cell| match cell.best {
@@ -239,14 +235,14 @@ fn picture(regime: &Regime) -> HeatMap<'_> {
         series: cell.best.and_then(|best| WAYS.iter().position(|way| *way == best)),
         lines: match cell.best {
             Some(best) => [word(best).to_owned(), against(cell)],
-            None => ["nothing".to_owned(), "keeps the limits".to_owned()],
+            None => ["nothing".to_owned(), "meets the limits".to_owned()],
         },
         framed: cell.pays(),
     };
     HeatMap {
         title: &regime.title,
-        subtitle: "the cheapest way; below it what remote experts cost against the best way without them",
-        x: "requests a day",
+        subtitle: "the cheapest placement; below it the relative cost of remote experts",
+        x: "requests per day",
         y: "model",
         columns: PER_DAY.iter().map(|per_day| per_day.to_string()).collect(),
         rows: regime
@@ -261,11 +257,11 @@ fn picture(regime: &Regime) -> HeatMap<'_> {
 
 fn meaning(way: Way) -> &'static str {
     match way {
-        Way::Sliced => "sliced: remote experts, part of every layer",
-        Way::Layers => "layers: remote experts layer by layer",
+        Way::Sliced => "sliced: remote experts in groups",
+        Way::Layers => "layers: remote experts by layer",
         Way::Mix => "mix: experts on the main function's CPUs",
         Way::Cpu => "cpu: everything on CPUs",
         Way::Gpu => "gpu: everything on GPUs",
-        Way::Fetch => "fetch: experts moved to GPUs when used",
+        Way::Fetch => "fetch: experts fetched to GPUs on use",
     }
 }

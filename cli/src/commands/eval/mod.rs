@@ -35,34 +35,32 @@ pub(crate) struct EvalArgs {
     /// Folder for the tables, and for every figure as CSV and SVG
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Prices as bills state them, in YAML or JSON [default: the paper's ratio on one list price]
+    /// Price list, in YAML or JSON [default: the paper's price ratio on one list price]
     #[arg(long, value_name = "FILE")]
     pricing: Option<PathBuf>,
-    /// A model to evaluate beside the published ones
+    /// Model to evaluate beside the published ones
     #[command(flatten)]
     source: Option<ModelArgs>,
-    /// What `remoe profile` measured for the model [default: the assumed machine]
+    /// Profile of the model from `remoe profile` [default: the assumed machine]
     #[arg(long, value_name = "FILE", requires = "model_source")]
     profile: Option<PathBuf>,
-    /// Recorded activations of the model, which 50 requests are taken from [default: drawn]; of several files each is
-    /// a workload of its own, too, when it comes to what predictions are worth, and so are all of them with one hour each
+    /// Activation records of the model; 50 requests are sampled from them [default: synthetic]. With several files,
+    /// `--only prediction` evaluates each file as a workload, and all of them in sequence, one hour each
     #[arg(long, value_name = "FILE", num_args = 1.., requires = "model_source")]
     records: Vec<PathBuf>,
-    /// Folder that `remoe predictor build` saved in [default: predictor, in the model's folder]
+    /// Folder of a predictor from `remoe predictor build` [default: MODEL/predictor]
     #[arg(long, value_name = "DIR", requires = "records")]
     predictor: Option<PathBuf>,
-    /// Nodes as they are sold (examples/nodes), for the map of who is cheapest over models and rates
+    /// Node list (examples/nodes), for the map of the cheapest placement over models and request rates
     #[arg(long, value_name = "FILE")]
     nodes: Option<PathBuf>,
-    /// Instead: the model's perplexity on this text, with its experts as they are computed and quantised to int8, int4
-    /// and MXFP4
+    /// Measure perplexity on this text instead, with experts in the compute dtype and quantised to int8, int4 and MXFP4
     #[arg(long, value_name = "FILE", requires = "model_source", conflicts_with_all = ["out", "pricing", "profile", "records", "nodes", "only"])]
     pub(crate) perplexity: Option<PathBuf>,
-    /// Files that state problems (see `remoe plan --problem`): what their plans are worth when figures are wrong, beside
-    /// those of the published models
+    /// Problem files (`remoe plan --problem`) for --only regret, beside the published models
     #[arg(long = "problem", value_name = "FILE", num_args = 1..)]
     problems: Vec<PathBuf>,
-    /// Only this [default: the figures, and the map where --nodes is given; the others only when asked]
+    /// Part to run [default: figures, and map with --nodes]
     #[arg(long, value_enum, value_name = "WHAT")]
     only: Option<Only>,
 }
@@ -77,11 +75,11 @@ enum Only {
     Figures,
     /// The map, at the prices of --pricing and on the nodes of --nodes
     Map,
-    /// What requests from --records cost, planned by each way to predict
+    /// Cost of requests from --records, planned with each predictor
     Prediction,
-    /// How replicas follow load that comes in bursts and changes its topic, beside fixed ones and concurrency alone
+    /// Autoscaling of replicas under bursts and topic changes, against fixed replicas and concurrency scaling
     Replicas,
-    /// What plans are worth when figures are wrong, beside the plan of whoever knows the true ones
+    /// Regret of plans under wrong figures, against the plan for the true figures
     Regret,
 }
 
@@ -103,15 +101,15 @@ struct Results {
 /// Runs every experiment, prints tables, writes files.
 pub(crate) fn run(args: &EvalArgs, as_json: bool) -> Result<(), CliError> {
     if args.only == Some(Only::Map) && args.nodes.is_none() && args.pricing.is_none() {
-        let message = "the map needs prices: name --pricing, --nodes or both";
+        let message = "missing --pricing or --nodes: --only map needs prices";
         return Err(CliError::arguments("--only", message));
     }
     if args.only == Some(Only::Prediction) && args.records.is_empty() {
-        let message = "requests to predict are needed: name the files of `remoe record`";
+        let message = "missing --records: --only prediction needs files of `remoe record`";
         return Err(CliError::arguments("--records", message));
     }
     if args.only != Some(Only::Regret) && !args.problems.is_empty() {
-        let message = "problems are planned for wrong figures: add --only regret";
+        let message = "cannot apply --problem: requires --only regret";
         return Err(CliError::arguments("--problem", message));
     }
     let inputs = Inputs::read(args)?;

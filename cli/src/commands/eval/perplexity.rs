@@ -75,13 +75,13 @@ pub(crate) async fn run(
     progress: &Arc<Progress>,
 ) -> Result<(), CliError> {
     let Some(source) = &args.source else {
-        return Err(CliError::arguments("--model", "whose perplexity is not said: name a model"));
+        return Err(CliError::arguments("--model", "missing --model: --perplexity needs a model"));
     };
     let text = planning::read("--perplexity", file)?;
     let mut answer = Perplexities { window: 0, tokens: 0, perplexity: Vec::new() };
     for (number, form) in (1..).zip(FORMS) {
         let wanted = wanted(source, form)?;
-        let tokens = prompt::tokens(&wanted.checkpoint, &text, false)?;
+        let tokens = prompt::tokens(&wanted.checkpoint, &text, false, "--perplexity")?;
         answer.window = WINDOW.min(wanted.inspection.served_context());
         let windows: Vec<&[u32]> = tokens
             .chunks(answer.window)
@@ -89,7 +89,8 @@ pub(crate) async fn run(
             .take(MOST_TOKENS / WINDOW)
             .collect();
         if windows.is_empty() {
-            return Err(CliError::arguments("--perplexity", "the text has less than two tokens"));
+            let message = "invalid --perplexity: expected a text of at least 2 tokens";
+            return Err(CliError::arguments("--perplexity", message));
         }
         let bar = bar(windows.len(), "windows");
         bar.set_message(format!("form {number} of {}", FORMS.len()));
@@ -140,12 +141,15 @@ async fn scores(
         let request =
             InspectRequest { prompt: Some(inspect_request::Prompt::Ids(ids)), hidden: false, scores: true };
         let reply = timeout(DEADLINE, client.inspect(request)).await;
-        let reply = reply.map_err(|_elapsed| CliError::runtime(format!("no answer within {DEADLINE:?}")))?;
+        let late =
+            |_elapsed| CliError::runtime(format!("cannot score a window: no answer within {DEADLINE:?}"));
+        let reply = reply.map_err(late)?;
         let scores = reply?.into_inner().scores;
         if scores.len() + 1 != window.len() {
             let (found, expected) = (scores.len(), window.len() - 1);
-            let message =
-                format!("the main function scored {found} of {expected} tokens; is it of this version?");
+            let message = format!(
+                "cannot score a window: expected {expected} scores, got {found}; update the main function"
+            );
             return Err(CliError::runtime(message));
         }
         all.extend(scores);

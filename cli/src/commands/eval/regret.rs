@@ -27,7 +27,7 @@ pub(super) fn measured(args: &EvalArgs, inputs: &Inputs) -> Result<Regret, CliEr
         let problem = Problem::from_json(&planning::read("--problem", path)?)
             .map_err(|error| planning::in_file("--problem", path, &error))?;
         if problem.prediction.is_none() {
-            let message = format!("{}: prediction is missing; plans need it", path.display());
+            let message = format!("{}: missing prediction; plans need it", path.display());
             return Err(CliError::arguments("--problem", message));
         }
         let name =
@@ -62,11 +62,11 @@ pub(super) fn text(regret: &Regret) -> String {
         figures().map(|which| row(which.0.named(which.1), Some(which))).collect();
     rows.push(row("all", None));
     let header = [
-        "the truth",
-        "cheapest plan breaks a limit",
+        "true figures",
+        "cheapest plan violates a limit",
         "regret, median",
         "most",
-        "sturdy plan breaks a limit",
+        "sturdy plan violates a limit",
         "regret, median",
         "most",
     ];
@@ -85,12 +85,12 @@ pub(super) fn text(regret: &Regret) -> String {
         "groups",
         "remote functions",
         "sturdy above cheapest",
-        "cheapest breaks a limit",
+        "cheapest violates a limit",
         "sturdy does",
     ];
     format!(
-        "== plans when figures are wrong ==\n{}\n\nregret: what a plan that keeps the limits costs more than the \
-         cheapest plan of the true figures; cases in which no plan keeps the limits are left out\n\n{}",
+        "== robustness to wrong figures ==\n{}\n\nregret: extra cost over the optimal plan for the true figures; cases \
+         without a feasible plan are excluded\n\n{}",
         table::with_header(&header, rows),
         table::with_header(&of_plans, plans.collect())
     )
@@ -153,8 +153,8 @@ fn picture(regret: &Regret) -> String {
         })
     });
     Bars {
-        title: "Plans when figures are wrong",
-        subtitle: "cases in which a plan breaks a limit that another plan would keep",
+        title: "Robustness to wrong figures",
+        subtitle: "cases in which a plan violates a limit that another plan would meet",
         label: "percent of the cases",
         series: PLANS.map(|(plan, _)| plan).to_vec(),
         bars: bars.filter(|bar| bar.segments.iter().any(|segment| segment.to > 0.0)).collect(),

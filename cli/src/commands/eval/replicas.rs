@@ -17,7 +17,7 @@ pub(super) fn text(ways: &[Scaled]) -> String {
         vec![way.name.to_owned(), format!("{:.1}", way.functions), median, p95, p99, percent(way.overloaded)]
     });
     let header = ["replicas", "functions", "wait, p50", "p95", "p99", "while overloaded"];
-    let title = "== replicas of 8 groups, bursts and changing topics (simulated): what tokens wait for the slowest group ==";
+    let title = "== replicas of 8 groups, bursts and changing topics (simulated): wait for the slowest group per token ==";
     format!("{title}\n{}", table::with_header(&header, rows.collect()))
 }
 

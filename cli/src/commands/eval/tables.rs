@@ -30,11 +30,11 @@ fn assumptions(of: &Assumptions) -> String {
             format!("GPUs of {} whole, {} per hour each", bytes(size), dollars(price * 3600.0))
         }
         (_, _, Some(price)) => format!("GPU memory {} per GB and hour", dollars(price * 3600.0)),
-        _ => "GPU memory at the CPU's price: none is given".to_owned(),
+        _ => "GPU memory at the CPU's price (no GPU price given)".to_owned(),
     };
     let billing = match pricing.billing {
-        Billing::Invocation => "remote functions cost while they work",
-        Billing::Reserved => "remote functions cost as long as a request takes",
+        Billing::Invocation => "remote functions are billed while they work",
+        Billing::Reserved => "remote functions are billed for the time of a request",
     };
     let cpu = machine.cpu;
     let gigabytes = |rate: f64| format!("{:.1} GB/s", rate / 1e9);
@@ -50,7 +50,7 @@ fn assumptions(of: &Assumptions) -> String {
         (
             "limits",
             format!(
-                "first token {}, each further one {}, warm; {} replicas, payload {}",
+                "TTFT {}, TPOT {}, warm; up to {} replicas, payload {}",
                 seconds(setting.slo.ttft_seconds),
                 seconds(setting.slo.tpot_seconds),
                 setting.limits.max_replicas,
@@ -60,23 +60,23 @@ fn assumptions(of: &Assumptions) -> String {
         (
             "requests",
             format!(
-                "{} of a class, {} decode steps; {} prompt tokens where nothing was recorded (500 characters)",
+                "{} of a class, {} decode steps; {} prompt tokens if not recorded (500 characters)",
                 of.requests, setting.decode_steps, of.input_tokens
             ),
         ),
         (
             "routing",
             format!(
-                "drawn where nothing was recorded: shares by rank to the power of -{}, single requests off by \
-                 factors up to {}, seed {}",
+                "synthetic if not recorded: shares by rank to the power of -{}, single requests off by factors up \
+                 to {}, seed {}",
                 of.routing.skew, of.routing.spread, of.routing.seed
             ),
         ),
         (
             "assumed CPUs",
             format!(
-                "a vCPU reads {} and computes {:.0} GFLOP/s, a function reads {} at most; wide: one expert \
-                 uses all vCPUs, narrow: reads with 2 at most (Remoe paper, figure 6)",
+                "a vCPU reads {} and computes {:.0} GFLOP/s, a function reads at most {}; wide: one expert \
+                 uses all vCPUs, narrow: reads with at most 2 (Remoe paper, figure 6)",
                 gigabytes(cpu.bytes_per_second_each),
                 cpu.operations_per_second_each / 1e9,
                 gigabytes(cpu.bytes_per_second_most),
@@ -85,7 +85,7 @@ fn assumptions(of: &Assumptions) -> String {
         (
             "assumed GPU",
             format!(
-                "reads {}, computes {:.0} TFLOP/s, {} a layer and {} an expert for launches, {} to the host",
+                "reads {}, computes {:.0} TFLOP/s, launches take {} per layer and {} per expert, {} to the host",
                 gigabytes(machine.gpu.bytes_per_second),
                 machine.gpu.operations_per_second / 1e12,
                 seconds(machine.gpu.layer_seconds),
@@ -96,7 +96,7 @@ fn assumptions(of: &Assumptions) -> String {
         (
             "assumed network",
             format!(
-                "{}, {} an invocation",
+                "{}, {} per invocation",
                 gigabytes(machine.network_bytes_per_second),
                 seconds(machine.invoke_seconds)
             ),
@@ -120,14 +120,14 @@ fn assumptions(of: &Assumptions) -> String {
 fn heading(scenario: &ScenarioReport) -> String {
     let (shape, facts) = (&scenario.shape, &scenario.shape.facts);
     let range = |range: remoe_planner::SizeRange| {
-        format!("{} to {} by {}", bytes(range.min_bytes), bytes(range.max_bytes), bytes(range.step_bytes))
+        format!("{} to {}, step {}", bytes(range.min_bytes), bytes(range.max_bytes), bytes(range.step_bytes))
     };
     let pairs = table::of_pairs(&[
-        ("what it is", scenario.meaning.clone()),
+        ("scenario", scenario.meaning.clone()),
         (
             "experts",
             format!(
-                "{} layers of {}, {} a token, {} each, {} in all",
+                "{} layers of {}, {} per token, {} each, {} total",
                 facts.moe_layers.len(),
                 facts.experts,
                 facts.top_k,
@@ -135,7 +135,7 @@ fn heading(scenario: &ScenarioReport) -> String {
                 bytes(shape.expert_bytes())
             ),
         ),
-        ("everything else", bytes(shape.other_bytes())),
+        ("non-expert part", bytes(shape.other_bytes())),
         ("main functions", range(shape.specs.main)),
         ("remote functions", range(shape.specs.remote)),
     ]);
@@ -168,7 +168,7 @@ fn costs(scenario: &ScenarioReport) -> String {
     });
     let mut rows: Vec<Vec<String>> = rows.collect();
     let impossible = costs.impossible.iter().map(|strategy| {
-        let mut row = vec![strategy.name().to_owned(), "none holds it, or none is in time".to_owned()];
+        let mut row = vec![strategy.name().to_owned(), "no size fits, or none meets the limits".to_owned()];
         row.resize(10, String::new());
         row
     });
@@ -183,7 +183,7 @@ fn costs(scenario: &ScenarioReport) -> String {
         "prefill",
         "decode step",
         "late",
-        "dearer than MIX",
+        "above MIX",
     ];
     table::with_header(&header, rows)
 }
@@ -258,7 +258,7 @@ fn sensitivity(of: &SensitivityReport) -> String {
         let mut cells = vec![row.change.clone(), row.scaling.name().to_owned()];
         cells.extend(of_the_paper(&row.costs));
         cells.push(against_mix.map_or_else(String::new, |(remoe, mix)| signed_percent(remoe / mix - 1.0)));
-        cells.push(cheapest.map_or("none in time", |one| one.strategy.name()).to_owned());
+        cells.push(cheapest.map_or("none meets the limits", |one| one.strategy.name()).to_owned());
         cells
     });
     let mut header = header_of_the_paper("figure 9, one assumption changed");

@@ -13,7 +13,7 @@ use std::time::Instant;
 /// Requests of each file in the workload whose topic changes: so many come in an hour.
 const AN_HOUR: usize = 24;
 /// What a placement that follows goes by, and one that was made once.
-pub(super) const USED_OF_LATE: &str = "used of late";
+pub(super) const USED_OF_LATE: &str = "recent usage";
 pub(super) const STAYS: &str = "the first hour's mean";
 /// In what was used of late a request weighs half as much after so many others, as gateways count.
 const HALF_LIFE: f64 = 24.0;
@@ -51,7 +51,7 @@ impl Recorded {
         for path in paths {
             let (_, records) = model.records("--records", path)?;
             if records.is_empty() {
-                let message = format!("{} holds no whole record", path.display());
+                let message = format!("invalid --records: no complete record in {}", path.display());
                 return Err(CliError::arguments("--records", message));
             }
             files.push(records);

@@ -115,7 +115,7 @@ pub(super) fn text(worths: &[WorthReport]) -> String {
             "over oracle",
             "remote pairs",
         ];
-        let title = format!("== what a prediction is worth: {}, {} ==", of.workload, of.scenario);
+        let title = format!("== value of predictions: {}, {} ==", of.workload, of.scenario);
         let worth = format!("{title}\n{}", table::with_header(&header, rows.collect()));
         match of.turns.is_empty() {
             true => worth,

@@ -45,15 +45,12 @@ fn write_comments(
     chosen: &RivalNodes,
 ) -> std::fmt::Result {
     let cost = |rival: &RivalNodes| rival.dollars_per_hour.unwrap_or(0.0);
-    writeln!(text, "# {}: ${:.2} an hour", capitalised(chosen.name.meaning()), cost(chosen))?;
+    writeln!(text, "# {}: ${:.2}/hour", capitalised(chosen.name.meaning()), cost(chosen))?;
     if let Some(best) = best.filter(|best| best.name != chosen.name) {
-        let message = "is cheaper and not served by Remoe";
-        writeln!(text, "# ({} {message}: ${:.2} an hour).", best.name.meaning(), cost(best))?;
+        let message = "is cheaper, but not served by Remoe";
+        writeln!(text, "# ({} {message}: ${:.2}/hour).", best.name.meaning(), cost(best))?;
     }
-    writeln!(
-        text,
-        "# Node pools that it means; pods find their nodes by the memory, CPUs and GPUs that they ask for:"
-    )?;
+    writeln!(text, "# Node pools of this plan; pods select nodes by their memory, CPU and GPU requests:")?;
     for node in &chosen.nodes {
         writeln!(
             text,
@@ -65,12 +62,12 @@ fn write_comments(
         )?;
     }
     if !subject.model.runs {
-        writeln!(text, "# This version of Remoe does not run this model yet; the operator refuses it.")?;
+        writeln!(text, "# This version of Remoe cannot run this model; the operator rejects it.")?;
     }
     if matches!(subject.source.model, ModelLocation::Folder(_)) {
         writeln!(
             text,
-            "# The model is a local folder: put it into a PersistentVolumeClaim \"models\" first."
+            "# The model is a local folder: copy it into a PersistentVolumeClaim named \"models\" first."
         )?;
     }
     Ok(())

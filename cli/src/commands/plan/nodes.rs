@@ -26,17 +26,17 @@ use std::sync::Arc;
 
 #[derive(Debug, Args)]
 pub(crate) struct NodesArgs {
-    /// Say which nodes of this list to rent (examples/nodes); of the model config.json is enough
+    /// Recommend nodes from this list (examples/nodes); needs only config.json of the model
     #[arg(long, value_name = "FILE", requires = "model_source", help_heading = "Nodes", conflicts_with_all = [
         "problem", "prompt", "preallocate", "evaluate", "previous", "robust", "remote", "pricing",
         "main_memory_mb", "remote_memory_mb", "max_replicas", "max_groups", "main_cpu", "remote_cpu", "sturdy",
         "explain", "hysteresis", "stands", "measured",
     ])]
     pub(crate) nodes: Option<PathBuf>,
-    /// Print the MoEDeployment that the answer means
+    /// Print the MoEDeployment of the recommendation
     #[arg(long, requires = "nodes", help_heading = "Nodes")]
     manifest: bool,
-    /// What may live on nodes that the list calls spot
+    /// Functions allowed on spot nodes
     #[arg(
         long,
         value_enum,
@@ -50,12 +50,12 @@ pub(crate) struct NodesArgs {
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 enum SpotArg {
-    /// Nothing
+    /// None
     Never,
     /// Remote functions
     #[default]
     Remote,
-    /// Everything, also main functions: their requests end with the node
+    /// All functions; requests of a main function end with its node
     Everything,
 }
 
@@ -127,10 +127,10 @@ struct Infeasible<'a> {
 /// Plans nodes and prints the answer. That nothing fits is an answer too, with an exit code of its own.
 pub(super) fn run(question: &Question<'_>, as_json: bool) -> Result<ExitCode, CliError> {
     let Some(source) = question.source else {
-        return Err(CliError::arguments("--model", "name the model to plan nodes for (--model MODEL)"));
+        return Err(CliError::arguments("--model", "missing --model: --nodes plans nodes for a model"));
     };
     if question.args.manifest && as_json {
-        let message = "--manifest prints YAML and --json one JSON object; name one of them";
+        let message = "cannot combine --manifest with --json: one prints YAML, the other JSON; omit one";
         return Err(CliError::arguments("--manifest", message));
     }
     let cold = [
@@ -139,8 +139,8 @@ pub(super) fn run(question: &Question<'_>, as_json: bool) -> Result<ExitCode, Cl
     ];
     if let Some((flag, _)) = cold.into_iter().find(|(_, is_given)| *is_given) {
         let message = format!(
-            "{flag} cannot stand beside --nodes: how long a cloud takes to hand over a node is not known; the answer says \
-             how many requests find functions asleep, and when their first token comes once the node is there"
+            "cannot combine {flag} with --nodes: the time that a cloud takes to provide a node is unknown; omit the \
+             flag: the answer states the share of cold requests and their time to first token on a provisioned node"
         );
         return Err(CliError::arguments(flag, message));
     }
@@ -174,8 +174,8 @@ pub(super) fn run(question: &Question<'_>, as_json: bool) -> Result<ExitCode, Cl
             model: &model,
         };
         let Some(manifest) = manifest::of(&subject) else {
-            let message = "no way in which Remoe serves the model keeps the limits, so that no MoEDeployment is \
-                           meant; without --manifest the answer says what does";
+            let message = "cannot print a MoEDeployment: no placement that Remoe serves meets the limits; omit \
+                           --manifest to see what does";
             print_error(message);
             return Ok(ExitCode::from(Code::Infeasible as u8));
         };
@@ -318,7 +318,7 @@ impl KnownModel {
 fn counted(weights: String, experts: Option<ExpertsDtype>) -> String {
     match experts {
         None => weights,
-        Some(experts) => format!("{weights}, but routed experts in {}", experts.name()),
+        Some(experts) => format!("{weights}, routed experts in {}", experts.name()),
     }
 }
 
@@ -331,8 +331,8 @@ impl Question<'_> {
     fn profile(&self, model: &KnownModel) -> Result<Option<Profile>, CliError> {
         let Some(path) = &self.planning.profile else { return Ok(None) };
         if !model.weights_seen {
-            let message = "a profile is of certain weights, and of this model only config.json was read; leave \
-                           --profile out, or fetch the weights";
+            let message = "cannot apply --profile: it belongs to weights, and only config.json of this model was read; \
+                           omit it, or fetch the weights";
             return Err(CliError::arguments("--profile", message));
         }
         let text = planning::read("--profile", path)?;
@@ -351,8 +351,8 @@ impl Question<'_> {
             return match &self.planning.predictor {
                 None => Ok(None),
                 Some(_) => {
-                    let message =
-                        "a predictor is of certain weights, and of this model only config.json was read";
+                    let message = "cannot apply --predictor: it belongs to weights, and only config.json of this model \
+                                   was read; omit it, or fetch the weights";
                     Err(CliError::arguments("--predictor", message))
                 }
             };
@@ -416,36 +416,41 @@ impl Question<'_> {
 fn assumptions(list: &NodeList, rental: &Rental, profile: Option<&Profile>) -> Vec<String> {
     let request = &rental.request;
     let mut lines = vec![format!(
-        "times: requests of {} tokens in and {} out, {}; memory: {} of them at once, or one of {} tokens in",
+        "times: requests of {} tokens in and {} out, {}; memory: {} concurrent ones, or one of {} tokens in",
         request.input_tokens,
         request.output_tokens + 1.0,
-        if rental.arrivals.is_some() { "as they come" } else { "one that runs alone" },
+        if rental.arrivals.is_some() { "at the stated rate" } else { "one at a time" },
         request.concurrency,
         request.max_input_tokens.unwrap_or(request.input_tokens),
     )];
     lines.push(match profile {
-        Some(_) => "CPU times are those of the profile, on every shape: more vCPUs than it measured do not help".to_owned(),
-        None => "nobody measured these nodes: times follow from bandwidth, vCPUs and GPU figures, on the slow side".to_owned(),
+        Some(_) => "CPU times come from the profile for every shape; vCPUs beyond its range have no effect"
+            .to_owned(),
+        None => {
+            "no measurements of these nodes: times are conservative estimates from bandwidth, vCPUs and GPU \
+                 figures"
+                .to_owned()
+        }
     });
     if rental.shapes.iter().any(|shape| shape.gpus > 1) {
         lines.push(
-            "Remoe uses one GPU of a node; other engines all of them as one, with what dividing a model costs left out"
+            "Remoe uses one GPU per node; other engines use all GPUs as one, without tensor-parallel overhead"
                 .to_owned(),
         );
     }
     if rental.usage.is_none() {
-        lines.push("every expert is thought to be used alike: no predictor says otherwise".to_owned());
+        lines.push("expert usage is uniform (no predictor)".to_owned());
     }
     let sleeps = rental.arrivals.as_ref().is_some_and(|arrivals| arrivals.idle_seconds.is_some());
     if let Some(starts) = rental.starts.filter(|_| sleeps) {
         lines.push(format!(
-            "functions that start read {:.1} GB of weights a second; what a cloud takes to hand over a node is left out",
+            "functions load {:.1} GB/s at start; node provisioning time is excluded",
             starts.main.load_bytes_per_second / 1e9,
         ));
     }
     let reserve = &rental.reserve;
     lines.push(format!(
-        "left free on a node: {:.0} GB and {:.0} % of memory, {:.0} % of GPU memory, {} and {:.0} % of vCPUs",
+        "reserved per node: {:.0} GB and {:.0} % of memory, {:.0} % of GPU memory, {} and {:.0} % of vCPUs",
         reserve.memory_bytes / 1e9,
         100.0 * reserve.memory_share,
         100.0 * reserve.gpu_memory_share,
@@ -455,7 +460,7 @@ fn assumptions(list: &NodeList, rental: &Rental, profile: Option<&Profile>) -> V
     let named = [list.source.as_deref(), list.date.as_deref()];
     let named: Vec<&str> = named.into_iter().flatten().collect();
     if !named.is_empty() {
-        lines.push(format!("prices: {}; look them up before money depends on them", named.join(", ")));
+        lines.push(format!("prices: {}; verify them before you rent", named.join(", ")));
     }
     lines
 }

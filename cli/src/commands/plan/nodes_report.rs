@@ -32,7 +32,7 @@ pub(super) fn infeasible(
 ) -> String {
     let slo = &rental.slo;
     let limits = format!(
-        "limits: first token within {}, every further one within {}",
+        "limits: TTFT {}, TPOT {}",
         amount("ttft", slo.ttft_seconds),
         amount("tpot", slo.tpot_seconds)
     );
@@ -45,19 +45,16 @@ fn facts(model: &KnownModel) -> String {
         _ => format!("{:.1} billion", parameters as f64 / 1e9),
     };
     let seen = match (model.weights_seen, model.runs) {
-        (true, _) => "their headers were read".to_owned(),
-        (false, true) => "NOT SEEN: sizes follow from config.json alone".to_owned(),
-        (false, false) => {
-            "NOT SEEN: sizes follow from config.json alone, and this version does not run the model"
-                .to_owned()
-        }
+        (true, _) => "headers read".to_owned(),
+        (false, true) => "not read: sizes from config.json".to_owned(),
+        (false, false) => "not read: sizes from config.json; this version cannot run the model".to_owned(),
     };
     let experts = model.moe_layers as u64 * model.experts as u64 * model.expert_bytes;
     let mut pairs = vec![
         (
             "model",
             format!(
-                "{}, {} parameters, {} of them active for a token",
+                "{}, {} parameters, {} active per token",
                 model.family,
                 billions(model.parameters),
                 billions(model.active_parameters)
@@ -67,7 +64,7 @@ fn facts(model: &KnownModel) -> String {
         (
             "bytes",
             format!(
-                "{}: {} in {} x {} experts, {} in everything else; {}",
+                "{}: {} in {} x {} experts, {} in the non-expert part; {}",
                 table::bytes(model.total_bytes),
                 table::bytes(experts),
                 model.moe_layers,
@@ -98,11 +95,11 @@ fn nodes(rental: &Rental, answer: &NodesAnswer) -> String {
     let mut rows: Vec<Vec<String>> = rows.collect();
     let total = answer.dollars_per_hour.map_or_else(String::new, money);
     let share = match answer.alive_share < 1.0 {
-        true => format!("there for {:.0} % of the time", 100.0 * answer.alive_share),
+        true => format!("used {:.0} % of the time", 100.0 * answer.alive_share),
         false => String::new(),
     };
-    rows.push(vec!["in all".to_owned(), share, total, String::new()]);
-    table::with_header(&["nodes", "on them", "$ per hour", ""], rows)
+    rows.push(vec!["total".to_owned(), share, total, String::new()]);
+    table::with_header(&["nodes", "functions", "$/hour", ""], rows)
 }
 
 /// `main`, or `group-0 to group-3, 2 of each, up to 4 on each node`.
@@ -125,11 +122,11 @@ fn placement(layout: &NodesLayout, rental: &Rental) -> String {
     let mut pairs = match layout.device {
         Device::Gpu => {
             let gpus = format!("{} GPU(s) of {}", layout.gpus, bytes(layout.gpu_bytes_each));
-            vec![("GPU memory", format!("{} on {gpus}, keys and values included", bytes(layout.gpu_bytes)))]
+            vec![("GPU memory", format!("{} on {gpus}, KV cache included", bytes(layout.gpu_bytes)))]
         }
         Device::Cpu => {
             let rest = bytes(layout.rest_bytes);
-            vec![("everything but experts", format!("{rest} in main memory, keys and values included"))]
+            vec![("non-expert part", format!("{rest} in main memory, KV cache included"))]
         }
     };
     let several = |mains: u32| if mains > 1 { format!("{mains}, each with ") } else { String::new() };
@@ -165,25 +162,20 @@ fn times(rental: &Rental, expected: ExpectedTimes) -> String {
         vec![name.to_owned(), amount("ttft", value), amount("ttft", allowed)]
     };
     let mut rows = vec![
-        row("first token", expected.ttft_seconds, rental.slo.ttft_seconds),
-        row("every further token", expected.tpot_seconds, rental.slo.tpot_seconds),
+        row("TTFT", expected.ttft_seconds, rental.slo.ttft_seconds),
+        row("TPOT", expected.tpot_seconds, rental.slo.tpot_seconds),
     ];
     if let Some(met) = expected.met {
         rows = vec![
-            row("first token, requests as they come", met.ttft_seconds, rental.slo.ttft_seconds),
-            row("every further token", met.tpot_seconds, rental.slo.tpot_seconds),
-            vec![
-                "the same of a request alone".to_owned(),
-                amount("tpot", expected.tpot_seconds),
-                String::new(),
-            ],
+            row("TTFT, at the stated rate", met.ttft_seconds, rental.slo.ttft_seconds),
+            row("TPOT, at the stated rate", met.tpot_seconds, rental.slo.tpot_seconds),
+            vec!["TPOT, single request".to_owned(), amount("tpot", expected.tpot_seconds), String::new()],
         ];
         if met.cold_share > 0.0 {
-            let cold =
-                format!("first token of the {:.1} % that find functions asleep", 100.0 * met.cold_share);
+            let cold = format!("TTFT of cold requests ({:.1} %)", 100.0 * met.cold_share);
             rows.push(vec![
                 cold,
-                format!("{}, node there", amount("ttft", met.cold_ttft_seconds)),
+                format!("{}, node provisioned", amount("ttft", met.cold_ttft_seconds)),
                 String::new(),
             ]);
         }
@@ -192,13 +184,13 @@ fn times(rental: &Rental, expected: ExpectedTimes) -> String {
     if at_once > 1 {
         let busy = amount("tpot", expected.busy_tpot_seconds);
         rows.push(vec![
-            format!("the same while {at_once} requests decode"),
+            format!("TPOT, {at_once} concurrent requests"),
             format!("about {busy}"),
             String::new(),
         ]);
         rows.push(vec![
-            "all of them together".to_owned(),
-            format!("about {:.0} tokens a second", expected.full_load_tokens_per_second),
+            "throughput of these".to_owned(),
+            format!("about {:.0} tokens/s", expected.full_load_tokens_per_second),
             String::new(),
         ]);
     }
@@ -221,16 +213,18 @@ fn rivals(verdict: &NodesVerdict) -> String {
         ]
     };
     let rows = verdict.rivals.iter().map(row).collect();
-    table::with_header(&["  way", "$ per hour", "$ per million tokens, busy", "TTFT", "TPOT", "on"], rows)
+    table::with_header(
+        &["  placement", "$/hour", "$ per million tokens, busy", "TTFT", "TPOT", "nodes"],
+        rows,
+    )
 }
 
 fn changes(verdict: &NodesVerdict) -> String {
     match verdict.flips.as_slice() {
-        [] => "No change of the TPOT limit, of GPU prices or of the model's size within a factor of 10 turns this \
-               answer."
+        [] => "No change of TPOT limit, GPU price or model size within a factor of 10 changes this answer."
             .to_owned(),
         flips => list(
-            "What would turn this answer",
+            "What changes this answer",
             &flips.iter().map(|flip| flip.sentence.clone()).collect::<Vec<_>>(),
         ),
     }
@@ -241,14 +235,14 @@ fn another_server(answer: &NodesAnswer) -> Option<String> {
     answer.verdict.best.filter(|best| !best.is_served_by_remoe())?;
     let ours = answer.best_of_remoe.as_ref();
     let ours = ours.and_then(|rival| Some((rival, rival.dollars_per_hour?)));
-    let engine = "Remoe computes experts on CPUs: another engine has to serve this one.";
+    let engine = "Remoe computes experts on CPUs; serve this placement with another engine.";
     Some(match ours {
         Some((rival, dollars)) => format!(
-            "{engine} Remoe's cheapest way is {} ({}) for ${dollars:.2} an hour; --manifest prints that one.",
+            "{engine} The cheapest placement of Remoe is {} ({}) for ${dollars:.2}/hour; --manifest prints it.",
             rival.name.meaning(),
             rival.why
         ),
-        None => format!("{engine} No way of Remoe's keeps the limits."),
+        None => format!("{engine} No placement of Remoe meets the limits."),
     })
 }
 

@@ -13,20 +13,20 @@ pub(crate) struct PredictorArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Action {
-    /// Fit a predictor to recorded activations and save it
+    /// Fit a predictor to activation records and save it
     #[command(after_help = BUILD_EXAMPLES)]
     Build(BuildArgs),
-    /// Compare ways to predict on recorded prompts that none of them has seen
+    /// Compare predictors on held-out recorded prompts
     #[command(after_help = EVAL_EXAMPLES)]
     Eval(EvalArgs),
-    /// Show which experts a prompt is expected to use, and which past prompts say so
+    /// Show the predicted experts of a prompt, and the past prompts behind the prediction
     #[command(after_help = EXPLAIN_EXAMPLES)]
     Explain(ExplainArgs),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct BuildArgs {
-    /// Recorded activations of the model
+    /// Activation records of the model
     #[arg(long, value_name = "FILE")]
     pub(crate) history: PathBuf,
     #[command(flatten)]
@@ -40,15 +40,15 @@ pub(crate) struct BuildArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct EvalArgs {
-    /// Recorded activations to learn from
+    /// Activation records to learn from
     #[arg(long, value_name = "FILE")]
     pub(crate) train: PathBuf,
-    /// Recorded activations to predict; several files are reported together and one by one
+    /// Activation records to predict; several files are reported together and one by one
     #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
     pub(crate) test: Vec<PathBuf>,
     #[command(flatten)]
     pub(crate) source: ModelArgs,
-    /// Folder to draw methods.svg and correlation.svg in
+    /// Folder for methods.svg and correlation.svg
     #[arg(long, value_name = "DIR")]
     pub(crate) plots: Option<PathBuf>,
     #[command(flatten)]
@@ -59,36 +59,36 @@ pub(crate) struct EvalArgs {
 pub(crate) struct ExplainArgs {
     #[command(flatten)]
     pub(crate) source: ModelArgs,
-    /// Folder that `remoe predictor build` saved in [default: predictor, in the model's folder]
+    /// Folder of a predictor from `remoe predictor build` [default: MODEL/predictor]
     #[arg(long, value_name = "DIR")]
     pub(crate) predictor: Option<PathBuf>,
-    /// The prompt as text
+    /// Prompt as text
     #[arg(long, value_name = "TEXT", required_unless_present = "prompt_ids", conflicts_with = "prompt_ids")]
     pub(crate) prompt: Option<String>,
-    /// The prompt as token ids, exactly these
+    /// Prompt as token ids, used as they are
     #[arg(long, value_name = "ID,ID,..", value_delimiter = ',', num_args = 1)]
     pub(crate) prompt_ids: Vec<u32>,
 }
 
-/// How similar prompts are found.
+/// Search for similar prompts.
 #[derive(Debug, Args)]
 pub(crate) struct TreeArgs {
-    /// Past prompts that a prediction leans on
+    /// Past prompts per prediction
     #[arg(long, value_name = "N", default_value_t = 15)]
     alpha: usize,
-    /// Prompts in a leaf of the tree, at most; above alpha
+    /// Maximum prompts per leaf of the tree; above --alpha
     #[arg(long, value_name = "N", default_value_t = 150)]
     beta: usize,
-    /// Prompts that a search looks at, at least; by their sketches, where more than --rerank
+    /// Minimum number of prompts that a search visits; by sketches above --rerank
     #[arg(long, value_name = "N", default_value_t = 1500)]
     breadth: usize,
-    /// Of those, prompts that are compared in full
+    /// Of these, prompts compared in full
     #[arg(long, value_name = "N", default_value_t = 100)]
     rerank: usize,
-    /// Children of a node of the tree, at most
+    /// Maximum children per node of the tree
     #[arg(long, value_name = "N", default_value_t = 64)]
     forks: usize,
-    /// The same seed gives the same predictor
+    /// Random seed; equal seeds give equal predictors
     #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
 }

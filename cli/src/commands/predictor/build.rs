@@ -104,10 +104,12 @@ impl Built {
             ("saved", format!("{} ({})", self.path.display(), table::bytes(self.bytes))),
             ("history", format!("{} prompts", self.records)),
             ("built in", format!("{:.2} s", self.build_seconds)),
-            ("answers with", format!("{}, for decode steps {}", self.default, self.decode_default)),
+            ("method", format!("{}, for decode steps {}", self.default, self.decode_default)),
         ]);
         if self.held_out.is_empty() {
-            return format!("{facts}\n\nThe history is too short to hold prompts out: errors are not known.");
+            return format!(
+                "{facts}\n\nThe history is too short for held-out prompts: prediction errors are unknown."
+            );
         }
         let row = |(phase, method): (Phase, &HeldOut)| {
             let worst = method.js_quantiles.iter().map(|quantiles| quantiles[2]).fold(0.0, f64::max);

@@ -92,7 +92,7 @@ pub(crate) fn run(args: &EvalArgs, as_json: bool) -> Result<(), CliError> {
     let tests = args.test.iter().map(|path| Ok(model.records("--test", path)?.1));
     let tests = tests.collect::<Result<Vec<Vec<ActivationRecord>>, CliError>>()?;
     if tests.iter().all(Vec::is_empty) {
-        return Err(CliError::arguments("--test", "the test files hold no whole record"));
+        return Err(CliError::arguments("--test", "invalid --test: no complete record in these files"));
     }
     args.plots.iter().try_for_each(|folder| folders::make("--plots", folder))?;
     let begun = Instant::now();
@@ -106,7 +106,7 @@ pub(crate) fn run(args: &EvalArgs, as_json: bool) -> Result<(), CliError> {
     let (trained, seconds) = contest.trained()?;
     let Field { contestants, left_out } = contest.field((&trained, seconds), model.fate()?)?;
     for (name, why) in left_out {
-        print_warning(&format!("{name} is left out: {why}"));
+        print_warning(&format!("skipped {name}: {why}"));
     }
     let history = trained.sps().history();
     let truths = ByPhase {
@@ -421,9 +421,8 @@ impl Evaluation {
             .map(|(name, file)| format!("{name} {:.2}", file.correlation))
             .collect();
         format!(
-            "{methods}\n\n{} training prompts, {} test prompts; `build` would answer with {}, for decode steps with {}.\n\
-             {}Similarity of prompts \
-             against similarity of activations: correlation {:.3} (of ranks {:.3}); {}.",
+            "{methods}\n\n{} training prompts, {} test prompts; `build` selects {}, for decode steps {}.\n\
+             {}Correlation of prompt similarity with activation similarity: {:.3} (of ranks {:.3}); {}.",
             self.train_prompts,
             self.test_prompts,
             self.default,

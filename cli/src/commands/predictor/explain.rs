@@ -57,7 +57,7 @@ pub(crate) fn run(args: &ExplainArgs, as_json: bool) -> Result<(), CliError> {
     let prompt_ids = match (&args.prompt, &tokenizer) {
         (Some(text), Some(tokenizer)) => tokenizer.encode(text, true)?,
         (Some(_), None) => {
-            let message = "the model has no tokenizer.json; give --prompt-ids instead";
+            let message = "cannot tokenise --prompt: the model has no tokenizer.json; use --prompt-ids";
             return Err(CliError::arguments("--prompt", message));
         }
         (None, _) => args.prompt_ids.clone(),
@@ -119,12 +119,12 @@ impl Explanation {
         let map: Vec<String> = map.collect();
         let error = self.errors.as_ref().map_or(String::new(), |errors| {
             format!(
-                "\nOn {} held-out prompts like this one it was off by {:.4} (JS divergence, mean).",
+                "\nMean JS divergence on {} similar held-out prompts: {:.4}.",
                 errors.prompts, errors.js_mean
             )
         });
         format!(
-            "answer of {} ({})\n\n{past}\n\nlayer  predicted share of each expert in the prefill (an even share: {})\n{}\n{error}",
+            "prediction by {} ({})\n\n{past}\n\nlayer  predicted share of each expert in the prefill (uniform: {})\n{}\n{error}",
             self.method,
             parts.join(", "),
             shade(1.0),

@@ -28,7 +28,7 @@ impl Model {
     /// Reads the embedding of an open checkpoint.
     pub(crate) fn of(checkpoint: Arc<Checkpoint>) -> Result<Self, CliError> {
         if checkpoint.config().moe_layers().is_empty() {
-            return Err(CliError::arguments("--model", "the model has no layer with experts to predict"));
+            return Err(CliError::arguments("--model", "invalid --model: no layer with routed experts"));
         }
         let tensor = checkpoint.embedding();
         let table = checkpoint.read(tensor)?;
@@ -44,8 +44,8 @@ impl Model {
             path: Some(path.clone()),
             ..CliError::arguments("--predictor", format!("{}: {message}", path.display()))
         };
-        let bytes = std::fs::read(&path)
-            .map_err(|error| failed(format!("{error}; make it with `remoe predictor build`")))?;
+        let bytes =
+            std::fs::read(&path).map_err(|error| failed(format!("{error}; run `remoe predictor build`")))?;
         Trained::from_bytes(&bytes.into(), &self.fingerprint, &self.embedding)
             .map_err(|error| failed(error.to_string()))
     }

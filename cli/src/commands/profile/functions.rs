@@ -58,7 +58,7 @@ impl Functions {
         .map_err(|error| CliError::runtime(error.to_string()))?;
         let cgroups = Cgroups::find();
         if let Err(error) = &cgroups {
-            progress.line(&format!("CPU quotas are not permitted here ({error}): vCPUs are threads"));
+            progress.line(&format!("cannot set CPU quotas ({error}); using threads as vCPUs"));
         }
         let quotas = cgroups.is_ok();
         let launcher = match cgroups {
@@ -98,7 +98,7 @@ impl Functions {
             loop {
                 let list = self.launcher.list().await;
                 let Some(observed) = list.into_iter().find(|observed| observed.id == id) else {
-                    return Err(CliError::runtime(format!("{} is gone", spec.name)));
+                    return Err(CliError::runtime(format!("cannot reach {}: it ended", spec.name)));
                 };
                 match observed.phase {
                     Phase::Listening { grpc, .. } => return Ok((id, grpc, observed.pid)),
@@ -127,7 +127,7 @@ impl Running<'_> {
         let described = async {
             let mut client = ExpertFunctionClient::new(control::channel(self.grpc)?);
             let answer = tokio::time::timeout(START_LIMIT, client.describe(DescribeRequest {})).await;
-            let late = |_elapsed| CliError::runtime("the function did not describe itself");
+            let late = |_elapsed| CliError::runtime("cannot describe the remote function: no answer in time");
             Ok(answer.map_err(late)??.into_inner())
         };
         self.functions.runtime.block_on(described)

@@ -123,7 +123,7 @@ impl<'s> Main<'s> {
         device: &str,
         step: &dyn Fn(String),
     ) -> Result<Self, CliError> {
-        step(format!("starting the main function with {threads} threads"));
+        step(format!("starting the main function: threads {threads}"));
         let mut arguments = setup.subject.source.arguments();
         arguments.extend(setup.subject.precision());
         arguments.extend(setup.subject.dense());
@@ -258,7 +258,7 @@ impl<'s> Main<'s> {
 
     fn within_limit<T>(&self, answer: impl Future<Output = Result<T, CliError>>) -> Result<T, CliError> {
         let answer = self.runtime.block_on(async { timeout(LIMIT, answer).await });
-        answer.map_err(|_elapsed| CliError::runtime(format!("no answer within {LIMIT:?}")))?
+        answer.map_err(late)?
     }
 
     /// Sends a request with another prompt. Its tokens are drawn, as they are unless a request says otherwise, and not as any other's.
@@ -283,7 +283,7 @@ impl<'s> Main<'s> {
         let request = InspectRequest { prompt: Some(prompt), hidden: false, scores: false };
         let mut client = self.client.clone();
         let reply = self.runtime.block_on(async move { timeout(LIMIT, client.inspect(request)).await });
-        let reply = reply.map_err(|_elapsed| CliError::runtime(format!("no answer within {LIMIT:?}")))??;
+        let reply = reply.map_err(late)??;
         let mut loads = BTreeMap::new();
         for layer in reply.into_inner().routing {
             let mut tokens: BTreeMap<u32, u32> = BTreeMap::new();
@@ -317,6 +317,11 @@ impl<'s> Main<'s> {
     }
 }
 
+/// Returns the error of an answer that takes longer than [`LIMIT`].
+fn late(_elapsed: tokio::time::error::Elapsed) -> CliError {
+    CliError::runtime(format!("cannot measure the main function: no answer within {LIMIT:?}"))
+}
+
 /// An answer on its way.
 struct Streaming {
     events: tonic::Streaming<GenerateEvent>,
@@ -333,7 +338,7 @@ impl Streaming {
                 Some(event) => return Ok(event),
             }
         }
-        Err(CliError::runtime("the answer broke off"))
+        Err(CliError::runtime("cannot read the answer: the stream ended early"))
     }
 
     async fn finished(mut self) -> Result<Finished, CliError> {
@@ -343,8 +348,7 @@ impl Streaming {
                 return Ok(finished);
             }
             return Err(CliError::runtime(format!(
-                "{} of {} tokens were computed: the main function kept some from before, and no time is that of a whole \
-                 prompt",
+                "prefix cache hit: only {} of {} tokens were computed, so the prefill time is invalid",
                 finished.forwarded_positions, self.computed
             )));
         }

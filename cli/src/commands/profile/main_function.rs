@@ -48,18 +48,18 @@ impl MainSetup<'_> {
             }
             for vcpus in vcpus {
                 main.function.limit(vcpus)?;
-                step(format!("the main function with {vcpus} vCPUs, {threads} threads"));
+                step(format!("main function: vCPUs {vcpus}, threads {threads}"));
                 columns.push(main.column(vcpus, &self.subject.grid.rows)?);
             }
             main.function.limit(f64::from(self.subject.grid.cores))?;
-            step("remote experts as the main function sees them".to_owned());
+            step("remote calls of the main function".to_owned());
             call = main.remote_call()?;
             let counted = self.weights() + self.cache_bytes() as f64;
             main_bytes = f64::max(main_bytes, main.function.peak_bytes().unwrap_or(0.0) - counted);
             last = Some(main.start_times());
         }
         let (Some(loads), Some(start)) = (loads, last) else {
-            return Err(CliError::runtime("no number of vCPUs to measure"));
+            return Err(CliError::runtime("cannot measure the main function: no vCPUs to measure with"));
         };
         fill_together(&mut columns);
         let tokens = self.expert_tokens(&loads);
@@ -165,7 +165,7 @@ impl MainSetup<'_> {
 
     fn on_device(&self, device: &str, step: &dyn Fn(String)) -> Result<DeviceTimes, CliError> {
         let main = Main::start(self, self.subject.grid.threads(), device, step)?;
-        step(format!("the main function on {device}"));
+        step(format!("main function on {device}"));
         let column = main.column(f64::from(self.subject.grid.cores), &[])?;
         let prompts = self.subject.grid.prompts.iter().zip(&column.prompts);
         let prompts = prompts.map(|(tokens, parts)| (*tokens as f64, parts.rest)).collect();

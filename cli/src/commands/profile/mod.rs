@@ -35,32 +35,33 @@ const WARMING: Duration = Duration::from_millis(300);
 pub(crate) struct ProfileArgs {
     #[command(flatten)]
     source: ModelArgs,
-    /// Where the profile goes; a file for this model and machine in the cache folder by default
+    /// Output file [default: a file for this model and machine in the cache folder]
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
     /// Plot expert time over vCPUs, with the fit, into this SVG file
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
-    /// Fewer points, in a third of the time: from half a minute for a small model to some minutes
+    /// Measure fewer points, in a third of the time: half a minute for a small model, minutes for a large one
     #[arg(long)]
     quick: bool,
-    /// Compute dtype; the checkpoint's by default
+    /// Compute dtype [default: that of the checkpoint]
     #[arg(long, value_name = "DTYPE")]
     dtype: Option<Dtype>,
-    /// Keep routed experts as int8, int4 or mxfp4, quantised as they are loaded, or as fp8 where they are stored so
+    /// Quantise routed experts to int8, int4 or mxfp4 at load time, or keep stored fp8 experts
+    /// [default: the compute dtype]
     #[arg(long, value_name = "int8|int4|mxfp4|fp8")]
     experts_dtype: Option<ExpertsDtype>,
-    /// Keep attention, dense layers, shared experts and the head as int8, or by its name in the type computed in
-    /// [default: int8 beside quantised experts, on CPUs]
+    /// Dtype of all other weights (embedding, attention, dense layers, shared experts, head): int8, or the compute
+    /// dtype by name [default: int8 beside quantised experts on CPUs, else the compute dtype]
     #[arg(long, value_name = "int8|bfloat16|float32")]
     dense_dtype: Option<DenseDtype>,
     /// Device of the main function: cpu, cuda or cuda:INDEX
     #[arg(long, default_value = "cpu")]
     device: String,
-    /// Operations of the main function [default: torch on cuda, native on CPUs]
+    /// Backend of the main function [default: torch on cuda, native on CPUs]
     #[arg(long, value_enum, env = "REMOE_BACKEND")]
     backend: Option<Backend>,
-    /// Measure the way to the remote function at HOST:PORT, which hosts the first experts of the model
+    /// Measure the network to the remote function at HOST:PORT, which hosts the first experts of the model
     #[arg(long, value_name = "HOST:PORT")]
     address: Option<String>,
 }
@@ -121,13 +122,13 @@ pub(crate) struct Request {
 pub(crate) async fn measure(request: Request, progress: &Arc<Progress>) -> Result<Profile, CliError> {
     let progress = progress.clone();
     let measured = tokio::task::spawn_blocking(move || measure_blocking(&request, &progress)).await;
-    measured.map_err(|error| CliError::runtime(format!("measuring failed: {error}")))?
+    measured.map_err(|error| CliError::runtime(format!("cannot measure: {error}")))?
 }
 
 fn measure_blocking(request: &Request, progress: &Arc<Progress>) -> Result<Profile, CliError> {
     let Request { source, inspection, dtype, device, backend, quick, address } = request;
     if inspection.moe_layers.is_empty() {
-        let message = format!("a model of family {} has no routed experts to profile", inspection.family);
+        let message = format!("cannot profile family {}: no routed experts", inspection.family);
         return Err(CliError::arguments("--model", message));
     }
     let functions = Functions::new(progress, machine::memory_bytes().max(1 << 30), *backend, device)?;
@@ -300,7 +301,7 @@ fn plot(profile: &Profile) -> String {
     }
     Lines {
         title: "One expert in a remote function",
-        subtitle: "as measured for several numbers of tokens, and the curve fitted to one token",
+        subtitle: "measured for several numbers of tokens, with the curve fitted to one token",
         x: Axis { label: "memory (GB) and vCPUs", logarithmic: false },
         y: Axis { label: "milliseconds", logarithmic: true },
         series,
@@ -317,30 +318,32 @@ fn for_people(profile: &Profile) -> String {
             "vCPUs by",
             match profile.machine.vcpus_by {
                 CpuLimit::Quota => "control group quotas".to_owned(),
-                CpuLimit::Threads => "threads: quotas are not permitted here".to_owned(),
+                CpuLimit::Threads => "threads (no permission for CPU quotas)".to_owned(),
                 CpuLimit::Assumed => "assumption".to_owned(),
             },
         ),
         (
             "a remote call",
             format!(
-                "{} and {} per MB, over {}",
+                "{} plus {} per MB, over {}",
                 micros(profile.transport.invoke_seconds),
                 micros(1e6 / profile.transport.bytes_per_second),
                 profile.transport.over
             ),
         ),
         (
-            "functions that compute together",
+            "contention",
             profile.contention.map_or("not measured".to_owned(), |contention| {
                 let Contention { functions, step, prefill } = contention;
-                format!("{functions} take {step:.2} times as long in decode steps, {prefill:.2} in prefills")
+                format!(
+                    "slowdown of {functions} concurrent functions: decode {step:.2}, prefill {prefill:.2}"
+                )
             }),
         ),
         (
             "starts",
             format!(
-                "main {} and {} per GB, remote {} and {} per GB",
+                "main {} plus {} per GB, remote {} plus {} per GB",
                 seconds(profile.starts.main.process_seconds),
                 seconds(1e9 / profile.starts.main.load_bytes_per_second),
                 seconds(profile.starts.remote.process_seconds),
@@ -358,7 +361,7 @@ fn for_people(profile: &Profile) -> String {
         (
             "fit over memory",
             profile.fit.map_or_else(
-                || "none: more memory saves nothing".to_owned(),
+                || "none: more memory has no effect".to_owned(),
                 |fit| {
                     format!(
                         "{} exp(-{:.2} GB) + {}, R² {:.3}",
@@ -375,8 +378,8 @@ fn for_people(profile: &Profile) -> String {
     let tables = [
         ("one expert in a remote function", remote),
         ("one expert in the main function", Some(&profile.expert_seconds)),
-        ("everything but experts", Some(&profile.nonexpert_seconds)),
-        ("attention to the context of a request in a decode step", profile.context_seconds.as_ref()),
+        ("non-expert part", Some(&profile.nonexpert_seconds)),
+        ("attention to the context of one request in a decode step", profile.context_seconds.as_ref()),
     ];
     for (name, figures) in tables {
         let Some(figures) = figures else { continue };

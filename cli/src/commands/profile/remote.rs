@@ -64,7 +64,7 @@ impl RemoteSetup<'_> {
         let mut cpu = CallCpu::default();
         // A function's threads are fixed when it starts, its quota is not.
         for (threads, vcpus) in self.subject.grid.by_threads(self.subject.functions.quotas) {
-            step(format!("starting a remote function with {threads} threads"));
+            step(format!("starting a remote function: threads {threads}"));
             let function = self.start(&hosted, threads)?;
             let mut client = Client::open(&function.grpc.to_string(), &hosted, self)?;
             let began = Instant::now();
@@ -75,7 +75,7 @@ impl RemoteSetup<'_> {
             }
             for vcpus in vcpus {
                 function.limit(vcpus)?;
-                step(format!("one expert with {vcpus} vCPUs, {threads} threads"));
+                step(format!("one expert: vCPUs {vcpus}, threads {threads}"));
                 let rest = if self.subject.functions.quotas && vcpus < 1.0 { LONG_REST } else { REST };
                 columns.push(client.column(&self.subject.grid.tokens, rest)?);
             }
@@ -87,30 +87,30 @@ impl RemoteSetup<'_> {
             description = Some(function.describe_remote()?);
             function.limit(f64::from(self.subject.grid.cores))?;
             if threads == 1 {
-                step("what a call takes beside experts".to_owned());
+                step("overhead of a call".to_owned());
                 cpu = client.computing_beside_experts(&function)?;
             }
             if threads == self.subject.grid.threads() {
-                step("the way to a remote function".to_owned());
+                step("network to a remote function".to_owned());
                 transport = Some(client.transport("loopback")?);
             }
         }
         if let Some(address) = self.address {
-            step(format!("the way to {address}"));
+            step(format!("network to {address}"));
             transport = Some(Client::open(address, &hosted, self)?.transport(address)?);
         }
-        let described = description.ok_or_else(|| CliError::runtime("no number of vCPUs to measure"))?;
+        let described = description
+            .ok_or_else(|| CliError::runtime("cannot measure a remote function: no vCPUs to measure with"))?;
         let expert_seconds = self.subject.grid.table(
             self.subject.grid.tokens.clone(),
             &columns,
             self.subject.functions.quotas,
         );
-        let transport = transport.ok_or_else(|| CliError::runtime("the transport was not measured"))?;
+        let transport =
+            transport.ok_or_else(|| CliError::runtime("cannot measure the network to a remote function"))?;
         // Plans do without it, and a machine that cannot hold so many functions is no reason to do without all the rest.
         let contention = self.contention(&hosted, step).unwrap_or_else(|error| {
-            self.subject
-                .functions
-                .tell(&format!("several functions at the same time were not measured: {}", error.message));
+            self.subject.functions.tell(&format!("cannot measure concurrent functions: {}", error.message));
             None
         });
         Ok(RemoteFigures {
@@ -155,7 +155,7 @@ impl RemoteSetup<'_> {
         hosted: &[LayerExperts],
         step: &dyn Fn(String),
     ) -> Result<Option<Contention>, CliError> {
-        step("several remote functions at the same time".to_owned());
+        step("concurrent remote functions".to_owned());
         let weights = self.subject.inspection.resident_total_bytes(self.subject.dtype) as f64;
         let room = (weights + COPIES_BYTES) / self.weights(hosted).max(1.0);
         let functions = self.subject.grid.cores.min(BESIDE).min(room as u32);
@@ -252,7 +252,7 @@ fn together(clients: &mut [Client<'_>], rows: usize, calls: usize) -> Result<Vec
         let last = seconds.len().saturating_sub(1);
         Ok(seconds.get(1..last).unwrap_or_default().to_vec())
     };
-    let lost = |why: &str| CliError::runtime(format!("cannot ask several remote functions at once: {why}"));
+    let lost = |why: &str| CliError::runtime(format!("cannot call concurrent remote functions: {why}"));
     let answers = std::thread::scope(|scope| {
         let begun = clients.iter_mut().map(|client| {
             let asked = std::thread::Builder::new().spawn_scoped(scope, || asking(client));
@@ -260,8 +260,9 @@ fn together(clients: &mut [Client<'_>], rows: usize, calls: usize) -> Result<Vec
         });
         // All begin before any is waited for, and all end before any answer counts.
         let begun: Vec<_> = begun.collect();
-        let ended =
-            begun.into_iter().map(|asked| asked?.join().unwrap_or_else(|_panic| Err(lost("it failed"))));
+        let ended = begun
+            .into_iter()
+            .map(|asked| asked?.join().unwrap_or_else(|_panic| Err(lost("a thread panicked"))));
         ended.collect::<Vec<_>>()
     });
     answers.into_iter().collect::<Result<Vec<_>, _>>().map(|answers| answers.concat())

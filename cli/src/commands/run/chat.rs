@@ -25,7 +25,8 @@ impl Chat {
         let checkpoint = &wanted.checkpoint;
         let tokenizer = Tokenizer::open_in(checkpoint.store(), checkpoint.config().vocab_size)?;
         let tokenizer = tokenizer.ok_or_else(|| {
-            let message = "the model has no tokenizer.json: `remoe generate --prompt-ids` takes token ids";
+            let message =
+                "cannot chat with --model: missing tokenizer.json; use `remoe generate --prompt-ids`";
             CliError::arguments("--model", message)
         })?;
         let template = ChatTemplate::open_in(checkpoint.store())?;
@@ -65,8 +66,11 @@ impl Chat {
         };
         let rest = self.context.saturating_sub(ids.len());
         if rest == 0 {
-            let message =
-                format!("the conversation has {} tokens, the model's context {}", ids.len(), self.context);
+            let message = format!(
+                "cannot answer: the prompt has {} tokens, the context holds {}; shorten the prompt",
+                ids.len(),
+                self.context
+            );
             return Err(CliError::arguments("PROMPT", message));
         }
         self.messages.drain(..left_out);

@@ -117,7 +117,8 @@ impl<R: BufRead> Pipe<R> {
                 CliError::runtime(format!("cannot read a prompt from standard input: {error}"))
             })?;
             if text.len() > PROMPT_LIMIT {
-                let message = format!("a prompt on standard input is longer than {PROMPT_LIMIT} bytes");
+                let message =
+                    format!("invalid prompt: expected at most {PROMPT_LIMIT} bytes on standard input");
                 return Err(CliError::arguments("PROMPT", message));
             }
             if read == 0 {
@@ -278,7 +279,7 @@ mod tests {
     #[test]
     fn a_prompt_without_an_end_is_refused() {
         let mut pipe = Pipe(io::BufReader::new(io::repeat(b'a')));
-        assert!(pipe.next().unwrap_err().message.contains("longer than"));
+        assert!(pipe.next().unwrap_err().message.contains("expected at most"));
         let mut pipe = Pipe(&b"\xff\xfe\n"[..]);
         assert!(pipe.next().is_err(), "no UTF-8");
     }

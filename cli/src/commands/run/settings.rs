@@ -5,15 +5,15 @@ use crate::commands::generate::MOST_STOPS;
 use crate::output::table;
 
 pub(super) const HELP: &str = "\
-/set               what is set
-/set NAME VALUE    change it: system, max_tokens, temperature, top_p, top_k, seed, stop
-/set NAME          back to what it is where nothing is said
-/show              which function holds which experts, and what is set
-/clear             forget the conversation
-/help              this
-/bye               end, as Ctrl-D
+/set               show the settings
+/set NAME VALUE    change a setting: system, max_tokens, temperature, top_p, top_k, seed, stop
+/set NAME          reset a setting to its default
+/show              show the placement and the settings
+/clear             clear the conversation
+/help              show this help
+/bye               exit, as Ctrl-D
 
-Text between \"\"\" and \"\"\", and lines that end in a backslash, go on in the next line.
+Text between \"\"\" and \"\"\" may span lines; a backslash at the end of a line continues it.
 Ctrl-C ends an answer.";
 
 /// How answers are drawn.
@@ -45,7 +45,7 @@ impl Settings {
     pub(super) fn set(&mut self, text: &str) -> Result<String, String> {
         let (name, value) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
         let value = Some(value.trim()).filter(|value| !value.is_empty());
-        let named = |problem: String| format!("{name} {problem}");
+        let named = |problem: String| format!("invalid {name}: {problem}");
         match name {
             "system" => self.system = value.map(str::to_owned),
             "max_tokens" => self.max_tokens = value.map(at_least_one).transpose().map_err(named)?,
@@ -56,11 +56,11 @@ impl Settings {
             "stop" => match value {
                 None => self.stop.clear(),
                 Some(_) if self.stop.len() == MOST_STOPS => {
-                    return Err(format!("stop: at most {MOST_STOPS} texts end an answer"));
+                    return Err(format!("invalid stop: expected at most {MOST_STOPS} texts"));
                 }
                 Some(text) => self.stop.push(stop_string(text).map_err(named)?),
             },
-            other => return Err(format!("there is no {other} to set; /help lists what there is")),
+            other => return Err(format!("unknown setting {other}; see /help")),
         }
         let now = self.pairs().into_iter().find(|(known, _)| *known == name);
         Ok(now.map_or_else(String::new, |(name, value)| format!("{name}: {value}")))
@@ -74,7 +74,7 @@ impl Settings {
         let or = |value: Option<String>, without: &str| value.unwrap_or_else(|| without.to_owned());
         [
             ("system", or(self.system.clone(), "none")),
-            ("max_tokens", or(self.max_tokens.map(|most| most.to_string()), "what the context leaves")),
+            ("max_tokens", or(self.max_tokens.map(|most| most.to_string()), "rest of the context")),
             ("temperature", self.temperature.to_string()),
             ("top_p", or(self.top_p.map(|share| share.to_string()), "off")),
             ("top_k", or(self.top_k.map(|count| count.to_string()), "off")),
@@ -85,12 +85,12 @@ impl Settings {
 }
 
 fn whole<T: std::str::FromStr>(text: &str) -> Result<T, String> {
-    text.parse().map_err(|_| format!("{text} is not a whole number"))
+    text.parse().map_err(|_| format!("expected a whole number, got {text}"))
 }
 
 fn at_least_one(text: &str) -> Result<u32, String> {
     match whole(text)? {
-        0 => Err("must be 1 or more".to_owned()),
+        0 => Err("expected 1 or more".to_owned()),
         number => Ok(number),
     }
 }

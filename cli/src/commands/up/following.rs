@@ -59,7 +59,7 @@ pub(super) fn taken(
     match answered {
         Ok(Ok(better)) => better,
         Ok(Err(error)) => {
-            print_warning(&format!("the placement stays as it is: {}", error.message));
+            print_warning(&format!("placement unchanged: {}", error.message));
             None
         }
         Err(_broken_off) => None,

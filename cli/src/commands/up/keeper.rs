@@ -171,7 +171,7 @@ impl Keeper {
                         self.revise(better, &mut seen);
                     }
                 }
-                () = late => self.take_back("it does not start", &mut seen),
+                () = late => self.take_back("the new functions did not start in time", &mut seen),
                 () = due => {
                     next = Instant::now().checked_add(seen.pause);
                     let may_revise = !seen.asleep && seen.revision.is_none() && seen.answering.is_none();
@@ -180,10 +180,10 @@ impl Keeper {
                     }
                 }
                 changed = orders.changed() => if changed.is_err() {
-                    return Err(CliError::runtime("the gateway ended"));
+                    return Err(CliError::runtime("the gateway stopped unexpectedly"));
                 },
                 changed = changes.changed() => if changed.is_err() {
-                    return Err(CliError::runtime("the supervision of the functions ended"));
+                    return Err(CliError::runtime("the supervisor of the functions stopped unexpectedly"));
                 },
             }
         }
@@ -221,7 +221,7 @@ impl Keeper {
             {
                 following.metrics.replanned("wake");
                 self.charge(&better.wanted);
-                self.adopt(better, "those who wait");
+                self.adopt(better, "waiting requests");
             }
             if let Some(tiers) = &mut seen.tiers {
                 tiers.begin(&self.report.wanted, mix.as_ref());
@@ -298,7 +298,7 @@ impl Keeper {
         if let Some(following) = &self.following {
             following.metrics.replanned("drift");
         }
-        self.adopt(better, "what was used of late");
+        self.adopt(better, "recent expert usage");
         seen.rested.clear();
         if let Some(tiers) = &mut seen.tiers {
             tiers.begin(&self.report.wanted, None);
@@ -318,7 +318,7 @@ impl Keeper {
         self.charge_for_those_before();
         let desired = self.desired(seen);
         seen.change = self.supervisor.change(desired);
-        self.report.note(&format!("the placement stays as it is: another was taken back, as {why}"));
+        self.report.note(&format!("placement rolled back: {why}"));
     }
 
     /// What was tried is not tried again soon.
@@ -348,7 +348,7 @@ impl Keeper {
     fn adopt(&mut self, better: Better, followed: &str) {
         let Better { wanted, why } = better;
         self.report.wanted = wanted;
-        self.report.note(&format!("another placement follows {followed}: {why}"));
+        self.report.note(&format!("placement revised for {followed}: {why}"));
     }
 
     /// Tells the gateway what runs, and the user what changed.
@@ -365,7 +365,7 @@ impl Keeper {
         seen.main = pid;
         if began_anew && seen.revision.is_some() {
             // It would begin with the revision, whose functions may never come.
-            self.take_back("the main function began anew", seen);
+            self.take_back("the main function restarted", seen);
             return Ok(());
         }
         mark(&mut seen.wake, status);

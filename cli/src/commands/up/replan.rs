@@ -59,8 +59,7 @@ impl Question {
                 if after >= before * (1.0 - HYSTERESIS) {
                     return Ok(None);
                 }
-                let why =
-                    format!("{:.1} % instead of {:.1} % of pairs are remote", after * 100.0, before * 100.0);
+                let why = format!("{:.1} % of pairs remote, was {:.1} %", after * 100.0, before * 100.0);
                 wanted.placement = placement.revised(revision);
                 Ok(Some(Better { wanted, why }))
             }
@@ -89,8 +88,8 @@ impl Question {
                     return Ok(None);
                 }
                 let why = change.new_cost.map_or_else(
-                    || "the plan before misses a limit".to_owned(),
-                    |cost| format!("{cost:.3e} instead of {:.3e} dollars a request", change.previous_cost),
+                    || "the previous plan misses a limit".to_owned(),
+                    |cost| format!("${cost:.3e} per request, was ${:.3e}", change.previous_cost),
                 );
                 let before = wanted.placement.processes();
                 wanted.place_as_planned(&problem, &answer)?;

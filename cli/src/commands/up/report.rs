@@ -60,7 +60,7 @@ impl Report {
         }
         let mut out = anstream::stdout().lock();
         let bold = anstyle::Style::new().bold();
-        writeln!(out, "{event} at {bold}{endpoint}{bold:#}: {model}\n\n{}", self.table(status))?;
+        writeln!(out, "{} at {bold}{endpoint}{bold:#}: {model}\n\n{}", title(event), self.table(status))?;
         if event == "ready" {
             if let Some(main) = self.wanted.main_report() {
                 writeln!(out, "\n{}", main_text(&main))?;
@@ -68,11 +68,11 @@ impl Report {
             let StartTimes { facts_s, plan_s, functions_s, placement_s } = &self.times;
             writeln!(
                 out,
-                "\nready after {:.2} s: {facts_s:.2} facts, {plan_s:.2} plan, {functions_s:.2} functions, \
-                 {placement_s:.2} placement",
+                "\nready after {:.2} s: inspect {facts_s:.2} s, plan {plan_s:.2} s, start functions \
+                 {functions_s:.2} s, load placement {placement_s:.2} s",
                 self.times.whole()
             )?;
-            writeln!(out, "\nTry it:\n{}\n\nCtrl-C stops it.", self.curl(endpoint))?;
+            writeln!(out, "\nTry it:\n{}\n\nPress Ctrl-C to stop.", self.curl(endpoint))?;
         }
         out.flush()?;
         Ok(())
@@ -113,13 +113,22 @@ impl Report {
     }
 }
 
-/// What the main function was given, in a sentence.
+/// Name of an event, for people.
+fn title(event: &str) -> &str {
+    match event {
+        "resting" => "group asleep",
+        "resumed" => "group awake",
+        other => other,
+    }
+}
+
+/// Capacity, threads and KV cache of the main function, in a line.
 fn main_text(main: &MainReport) -> String {
     let counted =
         |count: u64, one: &str, many: &str| format!("{count} {}", if count == 1 { one } else { many });
     format!(
-        "room for {} at once: {} and {} for the keys and values of {} in the main function",
-        counted(main.concurrency.into(), "typical request", "typical requests"),
+        "main function: capacity for {}, {}, KV cache of {} ({})",
+        counted(main.concurrency.into(), "concurrent typical request", "concurrent typical requests"),
         counted(main.threads as u64, "thread", "threads"),
         table::bytes(main.kv_cache_bytes),
         counted(main.kv_cache_tokens, "token", "tokens"),

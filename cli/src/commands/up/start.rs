@@ -93,7 +93,8 @@ pub(super) fn ask(
     wanted.options.max_requests = args.max_requests;
     if let Some(requests) = args.concurrency.concurrency {
         if let Some(most) = deployment.max_batch.filter(|most| *most < requests as usize) {
-            let message = format!("is {requests}, more than the {most} sequences of --max-batch");
+            let message =
+                format!("invalid --concurrency: expected at most {most} (--max-batch), got {requests}");
             return Err(CliError::arguments("--concurrency", message));
         }
         wanted.run_at_once(requests);

@@ -5,7 +5,6 @@ use crate::deployment::Wanted;
 use remoe_ledger::{Basis, Rate};
 use remoe_planner::{Billing, Pricing};
 use remoe_profile::Profile;
-use remoe_wire::v1::LayerExperts;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Sizes in which memory is sold, as plans have them where nobody says otherwise.
@@ -22,7 +21,7 @@ pub(super) struct Tariff(BTreeMap<String, Place>);
 /// A function's place.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Place {
-    /// `main`, or the group: functions that host the same experts.
+    /// `main`, or the function that it is a replica of: `group-0`, `layer-3`.
     pub(super) tier: String,
     pub(super) rate: Rate,
     pub(super) basis: Basis,
@@ -60,19 +59,14 @@ impl Tariff {
         };
         let mut places = BTreeMap::from([("main".to_owned(), place)]);
         let basis = if pricing.billing == Billing::Reserved { Basis::Alive } else { Basis::Work };
-        let mut groups: Vec<Vec<LayerExperts>> = Vec::new();
         for process in wanted.placement.processes() {
-            let group = groups.iter().position(|hosted| *hosted == process.hosted).unwrap_or_else(|| {
-                groups.push(process.hosted.clone());
-                groups.len() - 1
-            });
             let hosted: usize = process.hosted.iter().map(|layer| layer.experts.len()).sum();
             let bytes = process.memory_bytes.or(wanted.options.remote_memory_bytes);
             let held = runtime.function_bytes + hosted as f64 * expert;
             let bytes = bytes.map_or_else(|| sold(held), |bytes| bytes as f64);
             let vcpus = process.cpu_millis.map(|millis| millis as f64 / 1e3);
             let rate = Rate::per_second(pricing.function_rate(bytes, vcpus));
-            let tier = format!("group-{group}");
+            let tier = process.function;
             places.insert(process.name, Place { tier, rate, basis, memory_bytes: bytes as u64 });
         }
         Self(places)

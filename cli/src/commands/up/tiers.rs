@@ -28,10 +28,18 @@ pub(super) struct Tiers {
     /// Without use for so long a group sleeps.
     window: Duration,
     began: Instant,
-    groups: Vec<(groups::Group, Group)>,
+    groups: Vec<Tier>,
     told: Told,
     looking: Option<JoinHandle<Looked>>,
     next: Instant,
+}
+
+/// A remote group, and whether it is awake.
+struct Tier {
+    /// `group-0`, or `layer-3`: the function of its first place.
+    name: String,
+    group: groups::Group,
+    state: Group,
 }
 
 /// What a look found out.
@@ -67,12 +75,14 @@ impl Tiers {
     pub(super) fn begin(&mut self, wanted: &Wanted, expected: Option<&Mix>) {
         let now = self.began.elapsed();
         let groups = groups::groups(&wanted.desired().functions).into_iter();
+        let processes = wanted.placement.processes();
         let expected = expected.map(|mix| pairs_of(mix, wanted));
         self.groups = groups
             .map(|group| {
                 let needed = expected.as_ref().is_none_or(|expected| expected.is_on(&group.hosted));
-                let state = Group::new(needed, now);
-                (group, state)
+                let process = processes.iter().find(|process| group.places.contains(&process.name));
+                let name = process.map_or_else(String::new, |process| process.function.clone());
+                Tier { name, group, state: Group::new(needed, now) }
             })
             .collect();
         self.looking = None;
@@ -81,21 +91,22 @@ impl Tiers {
 
     /// Places that nothing is to fill now.
     pub(super) fn resting(&self) -> BTreeSet<String> {
-        let asleep = self.groups.iter().filter(|(_, state)| !state.awake);
-        asleep.flat_map(|(group, _)| group.places.iter().cloned()).collect()
+        let asleep = self.groups.iter().filter(|tier| !tier.state.awake);
+        asleep.flat_map(|tier| tier.group.places.iter().cloned()).collect()
     }
 
     /// The experts of each group, and whether it sleeps.
     pub(super) fn groups(&self) -> Vec<ApartGroup> {
-        let group = |(group, state): &(groups::Group, Group)| ApartGroup {
-            experts: format_listing(&group.hosted),
-            asleep: !state.awake,
+        let group = |tier: &Tier| ApartGroup {
+            name: tier.name.clone(),
+            experts: format_listing(&tier.group.hosted),
+            asleep: !tier.state.awake,
         };
         self.groups.iter().map(group).collect()
     }
 
     fn any_sleeps(&self) -> bool {
-        self.groups.iter().any(|(_, state)| !state.awake)
+        self.groups.iter().any(|tier| !tier.state.awake)
     }
 
     fn pause(&self) -> Duration {
@@ -150,7 +161,7 @@ impl Tiers {
             functions.iter().any(|it| it.name == *place && it.state == FunctionState::Serving)
         };
         let expected = looked.expected.as_ref().map(|mix| pairs_of(mix, wanted));
-        for (group, state) in &mut self.groups {
+        for Tier { group, state, .. } in &mut self.groups {
             let pairs = uses.of(&group.hosted);
             let is_expected = || expected.as_ref().is_some_and(|expected| expected.is_on(&group.hosted));
             let seen = Glance {

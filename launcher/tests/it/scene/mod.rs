@@ -26,7 +26,7 @@ pub(crate) fn wanted(remotes: usize) -> Desired {
         limits: None,
     };
     let mut functions = vec![spec("main".to_owned(), Role::Main)];
-    functions.extend((0..remotes).map(|number| spec(format!("remote-{number}"), Role::Remote)));
+    functions.extend((0..remotes).map(|number| spec(format!("group-0-{number}"), Role::Remote)));
     Desired {
         revision: 0,
         functions,

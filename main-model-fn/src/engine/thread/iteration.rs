@@ -51,10 +51,7 @@ impl Engine {
             last.pause();
             if self.running.is_empty() {
                 // What a request may come to hold was checked when it was submitted.
-                last.fail(ServiceError::new(
-                    ErrorCode::Internal,
-                    "a request alone lacks room for its keys and values",
-                ));
+                last.fail(ServiceError::new(ErrorCode::Internal, "a single request exceeds the KV cache"));
             } else {
                 self.paused.push_front(last);
             }

@@ -190,6 +190,6 @@ async fn a_role_that_is_none_is_quoted_as_it_was_sent() {
         error["message"].as_str().unwrap().to_owned()
     };
     let message = refused(json!({"role": "bot", "content": "x"})).await;
-    assert!(message.ends_with("or tool, not \"bot\""), "{message}");
-    assert_eq!(refused(json!({"content": "x"})).await, "`messages[0].role` is missing");
+    assert!(message.ends_with("or tool, got \"bot\""), "{message}");
+    assert_eq!(refused(json!({"content": "x"})).await, "missing `messages[0].role`");
 }

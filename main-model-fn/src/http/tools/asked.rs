@@ -53,12 +53,12 @@ impl<'de> Deserialize<'de> for ToolChoice {
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ToolChoice, A::Error> {
                 let chosen = ChosenTool::deserialize(MapAccessDeserializer::new(map))?;
                 if chosen.kind != "function" {
-                    let message = format!("type {:?} is not supported, only function", chosen.kind);
+                    let message = format!("invalid `type`: expected function, got {:?}", chosen.kind);
                     return Err(A::Error::custom(message));
                 }
                 match chosen.function.and_then(|Object(function)| function.name) {
                     Some(name) => Ok(ToolChoice::Function(name)),
-                    None => Err(A::Error::custom("its `function.name` is missing")),
+                    None => Err(A::Error::custom("missing `function.name`")),
                 }
             }
         }
@@ -125,7 +125,7 @@ impl Asked {
         let mut names = HashSet::new();
         if let Some(again) = functions.iter().find(|function| !names.insert(function.name.as_str())) {
             let field = format!("tools[{}].function.name", again.place);
-            let message = format!("`{field}`: an earlier tool has the name {:?} as well", again.name);
+            let message = format!("duplicate tool name {:?} in `{field}`", again.name);
             return Err(ServiceError::invalid(field, message));
         }
         let invalid = |message: String| ServiceError::invalid("tool_choice", message);
@@ -137,8 +137,9 @@ impl Asked {
                 "auto" => (Mode::Auto, None),
                 "required" => (Mode::Required, None),
                 other => {
-                    let message =
-                        format!("`tool_choice` is none, auto, required or a function, not {other:?}");
+                    let message = format!(
+                        "invalid `tool_choice`: expected none, auto, required or a function, got {other:?}"
+                    );
                     return Err(invalid(message));
                 }
             },
@@ -147,7 +148,7 @@ impl Asked {
         if functions.is_empty() {
             return match mode {
                 Mode::Auto => Ok(None),
-                Mode::Required => Err(invalid("`tool_choice` needs `tools`".to_owned())),
+                Mode::Required => Err(invalid("`tool_choice` requires `tools`".to_owned())),
             };
         }
         let parallel = only.is_none() && parallel.unwrap_or(true);
@@ -156,7 +157,7 @@ impl Asked {
             Some(name) => {
                 let chosen: Vec<_> = functions.into_iter().filter(|function| function.name == name).collect();
                 if chosen.is_empty() {
-                    return Err(invalid(format!("`tool_choice`: no tool has the name {name:?}")));
+                    return Err(invalid(format!("invalid `tool_choice`: unknown tool {name:?}")));
                 }
                 chosen
             }
@@ -173,36 +174,36 @@ impl Asked {
 fn function(place: usize, tool: &Value) -> Result<Function, ServiceError> {
     let invalid = |field: &str, what: &str| {
         let field = format!("tools[{place}]{field}");
-        let message = format!("`{field}` {what}");
+        let message = format!("invalid `{field}`: expected {what}");
         Err(ServiceError::invalid(field, message))
     };
     if tool.get("type").and_then(Value::as_str) != Some("function") {
-        return invalid(".type", "must be \"function\": no other tools are supported");
+        return invalid(".type", "\"function\"");
     }
     let Some(function) = tool.get("function").and_then(Value::as_object) else {
-        return invalid(".function", "must be an object");
+        return invalid(".function", "an object");
     };
     let letter = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
     let name = match function.get("name").and_then(Value::as_str) {
         Some(name) if (1..=NAME).contains(&name.len()) && name.bytes().all(letter) => name.to_owned(),
-        _ => return invalid(".function.name", "must be 1 to 64 letters, digits, `_`, `-` and `.`"),
+        _ => return invalid(".function.name", "1 to 64 letters, digits, `_`, `-` and `.`"),
     };
     let parameters = match function.get("parameters") {
         None | Some(Value::Null) => None,
         Some(Value::Object(schema)) if schema.get("type").is_some_and(|it| it != "object") => {
-            return invalid(".function.parameters", "must be a schema whose type is \"object\"");
+            return invalid(".function.parameters", "a schema whose type is \"object\"");
         }
         Some(parameters @ Value::Object(_)) => Some(parameters.clone()),
-        Some(_) => return invalid(".function.parameters", "must be an object"),
+        Some(_) => return invalid(".function.parameters", "an object"),
     };
     let strict = match function.get("strict") {
         None | Some(Value::Null) => false,
         Some(Value::Bool(strict)) => *strict,
-        Some(_) => return invalid(".function.strict", "must be a boolean"),
+        Some(_) => return invalid(".function.strict", "a boolean"),
     };
     match function.get("description") {
         None | Some(Value::Null | Value::String(_)) => (),
-        Some(_) => return invalid(".function.description", "must be a string"),
+        Some(_) => return invalid(".function.description", "a string"),
     }
     Ok(Function { name, parameters, strict, place })
 }

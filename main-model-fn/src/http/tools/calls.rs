@@ -44,7 +44,7 @@ impl Calls {
                 // It is said without any head.
                 None if functions.is_empty() => return Ok(Some(answer.clone())),
                 None => {
-                    let message = format!("`{}` cannot be combined with these `tools`", answer.field);
+                    let message = format!("cannot combine `{}` with these `tools`", answer.field);
                     return Err(ServiceError::invalid(&answer.field, message));
                 }
             },

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use tokio::time::sleep;
 
 /// Of the operator of these tests: main functions answer without certificates.
-const FURTHER: [&str; 2] = ["--signer", "nobody"];
+const FURTHER: [&str; 2] = ["--signer", "none"];
 /// Looks without a write after which nothing more is coming: longer than the operator waits with what it tries again.
 const QUIET: u32 = 10;
 

@@ -150,7 +150,7 @@ fn groups_and_their_account_are_told_once_and_again_after_a_restart() {
     with_server(async |server| {
         let plan = deploy(&server).await;
         let mains = [Main::start(0).await, Main::start(1).await];
-        let operator = Operator::start_with(&server, Budget::unlimited(), &["--signer", "nobody"]).await;
+        let operator = Operator::start_with(&server, Budget::unlimited(), &["--signer", "none"]).await;
         let settled = async |replicas: usize| {
             eventually("a settled deployment", async || {
                 run(&server, &mains).await;
@@ -185,7 +185,7 @@ fn groups_and_their_account_are_told_once_and_again_after_a_restart() {
         // Operator and main function were started again: it is told what it was told before.
         operator.kill().await;
         mains[0].told.lock().unwrap().clear();
-        let operator = Operator::start_with(&server, Budget::unlimited(), &["--signer", "nobody"]).await;
+        let operator = Operator::start_with(&server, Budget::unlimited(), &["--signer", "none"]).await;
         settled(2).await;
         assert_eq!((mains[0].told(), mains[1].told()), (first.clone(), first));
         operator.kill().await;

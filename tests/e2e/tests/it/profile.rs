@@ -80,7 +80,7 @@ async fn a_supplied_profile_is_used_and_named_when_it_is_wrong() {
         wanted["profile"] = json!({"configMapName": "mine"});
         let deployment = Deployment::apply(scene, "demo", &wanted).await;
         let missing = deployment.reason("Planned", "ProfileMissing").await;
-        assert!(missing["message"].as_str().unwrap().contains("there is no ConfigMap mine"), "{missing}");
+        assert!(missing["message"].as_str().unwrap().contains("missing ConfigMap mine"), "{missing}");
         scene.kubectl(&["create", "configmap", "mine", "--from-literal=profile.json={}"]).await;
         deployment.reason("Planned", "ProfileInvalid").await;
     })

@@ -125,7 +125,7 @@ async fn what_is_deleted_or_edited_comes_back() {
         let change = json!({"spec": {"main": {"memoryMB": 100}}}).to_string();
         let arguments = ["patch", &plan, "--namespace", &scene.namespace, "--type=merge", "--patch", &change];
         let refused = tool::attempt(&kubectl, &scene.cluster.kubeconfig, &arguments).await.unwrap_err();
-        assert!(refused.contains("a plan is never changed"), "{refused}");
+        assert!(refused.contains("spec is immutable"), "{refused}");
 
         let slices = scene.api::<EndpointSlice>();
         let ready = demo.endpoints(scene).await.len();

@@ -120,7 +120,7 @@ async fn experts_move_out_and_in_again() {
         // Under the prior, which errs on the slow side, it is a warning.
         let status = changed(&demo, json!({"profile": null})).await;
         let planned = find(&status, "Planned").unwrap();
-        assert!(planned["message"].as_str().unwrap().contains("warning"), "{planned}");
+        assert!(planned["message"].as_str().unwrap().contains("limits not met"), "{planned}");
 
         let source =
             json!({"model": {"source": "pvc://models/copy"}, "slo": null, "profile": figures::reference()});
