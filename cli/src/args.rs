@@ -20,10 +20,10 @@ use std::time::Duration;
 #[derive(Debug, Parser)]
 #[command(name = "remoe", version, propagate_version = true, after_help = EXAMPLES)]
 pub(crate) struct Cli {
-    /// Print one JSON object on standard output, everything else on standard error
+    /// Print JSON on standard output (one object; `up`: one per event), everything else on standard error
     #[arg(long, global = true, help_heading = "Output")]
     pub(crate) json: bool,
-    /// Show all log lines of the functions
+    /// Show all log lines of the functions, not only warnings and errors; in `plan`, show how the plan was found
     #[arg(long, short, global = true, help_heading = "Output")]
     pub(crate) verbose: bool,
     #[command(subcommand)]
@@ -45,17 +45,22 @@ pub(crate) enum Command {
     #[command(after_help = RUN_EXAMPLES)]
     Run(RunArgs),
     /// Serve a model over HTTP until Ctrl-C
-    #[command(after_help = UP_EXAMPLES)]
+    #[command(after_help = UP_EXAMPLES, override_usage = "remoe up [OPTIONS] [MODEL]...")]
     Up(Box<UpArgs>),
     /// List the deployments on this machine
+    #[command(after_help = PS_EXAMPLES)]
     Ps,
     /// Stop a deployment on this machine, by model name or process id
+    #[command(after_help = STOP_EXAMPLES)]
     Stop(StopArgs),
-    /// Show running and waiting requests and the state of each model at an endpoint, until Ctrl-C
+    /// Show running and waiting requests and the state of each model at an endpoint, every second until Ctrl-C
+    #[command(after_help = TOP_EXAMPLES)]
     Top(TopArgs),
-    /// Show the cost of requests and of functions, from a ledger
+    /// Show the cost of requests and of functions in US dollars, from a ledger
+    #[command(after_help = COST_EXAMPLES)]
     Cost(CostArgs),
     /// Write a configuration for Prometheus and Grafana, with dashboards of cost, serving, plan and health
+    #[command(after_help = DASHBOARDS_EXAMPLES)]
     Dashboards(DashboardsArgs),
     /// Plan the placement of experts, with its latency and cost
     #[command(after_help = PLAN_EXAMPLES)]
@@ -74,11 +79,13 @@ pub(crate) enum Command {
     /// Convert a dense checkpoint into a Mixture-of-Experts one
     Convert(ConvertArgs),
     /// Check this machine for serving models, and advise on what is missing
+    #[command(after_help = DOCTOR_EXAMPLES)]
     Doctor(DoctorArgs),
     /// Print the completion script of a shell
     #[command(after_help = COMPLETIONS_EXAMPLES)]
     Completions(CompletionsArgs),
     /// Write the manual pages into a folder
+    #[command(after_help = MAN_EXAMPLES)]
     Man(ManArgs),
 }
 
@@ -103,7 +110,8 @@ pub(crate) struct RunArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct StopArgs {
-    /// Model name or process id, as shown by `remoe ps`
+    /// Model name or process id, as shown by `remoe ps`; required unless --all. A name stops every process that
+    /// serves the model, with all of its models
     #[arg(value_name = "NAME|PID", required_unless_present = "all", conflicts_with = "all")]
     pub(crate) what: Option<String>,
     /// Stop all deployments
@@ -112,6 +120,10 @@ pub(crate) struct StopArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(mut_arg("model_positional", |model| model.help(
+    "Model to check for fit, optional, here or as --model: a Hugging Face folder, hf://ORGANISATION/NAME[@REVISION], \
+     s3://BUCKET/PREFIX or https://HOST/PATH"
+)))]
 pub(crate) struct DoctorArgs {
     /// Model to check for fit
     #[command(flatten)]
@@ -135,7 +147,7 @@ pub(crate) struct ManArgs {
 pub(crate) struct InspectArgs {
     #[command(flatten)]
     pub(crate) source: ModelArgs,
-    /// Measure the quantisation error of int8, int4 and MXFP4 experts; reads some weights of each layer
+    /// Measure the error of int8, int4 and MXFP4 experts; reads some weights of each layer
     #[arg(long)]
     pub(crate) quantization_error: bool,
 }
@@ -156,10 +168,10 @@ pub(crate) struct SamplingArgs {
     /// Sampling temperature; 0 takes the most likely token
     #[arg(long, value_name = "T", default_value_t = 0.0, value_parser = temperature, allow_negative_numbers = true)]
     pub(crate) temperature: f32,
-    /// Nucleus sampling: sample from the most likely tokens up to this probability mass
+    /// Nucleus sampling: sample from the most likely tokens up to this probability mass [default: all tokens]
     #[arg(long, value_name = "P", value_parser = probability, allow_negative_numbers = true)]
     pub(crate) top_p: Option<f32>,
-    /// Sample from the K most likely tokens
+    /// Sample from the K most likely tokens [default: all tokens]
     #[arg(long, value_name = "K")]
     pub(crate) top_k: Option<u32>,
     /// Random seed; equal seeds give equal answers
@@ -184,8 +196,8 @@ pub(crate) struct GenerateArgs {
     pub(crate) ignore_eos: bool,
     #[command(flatten)]
     pub(crate) deployment: DeploymentArgs,
-    /// Plan the placement, and print expected beside measured figures
-    #[arg(long, value_enum, value_name = "WHERE", help_heading = "Planning", conflicts_with_all = ["plan", "remote_ratio", "replicas"])]
+    /// Plan the placement before answering, and print expected and measured figures [default: no planning]
+    #[arg(long, value_enum, value_name = "WHEN", help_heading = "Planning", conflicts_with_all = ["plan", "remote_ratio", "replicas"])]
     pub(crate) remote: Option<RemoteArg>,
     #[command(flatten)]
     pub(crate) planning: PlanningArgs,
@@ -199,17 +211,20 @@ pub(crate) struct GenerateArgs {
     true => argument,
     false => planning::not_beside("remote_ratio", argument),
 }))]
+#[command(mut_args(help_for_up))]
 pub(crate) struct UpArgs {
     #[command(flatten)]
     pub(crate) deployment: DeploymentArgs,
-    /// Further models, served at the same endpoint
+    /// Further models at the same endpoint. Flags apply to every model, except --served-model-name (one per model);
+    /// --plan, --profile, --predictor and --history fit one model only
     #[arg(value_name = "MODEL", value_parser = OsStringValueParser::new().try_map(ModelLocation::try_from))]
     pub(crate) further: Vec<ModelLocation>,
-    /// MoEDeployment to serve on this machine; flags override its fields
+    /// MoEDeployment manifest (YAML, as from `remoe plan --nodes FILE --manifest`) to serve on this machine; flags
+    /// override its fields
     #[arg(long, short, value_name = "FILE")]
     pub(crate) file: Option<PathBuf>,
-    /// Remote experts in the plan
-    #[arg(long, value_enum, default_value_t, help_heading = "Planning", conflicts_with_all = ["plan", "remote_ratio", "replicas"])]
+    /// Use of remote experts in the plan
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t, help_heading = "Planning", conflicts_with_all = ["plan", "remote_ratio", "replicas"])]
     pub(crate) remote: RemoteArg,
     #[command(flatten)]
     pub(crate) planning: PlanningArgs,
@@ -239,10 +254,10 @@ pub(crate) struct UpArgs {
     pub(crate) remote_idle: Option<Duration>,
     #[command(flatten)]
     pub(crate) follow: FollowArgs,
-    /// File of API keys by tenant, with models, rate limits and budgets
+    /// File of API keys by tenant, with models, rate limits and budgets [default: none]
     #[arg(long, value_name = "FILE")]
     pub(crate) keys: Option<PathBuf>,
-    /// Folder of the ledger: usage records of requests and functions, for `remoe cost`
+    /// Folder of the ledger: usage records of requests and functions, for `remoe cost` [default: none]
     #[arg(long, value_name = "DIR")]
     pub(crate) ledger: Option<PathBuf>,
     /// API key that clients send as a bearer token [default: none]
@@ -260,7 +275,7 @@ pub(crate) struct UpArgs {
     /// Maximum size of a request body [default: 4MiB]
     #[arg(long, value_name = "SIZE", value_parser = sizes::<u64>(1..=1 << 30))]
     pub(crate) body_limit: Option<u64>,
-    /// Maximum number of running and waiting requests; further ones get 429 [default: 256]
+    /// Maximum number of running and waiting requests per model; further ones get 429 [default: 256]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub(crate) max_requests: Option<u32>,
 }
@@ -268,19 +283,20 @@ pub(crate) struct UpArgs {
 /// Placement that follows expert usage.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct FollowArgs {
-    /// Revise the placement when expert usage drifts, at most once per TIME, such as 60s; a wake is planned for the
-    /// waiting requests [default: keep the placement]
-    #[arg(long, value_name = "TIME", value_parser = planning::duration, conflicts_with = "plan", help_heading = "Following requests")]
+    /// Revise the placement when expert usage drifts, at most once per TIME, such as 60s. Also replans at each wake,
+    /// for the requests then waiting [default: keep the placement]
+    #[arg(long, value_name = "TIME", value_parser = planning::duration, conflicts_with = "plan", help_heading = "Adapting to traffic")]
     pub(crate) replan: Option<Duration>,
-    /// Folder of the training history: prompt vectors and expert counts of past requests, no text
-    /// [default: kept in memory]
-    #[arg(long, value_name = "DIR", requires = "replan", help_heading = "Following requests")]
+    /// Folder where `up` keeps what it learns from requests: prompt vectors and expert usage, no text
+    /// [default: in memory only]
+    #[arg(long, value_name = "DIR", requires = "replan", help_heading = "Adapting to traffic")]
     pub(crate) experience: Option<PathBuf>,
-    /// Size limit of the training history per model
-    #[arg(long, value_name = "SIZE", requires = "experience", default_value = "64MiB", value_parser = sizes::<u64>(1..=1 << 40), help_heading = "Following requests")]
+    /// Size limit of --experience per model
+    #[arg(long, value_name = "SIZE", requires = "experience", default_value = "64MiB", value_parser = sizes::<u64>(1..=1 << 40), help_heading = "Adapting to traffic")]
     pub(crate) experience_bytes: u64,
-    /// Keep no training history of single requests; predict from the predictor alone
-    #[arg(long, requires = "replan", conflicts_with = "experience", help_heading = "Following requests")]
+    /// Do not learn from single requests: predict them with --predictor only. The recent expert usage of all requests
+    /// together still counts
+    #[arg(long, requires = "replan", conflicts_with = "experience", help_heading = "Adapting to traffic")]
     pub(crate) forget: bool,
 }
 
@@ -302,7 +318,7 @@ pub(crate) struct CostArgs {
     /// Same as DIR
     #[arg(long, value_name = "DIR")]
     ledger: Option<PathBuf>,
-    /// Reconcile the ledger: compare the cost of functions with its parts; fails if more than 1 % is not
+    /// Reconcile the ledger: compare the cost of functions with its parts; fails if more than 1% is not
     /// accounted for
     #[arg(long)]
     pub(crate) reconcile: bool,
@@ -402,12 +418,14 @@ pub(crate) struct DeploymentArgs {
     /// [default: the compute dtype]
     #[arg(long, value_name = "int8|int4|mxfp4|fp8")]
     pub(crate) experts_dtype: Option<ExpertsDtype>,
-    /// Dtype of all other weights (embedding, attention, dense layers, shared experts, head): int8, int4, or the
-    /// compute dtype by name [default: int8 beside quantised experts on CPUs, else the compute dtype]
+    /// Dtype of all other weights (embedding, attention, dense layers, shared experts, head): int8 or int4; bfloat16
+    /// or float32 only if equal to the compute dtype [default: int8 beside quantised experts on CPUs, else the compute
+    /// dtype]
     #[arg(long, value_name = "int8|int4|bfloat16|float32")]
     pub(crate) dense_dtype: Option<DenseDtype>,
-    /// Maximum context length in tokens, prompt and answer together; with longrope a value above the trained length
-    /// rotates every position as in long texts
+    /// Maximum context length in tokens, prompt and answer together. For models with longrope, a value above the
+    /// trained length applies long-context scaling to short prompts too [default: that of the model; with longrope, the
+    /// trained length]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) max_model_len: Option<usize>,
     /// Device of the main function: cpu, cuda or cuda:INDEX [default: cuda if available]
@@ -416,7 +434,7 @@ pub(crate) struct DeploymentArgs {
     /// Backend of the main function [default: torch on cuda, native on CPUs]
     #[arg(long, value_enum, env = "REMOE_BACKEND")]
     pub(crate) backend: Option<Backend>,
-    /// Share of each layer's experts that are remote [default: 0; up: planned, or 0.5 with --replicas]
+    /// Share of each layer's experts that are remote [default: 0]
     #[arg(
         long,
         value_name = "B",
@@ -435,13 +453,14 @@ pub(crate) struct DeploymentArgs {
         requires = "remote_ratio"
     )]
     pub(crate) remote_set: RemoteSet,
-    /// Activation records for --remote-set history
+    /// Activation records from `remoe record`, required with --remote-set history
     #[arg(long, value_name = "FILE", help_heading = "Placement", requires = "remote_ratio")]
     pub(crate) history: Option<PathBuf>,
     /// Replicas of each remote group [default: 1]
     #[arg(long, value_name = "Z", help_heading = "Placement", conflicts_with = "plan")]
     pub(crate) replicas: Option<u32>,
-    /// Remote groups: each holds a slice of every layer's remote experts, and all work in parallel [default: 1]
+    /// Number of remote groups with --remote-ratio: each holds a slice of every layer's remote experts, and all work
+    /// in parallel [default: 1]
     #[arg(
         long,
         value_name = "G",
@@ -450,29 +469,55 @@ pub(crate) struct DeploymentArgs {
         conflicts_with = "plan"
     )]
     pub(crate) groups: Option<u32>,
-    /// Plan file: the remote experts of each layer or group
+    /// Plan file: the remote experts of each layer or group, as from `remoe plan MODEL --json > plan.json`
     #[arg(long, value_name = "FILE", help_heading = "Placement")]
     pub(crate) plan: Option<PathBuf>,
-    /// Threads of each function; in a plan, threads of the main function and the limit of a remote one
+    /// Threads per function. When planning: exact for the main function, an upper limit for remote ones
     /// [default: all cores, or as planned]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) threads: Option<usize>,
-    /// Memory limit of each remote function, such as 500MB, 2GiB or plain bytes; in a plan its exact size
+    /// Memory limit of each remote function, such as 500MB or 2GiB. When planning: its exact size
+    /// [default: no limit, or as planned]
     #[arg(long, value_name = "SIZE", value_parser = sizes::<u64>(1..=u64::MAX))]
     pub(crate) remote_memory: Option<u64>,
-    /// Memory of the KV cache
+    /// Memory of the KV cache [default: 2GiB, or as planned]
     #[arg(long, value_name = "SIZE", value_parser = sizes::<u64>(1..=u64::MAX))]
     pub(crate) kv_cache_bytes: Option<u64>,
-    /// Maximum batch size, in sequences
+    /// Maximum batch size, in sequences [default: 32, or the planned concurrency if that is more]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) max_batch: Option<usize>,
-    /// Maximum number of remote functions that start at the same time, most needed first; after a sleep, requests run
-    /// once this many are ready [default: all]
+    /// Start at most N remote functions at a time [default: all]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) starts_at_once: Option<usize>,
-    /// Time limit of the start, in seconds
+    /// Time limit until all functions are ready, in seconds: a number without a unit
     #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = seconds)]
     pub(crate) ready_timeout: Duration,
+}
+
+/// Adapts the help of shared arguments to `up`, which plans, wakes and charges.
+fn help_for_up(argument: clap::Arg) -> clap::Arg {
+    match argument.get_id().as_str() {
+        "model_positional" => argument.help(
+            "Model, required here or as --model unless --file names one: a Hugging Face folder, \
+             hf://ORGANISATION/NAME[@REVISION], s3://BUCKET/PREFIX or https://HOST/PATH",
+        ),
+        "remote_ratio" => argument.help(
+            "Share of each layer's experts that are remote, fixed instead of planned [default: planned; 0.5 if only \
+             --replicas is given]",
+        ),
+        "replicas" => {
+            argument.help("Replicas of each remote group [default: planned; 1 with --remote-ratio]")
+        }
+        "starts_at_once" => argument.help(
+            "Start at most N remote functions at a time. On wake, requests begin when the main function and the first \
+             N are ready; with --replan, the most needed start first [default: all]",
+        ),
+        "pricing" => argument.help(
+            "Price list (examples/pricing) for the plan, the ledger and budgets [default: $0.04 per core hour, $0.004 \
+             per GB hour]",
+        ),
+        _ => argument,
+    }
 }
 
 impl DeploymentArgs {
@@ -528,10 +573,10 @@ pub(crate) enum RemoteSet {
 /// Start order of the functions.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum StartOrder {
-    /// Plan, then start all functions at the same time
+    /// Plan, then start all functions together, at most --starts-at-once remote ones at a time
     #[default]
     Planned,
-    /// Start the main function at once with worst-case memory, and plan the rest meanwhile
+    /// Start the main function at once with worst-case memory, plan the rest meanwhile, then go on as planned
     Preallocated,
     /// Plan, then start one function after the other
     Sequential,
@@ -636,16 +681,20 @@ const EXAMPLES: &str = "Examples:
   remoe generate ./model --prompt 'Once upon a time' --remote-ratio 0.5
   remoe up ./model --port 8000
 
-Sizes are 500MB, 2GiB or plain bytes.
+Values:
+  SIZE   500MB, 2GiB or plain bytes
+  TIME   10s, 1.5s or 200ms: seconds or milliseconds, always with the unit
+  SHARE  0.05; --cold-share also takes 5%
 
 Environment:
-  REMOE_BIN_DIR  Folder of the function programs, if not the folder of remoe
-  REMOE_BACKEND  Same as --backend
-  REMOE_LOG      Log filter of the functions, for example debug; all lines are shown
-  REMOE_API_KEY  Same as --api-key
-  REMOE_MODEL_CACHE  Same as --model-cache
+  REMOE_BIN_DIR          Folder of the function programs, if not the folder of remoe
+  REMOE_BACKEND          Same as --backend
+  REMOE_LOG              Log level or filter of the functions, e.g. debug; implies --verbose
+  REMOE_API_KEY          Same as --api-key
+  REMOE_MODEL_CACHE      Same as --model-cache
   HF_TOKEN, HF_ENDPOINT  Access to models hf://ORGANISATION/NAME
-  AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL  Access to models s3://BUCKET/PREFIX";
+  AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL
+                         Access to models s3://BUCKET/PREFIX";
 
 const INSPECT_EXAMPLES: &str = "Examples:
   remoe inspect --model ./model
@@ -665,8 +714,53 @@ const RUN_EXAMPLES: &str = "Examples:
   remoe run ./model 'What is a lake?' --remote-ratio 0.5
   printf 'What is a lake?\\nAnd a pond?\\n' | remoe run ./model
 
-In the terminal: /help lists the commands and settings, Ctrl-C ends an answer, Ctrl-D the conversation. Text
-between \"\"\" and \"\"\" may span lines; a backslash at the end of a line continues it.";
+In the terminal: /help lists the commands and settings, Ctrl-C ends an answer, Ctrl-D the
+conversation. Text between \"\"\" and \"\"\" may span lines; a backslash at the end of a line
+continues it.";
+
+const PS_EXAMPLES: &str = "Examples:
+  remoe ps
+  remoe ps --json";
+
+const STOP_EXAMPLES: &str = "Examples:
+  remoe stop model
+  remoe stop 4711
+  remoe stop --all
+
+`stop` waits up to 60 s for running requests to end.";
+
+const TOP_EXAMPLES: &str = "Examples:
+  remoe top
+  remoe top --endpoint http://10.0.0.7:8000 --api-key secret
+  remoe top --json
+
+With --json, or if the output is not a terminal, `top` prints once and ends.";
+
+const COST_EXAMPLES: &str = "Examples:
+  remoe cost ./ledger
+  remoe cost ./ledger --reconcile
+  remoe cost ./ledger --export csv > requests.csv
+
+Amounts are US dollars (with --json and --export: nano-dollars), at the prices that
+`remoe up --pricing` (on a cluster: spec.pricing) had when the functions ran. The report covers the
+whole ledger, with a sum for each day in UTC. For another time range, filter the exported requests
+by time: unix_ns in CSV, at in JSON, both in nanoseconds since 1970.";
+
+const DASHBOARDS_EXAMPLES: &str = "Examples:
+  remoe dashboards ./monitoring
+  remoe dashboards ./monitoring --endpoint http://10.0.0.7:8000 --api-key-file key.txt
+
+The command prints how to start Prometheus and Grafana with the folder.";
+
+const DOCTOR_EXAMPLES: &str = "Examples:
+  remoe doctor
+  remoe doctor ./model
+  remoe doctor hf://org/name --json
+
+The exit code is 1 if a check fails.";
+
+const MAN_EXAMPLES: &str = "Examples:
+  remoe man ~/.local/share/man/man1";
 
 const COMPLETIONS_EXAMPLES: &str = "Examples:
   remoe completions bash > ~/.local/share/bash-completion/completions/remoe
@@ -688,20 +782,33 @@ const UP_EXAMPLES: &str = "Examples:
   remoe up --model ./model --remote-ratio 0.5 --groups 3 --replicas 2
   remoe up --model ./model --remote-ratio 0.5 --remote-set history --history history.npy
   remoe up --file deployment.yaml
-  remoe up --model ./model --plan plan.json --host 0.0.0.0 --api-key secret";
+  remoe up --model ./model --plan plan.json --host 0.0.0.0 --api-key secret
+  remoe up ./model --idle 60s --replan 60s --experience ./experience
+  remoe up ./model --pricing examples/pricing/aws-fargate.yaml --ledger ./ledger
+  remoe up ./model --keys keys.yaml --ledger ./ledger
+  remoe up ./small ./large --served-model-name small --served-model-name large --idle 10s";
 
 const PLAN_EXAMPLES: &str = "Examples:
   remoe plan --model ./model --tpot 50ms
   remoe plan ./model --explain
+  remoe plan ./model --json > plan.json
+  remoe up ./model --plan plan.json
+  remoe plan ./model --previous plan.json --json > next.json
   remoe plan hf://deepseek-ai/DeepSeek-V3 --nodes examples/nodes/aws-us-east-1.yaml
   remoe plan ./model --nodes nodes.yaml --manifest > deployment.yaml
   remoe plan --problem problem.json
   remoe plan --problem problem.json --previous plan.json --hysteresis 0.1
   remoe plan --problem problem.json --evaluate plan.json --json
-  remoe plan --problem problem.json --preallocate";
+  remoe plan --problem problem.json --preallocate
+
+--plan of up, run, generate, logits and record reads a file that `plan --json` wrote. So do
+--previous and --evaluate. docs/reference/plan-files.md has the fields of plan and problem files.
+tests/fixtures/planning/example-problem.json is an example problem.";
 
 const EVAL_EXAMPLES: &str = "Examples:
   remoe eval --out evaluation
   remoe eval --model ./model --records history.npy --predictor ./model/predictor --json
   remoe eval --model ./model --profile profile.json --pricing prices.yaml
-  remoe eval --only regret --problem problem.json --out evaluation";
+  remoe eval --only regret --problem problem.json --out evaluation
+
+docs/evaluation.md describes the experiments, the Remoe paper and the assumed server.";

@@ -49,10 +49,12 @@ pub(crate) struct PlanningArgs {
     /// Limit of the time per output token
     #[arg(long, value_name = "TIME", default_value = "200ms", value_parser = duration, help_heading = "Planning")]
     pub(crate) tpot: Duration,
-    /// Limit of the time to first token of a cold request; needs arrivals in --workload [default: none]
+    /// Limit of the time to first token of a cold request (one that wakes a sleeping model); needs arrivals in
+    /// --workload and an idle window [default: no limit]
     #[arg(long, value_name = "TIME", value_parser = duration, help_heading = "Planning")]
     pub(crate) cold_ttft: Option<Duration>,
-    /// Maximum share of cold requests, such as 0.05 or 5% [default: all]
+    /// Maximum share of cold requests (those that wake a sleeping model), such as 0.05 or 5%; needs arrivals in
+    /// --workload and an idle window [default: no limit]
     #[arg(long, value_name = "SHARE", value_parser = share, help_heading = "Planning")]
     pub(crate) cold_share: Option<f64>,
     /// Price list (examples/pricing) [default: $0.04 per core hour, $0.004 per GB hour]
@@ -62,20 +64,22 @@ pub(crate) struct PlanningArgs {
     /// step 100]
     #[arg(long, value_name = "MB", value_parser = sizes, help_heading = "Planning")]
     pub(crate) main_memory_mb: Option<SizeRange>,
-    /// Memory sizes of a remote function, MIN:MAX:STEP in MB or with units
+    /// Memory sizes of a remote function, MIN:MAX:STEP in MB or with units; ignored if --remote-memory is set
     #[arg(long, value_name = "MB", default_value = "100:5000:100", value_parser = sizes, help_heading = "Planning")]
     pub(crate) remote_memory_mb: SizeRange,
-    /// Maximum number of replicas of a layer's remote function
+    /// Maximum number of replicas of a layer's or group's remote function
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64), help_heading = "Planning")]
     pub(crate) max_replicas: u32,
-    /// Maximum number of remote groups, each with a slice of every layer [default: 16 for `plan`; on one machine no
-    /// groups but a function per layer, if remote experts pay]
+    /// Allow plans with up to N remote groups, each with a slice of every layer's remote experts [default: plans have
+    /// no groups, but a remote function per layer]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64), help_heading = "Planning")]
     pub(crate) max_groups: Option<u32>,
-    /// vCPUs of the main function, MIN:MAX:STEP in millicores, priced apart from memory [default: one per GB]
+    /// vCPUs of the main function, MIN:MAX:STEP in millicores; if set, vCPUs are priced apart from memory
+    /// [default: 1000 per GB]
     #[arg(long, value_name = "M", value_parser = millicores, requires = "remote_cpu", help_heading = "Planning")]
     pub(crate) main_cpu: Option<VcpuRange>,
-    /// vCPUs of a remote function, MIN:MAX:STEP in millicores
+    /// vCPUs of a remote function, MIN:MAX:STEP in millicores; if set, vCPUs are priced apart from memory
+    /// [default: 1000 per GB]
     #[arg(long, value_name = "M", value_parser = millicores, requires = "main_cpu", help_heading = "Planning")]
     pub(crate) remote_cpu: Option<VcpuRange>,
 }
@@ -107,10 +111,10 @@ pub(crate) fn not_beside(other: &'static str, argument: clap::Arg) -> clap::Arg 
 /// Use of remote experts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum RemoteArg {
-    /// If that is cheaper
+    /// Use remote experts only if that is cheaper
     #[default]
     Auto,
-    /// In every layer with more experts than a token uses
+    /// Use remote experts in every layer with more experts than a token uses
     Always,
     /// Keep all experts in the main function
     Never,

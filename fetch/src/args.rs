@@ -29,13 +29,14 @@ const PLACES: &str =
 #[derive(clap::Args)]
 #[group(id = "ModelArgs")]
 struct Form {
-    /// The model: a Hugging Face folder, hf://ORGANISATION/NAME[@REVISION], s3://BUCKET/PREFIX or https://HOST/PATH
+    /// Model, required here or as --model: a Hugging Face folder, hf://ORGANISATION/NAME[@REVISION],
+    /// s3://BUCKET/PREFIX or https://HOST/PATH
     #[arg(id = "model_positional", value_name = "MODEL", group = "model_source", value_parser = location())]
     positional: Option<ModelLocation>,
-    /// The model, as a flag
+    /// Same as MODEL
     #[arg(long, value_name = "MODEL", group = "model_source", value_parser = location())]
     model: Option<ModelLocation>,
-    /// Cache folder of fetched models; processes may share it [default: REMOE_MODEL_CACHE, else remoe/models in the
+    /// Cache folder of fetched models; processes may share it [env: REMOE_MODEL_CACHE] [default: remoe/models in the
     /// user's cache folder]
     // Not read from the environment here: a variable alone would make these arguments present.
     #[arg(long, value_name = "DIR")]

@@ -30,7 +30,8 @@ Examples:
 
 #[derive(Debug, Args)]
 struct Gpt2MoeArgs {
-    /// GPT-2 checkpoint: a folder or a location, as for --model
+    /// GPT-2 checkpoint: a Hugging Face folder, hf://ORGANISATION/NAME[@REVISION], s3://BUCKET/PREFIX or
+    /// https://HOST/PATH
     #[arg(value_name = "FROM", value_parser = remoe_fetch::location())]
     from: ModelLocation,
     /// Output folder; created, or empty
@@ -42,7 +43,8 @@ struct Gpt2MoeArgs {
     /// Experts per token (top-k); with all experts the model equals the dense one
     #[arg(long, value_name = "K", default_value_t = 2)]
     top_k: usize,
-    /// Cache folder of fetched models
+    /// Cache folder of fetched models; processes may share it [env: REMOE_MODEL_CACHE] [default: remoe/models in the
+    /// user's cache folder]
     #[arg(long, value_name = "DIR")]
     model_cache: Option<PathBuf>,
 }

@@ -33,8 +33,9 @@ const MOST_GROUPS: u32 = 16;
 #[command(mut_args(|argument| planning::not_beside("problem", argument)))]
 #[command(mut_arg("predictor", |predictor| predictor.conflicts_with("problem")))]
 #[command(mut_arg("concurrency", |concurrency| concurrency.conflicts_with("problem")))]
+#[command(mut_args(help_for_plan))]
 pub(crate) struct PlanArgs {
-    /// Problem file: model, workload, prices and limits
+    /// Problem file (JSON): model, workload, prices and limits, as `problem` in the output of `plan MODEL --json`
     #[arg(long, value_name = "FILE", conflicts_with = "model_source")]
     problem: Option<PathBuf>,
     /// Plan for this model on the machine of its profile
@@ -47,11 +48,12 @@ pub(crate) struct PlanArgs {
     /// [default: the compute dtype]
     #[arg(long, value_name = "int8|int4|mxfp4|fp8", requires = "model_source")]
     experts_dtype: Option<ExpertsDtype>,
-    /// Plan for this dtype of all other weights (embedding, attention, dense layers, shared experts, head): int8, or
-    /// the compute dtype by name [default: int8 beside quantised experts on CPUs, else the compute dtype]
-    #[arg(long, value_name = "int8|bfloat16|float32", requires = "model_source")]
+    /// Plan for this dtype of all other weights (embedding, attention, dense layers, shared experts, head): int8 or
+    /// int4; bfloat16 or float32 only if equal to the compute dtype [default: int8 beside quantised experts on CPUs,
+    /// else the compute dtype]
+    #[arg(long, value_name = "int8|int4|bfloat16|float32", requires = "model_source")]
     dense_dtype: Option<DenseDtype>,
-    /// Plan for this prompt instead of the mean of the history
+    /// Plan for this prompt instead of the average of the prompts the predictor was built from
     #[arg(long, value_name = "TEXT", requires = "model_source")]
     prompt: Option<String>,
     #[command(flatten)]
@@ -61,33 +63,35 @@ pub(crate) struct PlanArgs {
     /// Explain the plan in plain words
     #[arg(long)]
     explain: bool,
-    /// Only size the main function, without a prediction
+    /// Size only the main function, for the worst case of expert usage; the first step of `up --start preallocated`
     #[arg(long, conflicts_with_all = ["evaluate", "previous", "robust", "remote", "explain"])]
     preallocate: bool,
-    /// Evaluate this plan instead of making one
+    /// Evaluate the plan in this file (from `plan --json`) instead of making one
     #[arg(long, value_name = "PLAN", conflicts_with_all = ["previous", "remote", "explain"])]
     evaluate: Option<PathBuf>,
-    /// Current plan; kept unless the new one saves more than --hysteresis
+    /// Plan in use (a file from `plan --json`); kept unless the new one saves more than --hysteresis
     #[arg(long, value_name = "PLAN")]
     previous: Option<PathBuf>,
     /// Share of the cost that a new plan must save to replace the previous one
     #[arg(long, value_name = "H", default_value_t = 0.05, value_parser = share, allow_negative_numbers = true)]
     hysteresis: f64,
-    /// Expected lifetime of a new plan; its savings over this time must exceed the cost of loading experts
+    /// How long a new plan is expected to stay; it must save more in this time than loading its experts costs
     #[arg(long, value_name = "TIME", default_value = "3600s", value_parser = planning::duration)]
     stands: std::time::Duration,
-    /// Meet the limits at the 95th percentile of the prediction error
+    /// Meet the limits even if remote experts are used more than predicted, at the 95th percentile of the prediction
+    /// error; --sturdy is about other errors, too
     #[arg(long)]
     robust: bool,
-    /// Extra cost, as a share, that a plan of groups may take to meet the limits when figures are wrong by 30 %
+    /// For plans with groups: accept up to this share of extra cost (0.02 = 2%) so that limits still hold if one figure
+    /// is wrong: a time by 30%, expert usage, or twice the requests. --robust is about expert usage alone
     /// [default: 0.02 with a model, 0 with --problem]
     #[arg(long, value_name = "SHARE", value_parser = share, allow_negative_numbers = true)]
     sturdy: Option<f64>,
-    /// Use of remote experts
-    #[arg(long, value_enum, default_value_t)]
+    /// Use of remote experts in the plan
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t)]
     remote: RemoteArg,
-    /// Calibration: answers with figures, one per line (`include_figures`); scales the profile's times by the median
-    /// ratio of measured to expected time, 0.5 to 2
+    /// File of JSON answers, one per line, requested with `include_figures`. Multiplies the profile's times by the
+    /// median of measured / expected time, clamped to 0.5-2; needs 10 answers
     #[arg(long, value_name = "FILE", requires = "model_source")]
     measured: Option<PathBuf>,
     #[command(flatten)]
@@ -104,6 +108,23 @@ struct WithProblem<'a, T> {
     factors: Option<Factors>,
     #[serde(flatten)]
     answer: T,
+}
+
+/// Adapts the help of shared arguments to `plan`, which needs no model beside a problem and starts nothing.
+fn help_for_plan(argument: clap::Arg) -> clap::Arg {
+    match argument.get_id().as_str() {
+        "model_positional" => argument.help(
+            "Model, required here or as --model unless --problem is given: a Hugging Face folder, \
+             hf://ORGANISATION/NAME[@REVISION], s3://BUCKET/PREFIX or https://HOST/PATH",
+        ),
+        "remote_memory_mb" => {
+            argument.help("Memory sizes of a remote function, MIN:MAX:STEP in MB or with units")
+        }
+        "max_groups" => argument.help(
+            "Allow plans with up to N remote groups, each with a slice of every layer's remote experts [default: 16]",
+        ),
+        _ => argument,
+    }
 }
 
 fn share(text: &str) -> Result<f64, String> {

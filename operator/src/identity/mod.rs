@@ -288,7 +288,8 @@ impl Identities {
 fn not_permitted(owner: &MoEDeployment, error: &CallError) -> Trouble {
     let namespace = owner.namespace().unwrap_or_default();
     let message = format!(
-        "cannot issue certificates: {error}; add {namespace} to identity.namespaces of the operator's chart"
+        "cannot issue certificates: {error}; add {namespace} to identity.namespaces of the operator's chart, or to \
+         watchNamespaces if that is set"
     );
     Trouble::new("IdentityNotPermitted", message)
 }

@@ -31,17 +31,23 @@ use worth::WorthReport;
 
 /// Arguments of `remoe eval`.
 #[derive(Debug, Args)]
+#[command(mut_arg("model_positional", |model| model.help(
+    "Model to evaluate beside the published ones, optional, here or as --model: a Hugging Face folder, \
+     hf://ORGANISATION/NAME[@REVISION], s3://BUCKET/PREFIX or https://HOST/PATH"
+)))]
 pub(crate) struct EvalArgs {
     /// Folder for the tables, and for every figure as CSV and SVG
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Price list, in YAML or JSON [default: the paper's price ratio on one list price]
+    /// Price list (examples/pricing), in YAML or JSON [default: AWS Lambda's $0.0000166667 per GB second; GPU memory
+    /// costs 3 times that, as in the Remoe paper]
     #[arg(long, value_name = "FILE")]
     pricing: Option<PathBuf>,
     /// Model to evaluate beside the published ones
     #[command(flatten)]
     source: Option<ModelArgs>,
-    /// Profile of the model from `remoe profile` [default: the assumed machine]
+    /// Profile of the model from `remoe profile` [default: an assumed server like that of the Remoe paper, with two
+    /// Xeon Gold 6348 and an A100]
     #[arg(long, value_name = "FILE", requires = "model_source")]
     profile: Option<PathBuf>,
     /// Activation records of the model; 50 requests are sampled from them [default: synthetic]. With several files,
@@ -54,7 +60,8 @@ pub(crate) struct EvalArgs {
     /// Node list (examples/nodes), for the map of the cheapest placement over models and request rates
     #[arg(long, value_name = "FILE")]
     nodes: Option<PathBuf>,
-    /// Measure perplexity on this text instead, with experts in the compute dtype and quantised to int8, int4 and MXFP4
+    /// Run no experiments, but measure the model's perplexity on this text, with experts in the compute dtype and
+    /// quantised to int8, int4 and MXFP4
     #[arg(long, value_name = "FILE", requires = "model_source", conflicts_with_all = ["out", "pricing", "profile", "records", "nodes", "only"])]
     pub(crate) perplexity: Option<PathBuf>,
     /// Problem files (`remoe plan --problem`) for --only regret, beside the published models
@@ -71,7 +78,7 @@ const TRACE: u64 = 1;
 /// A part of the evaluation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Only {
-    /// The figures of the paper
+    /// The figures of the Remoe paper
     Figures,
     /// The map, at the prices of --pricing and on the nodes of --nodes
     Map,

@@ -33,7 +33,7 @@ pub(crate) struct NodesArgs {
         "explain", "hysteresis", "stands", "measured",
     ])]
     pub(crate) nodes: Option<PathBuf>,
-    /// Print the MoEDeployment of the recommendation
+    /// Print the recommendation as a MoEDeployment manifest (YAML), for `remoe up --file` or a cluster
     #[arg(long, requires = "nodes", help_heading = "Nodes")]
     manifest: bool,
     /// Functions allowed on spot nodes

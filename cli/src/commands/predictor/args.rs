@@ -76,13 +76,13 @@ pub(crate) struct TreeArgs {
     /// Past prompts per prediction
     #[arg(long, value_name = "N", default_value_t = 15)]
     alpha: usize,
-    /// Maximum prompts per leaf of the tree; above --alpha
+    /// Maximum prompts per leaf of the tree; must be greater than --alpha
     #[arg(long, value_name = "N", default_value_t = 150)]
     beta: usize,
-    /// Minimum number of prompts that a search visits; by sketches above --rerank
+    /// Prompts that a search visits at least; if more than --rerank, they are compared by sketch first
     #[arg(long, value_name = "N", default_value_t = 1500)]
     breadth: usize,
-    /// Of these, prompts compared in full
+    /// Visited prompts that are compared in full
     #[arg(long, value_name = "N", default_value_t = 100)]
     rerank: usize,
     /// Maximum children per node of the tree

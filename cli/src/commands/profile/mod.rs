@@ -51,11 +51,12 @@ pub(crate) struct ProfileArgs {
     /// [default: the compute dtype]
     #[arg(long, value_name = "int8|int4|mxfp4|fp8")]
     experts_dtype: Option<ExpertsDtype>,
-    /// Dtype of all other weights (embedding, attention, dense layers, shared experts, head): int8, or the compute
-    /// dtype by name [default: int8 beside quantised experts on CPUs, else the compute dtype]
-    #[arg(long, value_name = "int8|bfloat16|float32")]
+    /// Dtype of all other weights (embedding, attention, dense layers, shared experts, head): int8 or int4; bfloat16
+    /// or float32 only if equal to the compute dtype [default: int8 beside quantised experts on CPUs, else the compute
+    /// dtype]
+    #[arg(long, value_name = "int8|int4|bfloat16|float32")]
     dense_dtype: Option<DenseDtype>,
-    /// Device of the main function: cpu, cuda or cuda:INDEX
+    /// Device of the main function: cpu, cuda or cuda:INDEX; unlike in other commands, cuda is not chosen by itself
     #[arg(long, default_value = "cpu")]
     device: String,
     /// Backend of the main function [default: torch on cuda, native on CPUs]
