@@ -2,7 +2,7 @@
 //! should, an inspector, a profiler and main functions that answer.
 
 use crate::api::{
-    GatewayDemand, MixOf, MoEDemand, MoEDeployment, MoEDeploymentStatus, MoEPlanSpec, MoERecord, ModelStatus,
+    GatewayDemand, MixOf, MoEDemand, MoEDeployment, MoEDeploymentStatus, MoERecord, ModelStatus,
 };
 use crate::build::Surroundings;
 use crate::conversations::Heard;
