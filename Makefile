@@ -54,8 +54,15 @@ demo: demo-build ## Start the demo model with half of its experts remote, chat o
 up: demo-build ## Serve the demo model on http://127.0.0.1:8000 until Ctrl-C
 	target/release/remoe up --model demo/model --served-model-name remoe-demo --remote-ratio 0.5
 
+# Programs and tests together: neither waits for the last crate of the other.
+.PHONY: test-programs
+test-programs: tools
+ifndef PROGRAMS_ARE_THERE
+	$(CARGO) build --profile $(PROFILE) --workspace --bins --lib --tests
+endif
+
 .PHONY: test
-test: programs $(PYTHON_PACKAGES)/.complete ## Run every test that needs no cluster (TESTS="-E 'test(template)'" chooses)
+test: test-programs $(PYTHON_PACKAGES)/.complete ## Run every test that needs no cluster (TESTS="-E 'test(template)'" chooses)
 	PYTHONPATH="$$PWD/$(PYTHON_PACKAGES)" REMOE_BIN_DIR="$(PROGRAMS)" CARGO='$(CARGO)' scripts/run-tests $(PROFILE) $(TESTS)
 
 # Client libraries that the tests drive the server with.

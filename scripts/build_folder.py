@@ -2,7 +2,7 @@
 """Print the folder of cargo's intermediate artefacts, for CARGO_BUILD_BUILD_DIR.
 
 It lies in the cache (scripts/cache.py): one for each compiler, lock file and checkout; programs stay at target/. A new one
-begins with the dependencies that another checkout has compiled. Artefacts of this workspace are never shared: cargo tells
+begins with the dependencies that another checkout, or this one with another lock file, has compiled. Artefacts of this workspace are never shared: cargo tells
 those of two checkouts apart by their times alone. What has not been used for longest is removed when all together take
 more than REMOE_CACHE_GB (default 30). Where the cache cannot be written, the folder is target/ of this checkout.
 """
@@ -101,12 +101,15 @@ def seed(folder: Path, sibling: Path, members: set[str]) -> None:
 def folder_of_this_checkout(builds: Path) -> Path:
     foreign, members = packages()
     compiler = subprocess.run(["rustc", "-vV"], cwd=REPOSITORY, capture_output=True, check=True).stdout
-    key = digest(compiler + "\n".join(foreign).encode())
-    folder = builds / f"{key}-{digest(os.fsencode(REPOSITORY))}"
+    # Cargo tells units of other versions apart, so that a new lock file begins with what it has in common with an old one.
+    same_compiler = digest(compiler)
+    same_lock = f"{same_compiler}-{digest(chr(10).join(foreign).encode())}"
+    folder = builds / f"{same_lock}-{digest(os.fsencode(REPOSITORY))}"
     with open(builds / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
-            siblings = sorted(builds.glob(f"{key}-*"), key=lambda path: path.stat().st_mtime)
+            siblings = builds.glob(f"{same_compiler}-*")
+            siblings = sorted(siblings, key=lambda path: (path.name.startswith(same_lock), path.stat().st_mtime))
             unfinished = builds / f".{folder.name}"
             shutil.rmtree(unfinished, ignore_errors=True)
             unfinished.mkdir()
