@@ -294,8 +294,8 @@ pub(crate) struct FollowArgs {
     /// Size limit of --experience per model
     #[arg(long, value_name = "SIZE", requires = "experience", default_value = "64MiB", value_parser = sizes::<u64>(1..=1 << 40), help_heading = "Adapting to traffic")]
     pub(crate) experience_bytes: u64,
-    /// Do not learn from single requests: predict them with --predictor only. The recent expert usage of all requests
-    /// together still counts
+    /// Predict each request from --predictor alone, not from earlier requests. Replanning still uses the recent expert
+    /// usage of all requests together
     #[arg(long, requires = "replan", conflicts_with = "experience", help_heading = "Adapting to traffic")]
     pub(crate) forget: bool,
 }

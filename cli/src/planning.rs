@@ -50,11 +50,11 @@ pub(crate) struct PlanningArgs {
     #[arg(long, value_name = "TIME", default_value = "200ms", value_parser = duration, help_heading = "Planning")]
     pub(crate) tpot: Duration,
     /// Limit of the time to first token of a cold request (one that wakes a sleeping model); needs arrivals in
-    /// --workload and an idle window [default: no limit]
+    /// --workload and an idle window, such as idleSeconds there [default: no limit]
     #[arg(long, value_name = "TIME", value_parser = duration, help_heading = "Planning")]
     pub(crate) cold_ttft: Option<Duration>,
     /// Maximum share of cold requests (those that wake a sleeping model), such as 0.05 or 5%; needs arrivals in
-    /// --workload and an idle window [default: no limit]
+    /// --workload and an idle window, such as idleSeconds there [default: no limit]
     #[arg(long, value_name = "SHARE", value_parser = share, help_heading = "Planning")]
     pub(crate) cold_share: Option<f64>,
     /// Price list (examples/pricing) [default: $0.04 per core hour, $0.004 per GB hour]

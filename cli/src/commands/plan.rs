@@ -75,23 +75,24 @@ pub(crate) struct PlanArgs {
     /// Share of the cost that a new plan must save to replace the previous one
     #[arg(long, value_name = "H", default_value_t = 0.05, value_parser = share, allow_negative_numbers = true)]
     hysteresis: f64,
-    /// How long a new plan is expected to stay; it must save more in this time than loading its experts costs
+    /// Expected lifetime of a new plan. Besides --hysteresis, its savings in this time must exceed the cost of loading
+    /// its experts
     #[arg(long, value_name = "TIME", default_value = "3600s", value_parser = planning::duration)]
     stands: std::time::Duration,
     /// Meet the limits even if remote experts are used more than predicted, at the 95th percentile of the prediction
     /// error; --sturdy is about other errors, too
     #[arg(long)]
     robust: bool,
-    /// For plans with groups: accept up to this share of extra cost (0.02 = 2%) so that limits still hold if one figure
-    /// is wrong: a time by 30%, expert usage, or twice the requests. --robust is about expert usage alone
+    /// Accept up to this share of extra cost (0.02 = 2%) for a plan that meets the limits even if one of these is off: a
+    /// time is 30% longer, expert usage is higher than predicted, or requests double. --robust is about usage alone
     /// [default: 0.02 with a model, 0 with --problem]
     #[arg(long, value_name = "SHARE", value_parser = share, allow_negative_numbers = true)]
     sturdy: Option<f64>,
     /// Use of remote experts in the plan
     #[arg(long, value_enum, value_name = "WHEN", default_value_t)]
     remote: RemoteArg,
-    /// File of JSON answers, one per line, requested with `include_figures`. Multiplies the profile's times by the
-    /// median of measured / expected time, clamped to 0.5-2; needs 10 answers
+    /// File of responses of `remoe up`, one JSON object per line, to requests that set `include_figures`. Multiplies the
+    /// profile's times by the median of measured / expected time, clamped to 0.5-2; needs 10 responses
     #[arg(long, value_name = "FILE", requires = "model_source")]
     measured: Option<PathBuf>,
     #[command(flatten)]
@@ -121,7 +122,8 @@ fn help_for_plan(argument: clap::Arg) -> clap::Arg {
             argument.help("Memory sizes of a remote function, MIN:MAX:STEP in MB or with units")
         }
         "max_groups" => argument.help(
-            "Allow plans with up to N remote groups, each with a slice of every layer's remote experts [default: 16]",
+            "Allow plans with up to N remote groups, each with a slice of every layer's remote experts \
+             [default: 16; `up` plans without groups unless it is given]",
         ),
         _ => argument,
     }
