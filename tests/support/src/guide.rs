@@ -170,9 +170,9 @@ pub async fn run(name: &str, script: &str) {
 /// # Panics
 /// A command fails.
 pub async fn run_in_cluster(name: &str, script: &str, tools: &Path, kubeconfig: &Path) {
-    // What a page leaves in the background ends with it.
-    let mut command = Command::new("unshare");
-    command.args(["--pid", "--fork", "--kill-child", "--mount-proc", "bash", "-c", script]);
+    let mut command = Command::new("bash");
+    // What a page leaves in the background ends with it. cluster.py looks its cluster up among the processes of this host.
+    command.args(["-c", &format!("trap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n{script}")]);
     command.env("KUBECONFIG", kubeconfig);
     run_by(name, command, &[tools]).await;
 }
