@@ -62,9 +62,10 @@ impl Connector {
         if uri.scheme() != Some(&Scheme::HTTPS) {
             return Ok(None);
         }
-        let nobody = || io::Error::new(io::ErrorKind::InvalidInput, format!("missing identity in {uri}"));
+        let no_identity =
+            || io::Error::new(io::ErrorKind::InvalidInput, format!("missing identity in {uri}"));
         let authority = uri.authority().map(|authority| authority.as_str());
-        let (name, _) = authority.and_then(|authority| authority.split_once('@')).ok_or_else(nobody)?;
+        let (name, _) = authority.and_then(|authority| authority.split_once('@')).ok_or_else(no_identity)?;
         let identity: Identity =
             format!("{SCHEME}{}", name.replace(':', "/")).parse().map_err(io::Error::other)?;
         let missing = || {

@@ -12,10 +12,10 @@ use std::thread;
 
 /// Objects that are spoiled, a few of them for each look: in every change, and by `make nightly`.
 const OBJECTS: [usize; 2] = [2_000, 10_000];
-/// Of the numbers at their limits every change takes one in so many. There are five limits, so that every number is tried.
+/// Stride over the numbers at their limits in every change. It is below the five limits, so every number is tried.
 const STRIDE: usize = 4;
 
-/// Whether all is tried, which takes minutes: `make nightly` sets it.
+/// Returns whether to try everything, which takes minutes: `make nightly` sets the variable.
 fn is_nightly() -> bool {
     std::env::var_os("REMOE_ALL_PROBLEMS").is_some()
 }

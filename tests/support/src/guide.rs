@@ -118,7 +118,7 @@ pub fn blocks(page: &str) -> Vec<Block> {
 /// Returns a shell script that writes the files of `page` and runs the blocks that `chosen` takes.
 ///
 /// # Panics
-/// A block of YAML or JSON is not.
+/// A comment is invalid, or a placeholder is not in its block.
 #[must_use]
 pub fn script(page: &str, chosen: impl Fn(&Block) -> bool) -> String {
     let all = blocks(page);

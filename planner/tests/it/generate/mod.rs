@@ -7,8 +7,8 @@ use remoe_planner::{
     Pricing, Problem, Request, SizeRange, Slo, Specs, Start, Starts, Transport, VcpuRange, preallocate,
 };
 
-/// Of so many random problems every change tries one, where trying all takes more than a minute. `make nightly` tries all:
-/// it sets `REMOE_ALL_PROBLEMS`. Odd and prime, so that one in so many has every property that a seed's remainder decides.
+/// Stride over random problems in every change, for tests that would take more than a minute. `make nightly` tries all
+/// of them (`REMOE_ALL_PROBLEMS`). A prime, so that the sample has every property that a seed's remainder decides.
 const STRIDE: u64 = 5;
 
 /// A sample of random problems.
