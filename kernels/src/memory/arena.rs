@@ -242,7 +242,9 @@ mod tests {
             arena.give(start, size);
             assert!(std::slice::from_raw_parts(start.as_ptr(), HUGE / 2).iter().all(|&byte| byte == 0));
         }
-        assert!(resident(start.addr().get()) <= at_first + huge_kb);
+        // The first and the last huge page are shared with bytes that were not freed: the operating system may keep them whole, or make
+        // them whole again at any time.
+        assert!(resident(start.addr().get()) <= at_first + 2 * huge_kb);
         // SAFETY: given back once.
         unsafe { arena.give(kept, HUGE / 2) };
         assert!(arena.regions.is_empty());
