@@ -188,4 +188,7 @@ pub enum KernelError {
     /// A thread panicked inside a kernel. The outputs of the call are undefined; the pool stays usable.
     #[error("a kernel thread panicked: the outputs of this call are undefined")]
     Panicked,
+    /// Suspended rows belong to the pool that has begun them.
+    #[error("suspended rows were begun by another pool")]
+    OtherPool,
 }

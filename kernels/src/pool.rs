@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::paths::{self, PathChoice};
 use crate::plan::Plan;
+use crate::suspended::SuspendedRows;
 use crate::threads::{Paths, Shared};
 use crate::{Dtype, InstructionPath, Job, KernelError, MAX_ROWS, NumericsClass, Product};
 
@@ -130,6 +131,23 @@ impl Pool {
         let _calling = self.calling.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the lock is held, and the jobs' borrows last until `call` returns; outputs are borrowed mutably and so disjoint.
         unsafe { self.shared.call(|plan| plan.prepare_jobs(jobs), between) }
+    }
+
+    /// Computes rows of experts until they are done or `until` is true, which is asked after each panel of weights that the calling thread has multiplied with. Returns true once they are done. Other calls can be made in between; no weight is read twice.
+    ///
+    /// # Errors
+    /// As for [`forward`](Self::forward); [`KernelError::OtherPool`] if another pool has begun them. They cannot be taken on any further then.
+    pub fn advance(
+        &self,
+        rows: &mut SuspendedRows,
+        until: &mut dyn FnMut() -> bool,
+    ) -> Result<bool, KernelError> {
+        let _calling = self.calling.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut suspended = rows.take()?;
+        // SAFETY: the lock is held; the rows own all that the plan points to, and nothing of it moves or is used before the plan is dropped.
+        let done = unsafe { self.shared.advance(&mut suspended, until) }?;
+        rows.put_back(suspended);
+        Ok(done)
     }
 
     /// Computes all products; otherwise as [`forward`](Self::forward).

@@ -2,6 +2,8 @@
 //!
 //! A call is open or closed. While it is open, workers join it; nothing waits for a worker that has not joined, so that a call never takes longer because a thread wakes late. The caller takes part like a worker, waits until all units are done, closes the call and waits until those who joined have left.
 //!
+//! A call that may take long can be suspended: threads take no further unit then, and what is left of their ranges is kept until it goes on.
+//!
 //! Each thread begins with a contiguous range of the units of a phase (contiguous in memory, too) and takes them from its front; a thread without work takes single units from the back of another one's range.
 
 use std::cell::UnsafeCell;
@@ -32,6 +34,10 @@ struct Range(AtomicU64);
 impl Range {
     fn set(&self, front: u32, end: u32) {
         self.0.store(u64::from(front) | u64::from(end) << 32, Ordering::Relaxed);
+    }
+
+    fn is_empty(&self) -> bool {
+        self.front().is_none()
     }
 
     fn take(&self, from_front: bool) -> Option<u32> {
@@ -65,6 +71,74 @@ impl Range {
 struct Progress {
     ranges: Box<[Range]>,
     remaining: AtomicU32,
+}
+
+impl Progress {
+    /// All units are left, the same number for each thread.
+    fn begin(&self, units: u32) {
+        let threads = self.ranges.len() as u64;
+        for (thread, range) in (0u64..).zip(&self.ranges) {
+            let bound = |thread: u64| (u64::from(units) * thread / threads) as u32;
+            range.set(bound(thread), bound(thread + 1));
+        }
+        self.remaining.store(units, Ordering::Relaxed);
+    }
+
+    fn resume(&self, left: &Left) {
+        match left {
+            Left::All(units) => self.begin(*units),
+            Left::Some(ranges) => {
+                for (range, left) in self.ranges.iter().zip(ranges) {
+                    range.0.store(*left, Ordering::Relaxed);
+                }
+                let units = self.ranges.iter().map(|range| {
+                    let range = range.0.load(Ordering::Relaxed);
+                    ((range >> 32) as u32).saturating_sub(range as u32)
+                });
+                self.remaining.store(units.sum(), Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// What is left of the threads' ranges, of whose units none is being computed.
+    fn left(&self) -> Left {
+        if self.ranges.iter().all(Range::is_empty) {
+            return Left::All(0);
+        }
+        Left::Some(self.ranges.iter().map(|range| range.0.load(Ordering::Relaxed)).collect())
+    }
+}
+
+/// Units of a phase that are not done.
+#[derive(Debug)]
+enum Left {
+    /// The first so many.
+    All(u32),
+    /// By thread, as in [`Range`].
+    Some(Vec<u64>),
+}
+
+impl Left {
+    fn is_done(&self) -> bool {
+        matches!(self, Self::All(0))
+    }
+}
+
+/// A call that is not done, between two times that it goes on.
+#[derive(Debug)]
+pub(crate) struct Suspended {
+    plan: Plan,
+    left: [Left; 2],
+    /// Address of what the threads share that have computed a part of it.
+    pool: Option<usize>,
+}
+
+impl Suspended {
+    /// Of `plan`, of which nothing is done.
+    pub(crate) fn new(plan: Plan) -> Self {
+        let left = Phase::ALL.map(|phase| Left::All(plan.units(phase)));
+        Self { plan, left, pool: None }
+    }
 }
 
 /// What computes a panel.
@@ -103,6 +177,8 @@ pub(crate) struct Shared {
     state: AtomicU64,
     stop: AtomicBool,
     panicked: AtomicBool,
+    /// No further unit is taken in this call.
+    suspended: AtomicBool,
     /// Written by the caller while no call is open and no worker joined; read by those who take part.
     plan: UnsafeCell<Plan>,
     phases: [Progress; 2],
@@ -134,6 +210,7 @@ impl Shared {
             state: AtomicU64::new(0),
             stop: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
+            suspended: AtomicBool::new(false),
             plan: UnsafeCell::new(Plan::new()?),
             phases: [progress(), progress()],
             opened: Signal::default(),
@@ -163,15 +240,54 @@ impl Shared {
             let plan = unsafe { &mut *self.plan.get() };
             prepare(plan)?;
             for phase in Phase::ALL {
-                let progress = &self.phases[phase as usize];
-                let units = u64::from(plan.units(phase));
-                let threads = progress.ranges.len() as u64;
-                for (thread, range) in (0u64..).zip(&progress.ranges) {
-                    range.set((units * thread / threads) as u32, (units * (thread + 1) / threads) as u32);
-                }
-                progress.remaining.store(units as u32, Ordering::Relaxed);
+                self.phases[phase as usize].begin(plan.units(phase));
             }
         }
+        // SAFETY: the caller's promises.
+        unsafe { self.open_call(between) }
+    }
+
+    /// Computes units of `suspended` until all are done or `until` says so, which is asked after each unit of this thread. True where they are done.
+    ///
+    /// # Safety
+    /// As for [`call`](Self::call); what the plan's pointers point to stays where it is until the plan is done or dropped.
+    pub(crate) unsafe fn advance(
+        &self,
+        suspended: &mut Suspended,
+        until: &mut dyn FnMut() -> bool,
+    ) -> Result<bool, KernelError> {
+        let this = std::ptr::from_ref(self).addr();
+        // Ranges are the threads' own.
+        if *suspended.pool.get_or_insert(this) != this {
+            return Err(KernelError::OtherPool);
+        }
+        // SAFETY: no call is open and nobody has joined, as in `call`.
+        let plan = unsafe { &mut *self.plan.get() };
+        std::mem::swap(plan, &mut suspended.plan);
+        for (progress, left) in self.phases.iter().zip(&suspended.left) {
+            progress.resume(left);
+        }
+        let mut between = || {
+            if until() {
+                self.suspended.store(true, Ordering::Relaxed);
+            }
+        };
+        // SAFETY: the caller's promises.
+        let computed = unsafe { self.open_call(&mut between) };
+        self.suspended.store(false, Ordering::Relaxed);
+        for (progress, left) in self.phases.iter().zip(&mut suspended.left) {
+            *left = progress.left();
+        }
+        // SAFETY: as above; nobody has joined any more.
+        std::mem::swap(unsafe { &mut *self.plan.get() }, &mut suspended.plan);
+        computed.map(|()| suspended.left.iter().all(Left::is_done))
+    }
+
+    /// Opens the call that is prepared, takes part in it and closes it, once it is done or suspended.
+    ///
+    /// # Safety
+    /// As for [`call`](Self::call).
+    unsafe fn open_call(&self, between: &mut dyn FnMut()) -> Result<(), KernelError> {
         self.panicked.store(false, Ordering::Relaxed);
         #[cfg(target_os = "linux")]
         if let Some(cores) = &self.cores {
@@ -182,8 +298,12 @@ impl Shared {
         self.opened.wake();
         // SAFETY: the call is open and this thread has not closed it yet.
         unsafe { self.take_part(0, between) };
-        // A thread that panicked has counted its unit as done all the same, so that this ends.
-        self.progressed.wait(self.poll, || self.is_done(Phase::GateUp) && self.is_done(Phase::Down));
+        if self.is_suspended() {
+            self.progressed.wake();
+        } else {
+            // A thread that panicked has counted its unit as done all the same, so that this ends.
+            self.progressed.wait(self.poll, || self.is_done(Phase::GateUp) && self.is_done(Phase::Down));
+        }
         self.state.fetch_and(!OPEN, Ordering::SeqCst);
         self.progressed.wait(self.poll, || self.state.load(Ordering::Acquire) & JOINED == 0);
         if self.panicked.load(Ordering::Relaxed) { Err(KernelError::Panicked) } else { Ok(()) }
@@ -233,6 +353,10 @@ impl Shared {
         }
     }
 
+    fn is_suspended(&self) -> bool {
+        self.suspended.load(Ordering::Relaxed)
+    }
+
     fn is_done(&self, phase: Phase) -> bool {
         self.phases[phase as usize].remaining.load(Ordering::Acquire) == 0
     }
@@ -246,7 +370,9 @@ impl Shared {
         let plan = unsafe { &*self.plan.get() };
         for phase in Phase::ALL {
             let ranges = &self.phases[phase as usize].ranges;
-            while let Some(unit) = ranges[thread].take(true) {
+            while !self.is_suspended()
+                && let Some(unit) = ranges[thread].take(true)
+            {
                 let next = ranges[thread].front().map(|unit| (phase, unit));
                 let next = next.or_else(|| {
                     self.phases[Phase::Down as usize].ranges[thread].front().map(|u| (Phase::Down, u))
@@ -255,13 +381,18 @@ impl Shared {
                 self.in_between(between);
             }
             for other in 1..ranges.len() {
-                while let Some(unit) = ranges[(thread + other) % ranges.len()].take(false) {
+                while !self.is_suspended()
+                    && let Some(unit) = ranges[(thread + other) % ranges.len()].take(false)
+                {
                     self.compute(plan, phase, unit, None);
                     self.in_between(between);
                 }
             }
             if phase == Phase::GateUp {
-                self.progressed.wait(self.poll, || self.is_done(phase));
+                self.progressed.wait(self.poll, || self.is_done(phase) || self.is_suspended());
+                if !self.is_done(phase) {
+                    return;
+                }
             }
         }
     }

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use common::{Data, Expert, Random, forward, pool, to_bytes};
 use remoe_kernels::{
-    Activation, Dtype, InstructionPath, Job, KernelError, MAX_ROWS, MAX_THREADS, PathChoice, Pool, PoolConfig,
+    Activation, Dtype, InstructionPath, Job, KernelError, MAX_ROWS, MAX_THREADS, PathChoice, Pool,
+    PoolConfig, SuspendedRows,
 };
 
 fn expert(random: &mut Random) -> Expert {
@@ -183,4 +184,67 @@ fn items_are_computed_with_denormals() {
     let mut items = vec![f32::MIN_POSITIVE; 64];
     pool.each(&mut items, |item| *item = std::hint::black_box(*item) / 4.0).unwrap();
     assert!(items.iter().all(|&item| item == f32::from_bits(0x0020_0000)), "{items:?}");
+}
+
+/// Rows that are suspended after any number of panels, with other calls and other suspended rows in between, are those of
+/// one call, whatever the format of the weights and the number of threads.
+#[test]
+fn suspended_rows_are_those_of_one_call() {
+    let mut random = Random(77);
+    for threads in [1, 2, 3] {
+        let pool = pool(threads, None);
+        for dtype in [Dtype::Bf16, Dtype::F32] {
+            for _ in 0..6 {
+                let width = 64 + random.below(300);
+                let expert = Expert::new(&mut random, Data::Ordinary, 200, width, dtype, Activation::Silu);
+                let row = expert.shape.row_bytes();
+                let numbers: Vec<f32> = (0..23 * 200).map(|_| random.unit()).collect();
+                let inputs = to_bytes(&numbers, dtype);
+                let packed = std::sync::Arc::new(expert.packed);
+                // Two jobs, of the first index and of the others.
+                let begin = |indices: &[u32]| {
+                    let (first, others) = indices.split_at(1);
+                    let jobs = vec![(packed.clone(), first.to_vec()), (packed.clone(), others.to_vec())];
+                    SuspendedRows::new(jobs, inputs.as_slice().into())
+                };
+                let indices: [Vec<u32>; 2] = [(0..23).rev().collect(), vec![3; 1 + random.below(9)]];
+                let mut both = indices.each_ref().map(|indices| (begin(indices), false));
+                let mut parts = 0;
+                while both.iter().any(|(_, done)| !done) {
+                    for (rows, done) in &mut both {
+                        let mut left = random.below(4);
+                        let mut until = || {
+                            left = left.saturating_sub(1);
+                            left == 0
+                        };
+                        *done = pool.advance(rows, &mut until).unwrap();
+                        parts += 1;
+                    }
+                    // The pool computes something else meanwhile.
+                    forward(&pool, &packed, &inputs[..row], &[0]);
+                }
+                assert!(parts >= 2, "{parts} parts");
+                for ((rows, _), indices) in both.into_iter().zip(&indices) {
+                    assert!(rows.into_output() == forward(&pool, &packed, &inputs, indices));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn suspended_rows_that_are_illegal_are_refused() {
+    let mut random = Random(78);
+    let expert = expert(&mut random);
+    let inputs = vec![0u8; 2 * expert.shape.row_bytes()];
+    let (packed, inputs) = (std::sync::Arc::new(expert.packed), std::sync::Arc::<[u8]>::from(inputs));
+    let begin = |row: u32| SuspendedRows::new(vec![(packed.clone(), vec![row; 20])], inputs.clone());
+    let mut rows = begin(2);
+    let error = pool(2, None).advance(&mut rows, &mut || false).unwrap_err();
+    assert_eq!(error, KernelError::RowIndex { job: 0, index: 2, rows: 2 });
+    // The ranges of threads are a pool's own.
+    let (one, two) = (pool(1, None), pool(2, None));
+    let mut rows = begin(1);
+    assert_eq!(one.advance(&mut rows, &mut || true), Ok(false));
+    assert_eq!(two.advance(&mut rows, &mut || false), Err(KernelError::OtherPool));
 }
