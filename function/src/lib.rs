@@ -1,9 +1,10 @@
 //! What every function process does beside its own work: it announces where it listens, writes
-//! structured logs, serves its metrics, reads sizes, drains on SIGTERM and never outlives its launcher.
+//! structured logs, serves its metrics, reads sizes and durations, drains on SIGTERM and never outlives its launcher.
 
 mod age;
 mod announce;
 mod beside;
+mod duration;
 mod guard;
 mod listen;
 mod logs;
@@ -15,6 +16,7 @@ mod size;
 pub use age::process_start;
 pub use announce::{Announcement, Role, announce};
 pub use beside::beside;
+pub use duration::{DurationError, parse_duration};
 pub use guard::{GuardError, end_with_launcher};
 pub use listen::listen;
 pub use logs::init_logs;
