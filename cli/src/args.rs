@@ -10,7 +10,7 @@ use crate::workload::ConcurrencyArgs;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use remoe_fetch::{ModelArgs, ModelLocation};
-use remoe_function::sizes;
+use remoe_function::{parse_duration, sizes};
 use remoe_model::{DenseDtype, ExpertsDtype};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use std::time::Duration;
 
 /// Serves Mixture-of-Experts models with remote experts.
 #[derive(Debug, Parser)]
-#[command(name = "remoe", version, propagate_version = true, after_help = EXAMPLES)]
+#[command(name = "remoe", version, about = ABOUT, propagate_version = true, after_help = EXAMPLES)]
 pub(crate) struct Cli {
     /// Print JSON on standard output (one object; `up`: one per event), everything else on standard error
     #[arg(long, global = true, help_heading = "Output")]
@@ -71,7 +71,7 @@ pub(crate) enum Command {
     /// Run a set of prompts and record which experts they use
     #[command(after_help = RECORD_EXAMPLES)]
     Record(RecordArgs),
-    /// Predict which experts prompts use, from recorded activations
+    /// Predict which experts a prompt will use, from recorded activations
     Predictor(PredictorArgs),
     /// Compare the cost of placement strategies, on published models and on your own
     #[command(after_help = EVAL_EXAMPLES)]
@@ -111,7 +111,7 @@ pub(crate) struct RunArgs {
 #[derive(Debug, Args)]
 pub(crate) struct StopArgs {
     /// Model name or process id, as shown by `remoe ps`; required unless --all. A name stops every process that
-    /// serves the model, with all of its models
+    /// serves this model, and with it the other models of that process
     #[arg(value_name = "NAME|PID", required_unless_present = "all", conflicts_with = "all")]
     pub(crate) what: Option<String>,
     /// Stop all deployments
@@ -247,9 +247,9 @@ pub(crate) struct UpArgs {
     /// request wakes it [default: never]
     #[arg(long, value_name = "TIME", value_parser = planning::duration)]
     pub(crate) idle: Option<Duration>,
-    /// Idle window of a remote group, such as 10s or 500ms: an unused group sleeps while its main function runs. A
-    /// request for its experts wakes it; until it is ready the main function computes them [default: groups sleep
-    /// with their model]
+    /// Idle window of a remote group, such as 10s or 500ms: a group that is unused for this long sleeps while its model
+    /// runs. A request for experts of the group wakes it. Meanwhile, the main function computes these experts
+    /// [default: groups sleep only with their model]
     #[arg(long, value_name = "TIME", value_parser = planning::duration)]
     pub(crate) remote_idle: Option<Duration>,
     #[command(flatten)]
@@ -263,10 +263,10 @@ pub(crate) struct UpArgs {
     /// API key that clients send as a bearer token [default: none]
     #[arg(long, value_name = "KEY", env = "REMOE_API_KEY", hide_env_values = true)]
     pub(crate) api_key: Option<String>,
-    /// Access log: one line of JSON per answer; - is standard error [default: none]
+    /// File of the access log, with one line of JSON per answer; `-` writes to standard error [default: none]
     #[arg(long, value_name = "FILE")]
     pub(crate) access_log: Option<PathBuf>,
-    /// Port that serves /metrics of all tenants without a key [default: none]
+    /// Additional port that serves /metrics of all tenants and needs no API key [default: none]
     #[arg(long, value_name = "PORT")]
     pub(crate) metrics_port: Option<u16>,
     /// Allowed CORS origins; * allows all [default: none]
@@ -278,6 +278,14 @@ pub(crate) struct UpArgs {
     /// Maximum number of running and waiting requests per model; further ones get 429 [default: 256]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub(crate) max_requests: Option<u32>,
+    /// Target inter-token latency of running streams while prompts are computed, such as 50ms [default: the limit --tpot
+    /// of the plan; without a plan, three times what a decode iteration takes alone]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub(crate) target_itl: Option<Duration>,
+    /// Longest time that a request may wait for capacity, such as 30s; then it gets 503. The request field
+    /// `queue_deadline` overrides it [default: no limit]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub(crate) queue_deadline: Option<Duration>,
 }
 
 /// Placement that follows expert usage.
@@ -318,8 +326,8 @@ pub(crate) struct CostArgs {
     /// Same as DIR
     #[arg(long, value_name = "DIR")]
     ledger: Option<PathBuf>,
-    /// Reconcile the ledger: compare the cost of functions with its parts; fails if more than 1% is not
-    /// accounted for
+    /// Reconcile the ledger: compare the cost of all functions with the sum of requests, idle time, cold starts and
+    /// other parts; fails if more than 1% is not accounted for
     #[arg(long)]
     pub(crate) reconcile: bool,
     /// Print every request instead of the summary
@@ -418,8 +426,8 @@ pub(crate) struct DeploymentArgs {
     /// [default: the compute dtype]
     #[arg(long, value_name = "int8|int4|mxfp4|fp8")]
     pub(crate) experts_dtype: Option<ExpertsDtype>,
-    /// Dtype of all other weights (embedding, attention, dense layers, shared experts, head): int8 or int4; bfloat16
-    /// or float32 only if equal to the compute dtype [default: int8 beside quantised experts on CPUs, else the compute
+    /// Dtype of all weights but routed experts (embedding, attention, dense layers, shared experts, head): int8 or int4
+    /// on CPUs, or the compute dtype [default: int8 on CPUs if --experts-dtype is int8, int4 or mxfp4, else the compute
     /// dtype]
     #[arg(long, value_name = "int8|int4|bfloat16|float32")]
     pub(crate) dense_dtype: Option<DenseDtype>,
@@ -459,8 +467,8 @@ pub(crate) struct DeploymentArgs {
     /// Replicas of each remote group [default: 1]
     #[arg(long, value_name = "Z", help_heading = "Placement", conflicts_with = "plan")]
     pub(crate) replicas: Option<u32>,
-    /// Number of remote groups with --remote-ratio: each holds a slice of every layer's remote experts, and all work
-    /// in parallel [default: 1]
+    /// Number of remote groups; requires --remote-ratio. Each group holds a slice of every layer's remote experts, and
+    /// all groups work in parallel [default: 1]
     #[arg(
         long,
         value_name = "G",
@@ -472,12 +480,11 @@ pub(crate) struct DeploymentArgs {
     /// Plan file: the remote experts of each layer or group, as from `remoe plan MODEL --json > plan.json`
     #[arg(long, value_name = "FILE", help_heading = "Placement")]
     pub(crate) plan: Option<PathBuf>,
-    /// Threads per function. When planning: exact for the main function, an upper limit for remote ones
-    /// [default: all cores, or as planned]
+    /// Threads of each function; a plan may give remote functions fewer [default: all cores, or as planned]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) threads: Option<usize>,
-    /// Memory limit of each remote function, such as 500MB or 2GiB. When planning: its exact size
-    /// [default: no limit, or as planned]
+    /// Memory limit of each remote function, such as 500MB or 2GiB. If `up` or `generate` makes a plan, remote
+    /// functions get exactly this size [default: no limit, or as planned]
     #[arg(long, value_name = "SIZE", value_parser = sizes::<u64>(1..=u64::MAX))]
     pub(crate) remote_memory: Option<u64>,
     /// Memory of the KV cache [default: 2GiB, or as planned]
@@ -502,15 +509,16 @@ fn help_for_up(argument: clap::Arg) -> clap::Arg {
              hf://ORGANISATION/NAME[@REVISION], s3://BUCKET/PREFIX or https://HOST/PATH",
         ),
         "remote_ratio" => argument.help(
-            "Share of each layer's experts that are remote, fixed instead of planned [default: planned; 0.5 if only \
-             --replicas is given]",
+            "Share of each layer's experts that are remote, in place of a plan [default: as planned; 0.5 with \
+             --replicas]",
         ),
         "replicas" => {
             argument.help("Replicas of each remote group [default: planned; 1 with --remote-ratio]")
         }
         "starts_at_once" => argument.help(
-            "Start at most N remote functions at a time. On wake, requests begin when the main function and the first \
-             N are ready; with --replan, the most needed start first [default: all]",
+            "Start at most N remote functions at a time. When a model wakes, requests begin once the main function and \
+             the N remote functions that start first are ready. --replan starts those first that are expected to be \
+             used most [default: all]",
         ),
         "pricing" => argument.help(
             "Price list (examples/pricing) for the plan, the ledger and budgets [default: $0.04 per core hour, $0.004 \
@@ -566,7 +574,8 @@ pub(crate) enum RemoteSet {
     Last,
     /// The least used experts in --history
     History,
-    /// The experts that --predictor expects to be used least, for the prompt if there is one
+    /// The experts that --predictor expects to be used least: for the prompt of `generate` or `logits`, in other
+    /// commands for the average past prompt
     Prediction,
 }
 
@@ -576,7 +585,8 @@ pub(crate) enum StartOrder {
     /// Plan, then start all functions together, at most --starts-at-once remote ones at a time
     #[default]
     Planned,
-    /// Start the main function at once with worst-case memory, plan the rest meanwhile, then go on as planned
+    /// Start the main function at once, with memory for the worst case of expert usage; meanwhile plan the rest, then
+    /// start the remote functions as with `planned`
     Preallocated,
     /// Plan, then start one function after the other
     Sequential,
@@ -675,6 +685,10 @@ fn device(text: &str) -> Result<String, String> {
     }
 }
 
+const ABOUT: &str = "Serves Mixture-of-Experts models with remote experts.\n\
+                     A model runs as one main function and, if planned or asked for, remote functions that hold some \
+                     of its experts. Each function is a process.";
+
 const EXAMPLES: &str = "Examples:
   remoe run ./model
   remoe inspect ./model
@@ -684,10 +698,10 @@ const EXAMPLES: &str = "Examples:
 Values:
   SIZE   500MB, 2GiB or plain bytes
   TIME   10s, 1.5s or 200ms: seconds or milliseconds, always with the unit
-  SHARE  0.05; --cold-share also takes 5%
+  SHARE  0.05 for 5%; --cold-share accepts both forms
 
 Environment:
-  REMOE_BIN_DIR          Folder of the function programs, if not the folder of remoe
+  REMOE_BIN_DIR          Folder of main-model-fn and remote-expert-fn [default: that of remoe]
   REMOE_BACKEND          Same as --backend
   REMOE_LOG              Log level or filter of the functions, e.g. debug; implies --verbose
   REMOE_API_KEY          Same as --api-key
@@ -743,8 +757,8 @@ const COST_EXAMPLES: &str = "Examples:
 
 Amounts are US dollars (with --json and --export: nano-dollars), at the prices that
 `remoe up --pricing` (on a cluster: spec.pricing) had when the functions ran. The report covers the
-whole ledger, with a sum for each day in UTC. For another time range, filter the exported requests
-by time: unix_ns in CSV, at in JSON, both in nanoseconds since 1970.";
+whole ledger, with a sum for each day in UTC. For another time range, export the requests and
+filter them by their time in nanoseconds since 1970: column `unix_ns` of CSV, field `at` of JSON.";
 
 const DASHBOARDS_EXAMPLES: &str = "Examples:
   remoe dashboards ./monitoring
@@ -801,8 +815,9 @@ const PLAN_EXAMPLES: &str = "Examples:
   remoe plan --problem problem.json --evaluate plan.json --json
   remoe plan --problem problem.json --preallocate
 
---plan of up, run, generate, logits and record reads a file that `plan --json` wrote. So do
---previous and --evaluate. docs/reference/plan-files.md has the fields of plan and problem files.
+`plan --json` prints plan files. --previous and --evaluate read them, and so does --plan of up,
+run, generate, logits and record. docs/reference/plan-files.md has the fields of plan and problem
+files.
 tests/fixtures/planning/example-problem.json is an example problem.";
 
 const EVAL_EXAMPLES: &str = "Examples:

@@ -49,37 +49,38 @@ pub(crate) struct PlanningArgs {
     /// Limit of the time per output token
     #[arg(long, value_name = "TIME", default_value = "200ms", value_parser = duration, help_heading = "Planning")]
     pub(crate) tpot: Duration,
-    /// Limit of the time to first token of a cold request (one that wakes a sleeping model); needs arrivals in
-    /// --workload and an idle window, such as idleSeconds there [default: no limit]
+    /// Limit of the time to first token of a cold request (one that wakes a sleeping model). Needs `arrivals` in the
+    /// file of --workload, with `idleSeconds` or with another idle window, such as --idle of `up` [default: no limit]
     #[arg(long, value_name = "TIME", value_parser = duration, help_heading = "Planning")]
     pub(crate) cold_ttft: Option<Duration>,
-    /// Maximum share of cold requests (those that wake a sleeping model), such as 0.05 or 5%; needs arrivals in
-    /// --workload and an idle window, such as idleSeconds there [default: no limit]
+    /// Maximum share of cold requests (those that wake a sleeping model), such as 0.05 or 5%. Needs what --cold-ttft
+    /// needs [default: no limit]
     #[arg(long, value_name = "SHARE", value_parser = share, help_heading = "Planning")]
     pub(crate) cold_share: Option<f64>,
     /// Price list (examples/pricing) [default: $0.04 per core hour, $0.004 per GB hour]
     #[arg(long, value_name = "FILE", help_heading = "Planning")]
     pub(crate) pricing: Option<PathBuf>,
-    /// Memory sizes of the main function, MIN:MAX:STEP in MB or with units [default: 100 to the machine's memory,
-    /// step 100]
+    /// Memory sizes that the plan may choose for the main function: MIN:MAX:STEP in MB or with units [default: up to
+    /// the machine's memory, in steps of 100]
     #[arg(long, value_name = "MB", value_parser = sizes, help_heading = "Planning")]
     pub(crate) main_memory_mb: Option<SizeRange>,
-    /// Memory sizes of a remote function, MIN:MAX:STEP in MB or with units; ignored if --remote-memory is set
+    /// Memory sizes that the plan may choose for remote functions: MIN:MAX:STEP in MB or with units; ignored if
+    /// --remote-memory is set
     #[arg(long, value_name = "MB", default_value = "100:5000:100", value_parser = sizes, help_heading = "Planning")]
     pub(crate) remote_memory_mb: SizeRange,
     /// Maximum number of replicas of a layer's or group's remote function
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64), help_heading = "Planning")]
     pub(crate) max_replicas: u32,
-    /// Allow plans with up to N remote groups, each with a slice of every layer's remote experts [default: plans have
-    /// no groups, but a remote function per layer]
+    /// Let the plan divide every layer's remote experts among up to N remote groups [default: no groups: the remote
+    /// experts of each layer are in a function of their own]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64), help_heading = "Planning")]
     pub(crate) max_groups: Option<u32>,
-    /// vCPUs of the main function, MIN:MAX:STEP in millicores; if set, vCPUs are priced apart from memory
-    /// [default: 1000 per GB]
+    /// vCPUs that the plan may choose for the main function: MIN:MAX:STEP in millicores, priced separately from memory;
+    /// requires --remote-cpu [default: 1000 per GB of memory, or as --pricing states]
     #[arg(long, value_name = "M", value_parser = millicores, requires = "remote_cpu", help_heading = "Planning")]
     pub(crate) main_cpu: Option<VcpuRange>,
-    /// vCPUs of a remote function, MIN:MAX:STEP in millicores; if set, vCPUs are priced apart from memory
-    /// [default: 1000 per GB]
+    /// vCPUs that the plan may choose for remote functions: MIN:MAX:STEP in millicores, priced separately from memory;
+    /// requires --main-cpu [default: 1000 per GB of memory, or as --pricing states]
     #[arg(long, value_name = "M", value_parser = millicores, requires = "main_cpu", help_heading = "Planning")]
     pub(crate) remote_cpu: Option<VcpuRange>,
 }
@@ -114,7 +115,7 @@ pub(crate) enum RemoteArg {
     /// Use remote experts only if that is cheaper
     #[default]
     Auto,
-    /// Use remote experts in every layer with more experts than a token uses
+    /// Use remote experts in every layer, even if that costs more. Layers whose tokens use all experts may stay local
     Always,
     /// Keep all experts in the main function
     Never,

@@ -23,9 +23,9 @@ const MOST_CONCURRENCY: u32 = 256;
 /// Workload of the model.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct WorkloadArgs {
-    /// Workload file in YAML or JSON: {"typicalInputTokens", "typicalOutputTokens", "maxInputTokens",
-    /// "maxOutputTokens", "concurrency", "arrivals": {"perHour", "burst", "idleSeconds", "remoteIdleSeconds",
-    /// "recordedSeconds"}}, or a MoEDeployment manifest with spec.workload
+    /// Workload file in YAML or JSON, or a MoEDeployment manifest with spec.workload. Optional fields:
+    /// typicalInputTokens, typicalOutputTokens, maxInputTokens, maxOutputTokens, concurrency, arrivals. Fields of
+    /// arrivals: perHour or recordedSeconds, burst, idleSeconds, remoteIdleSeconds
     #[arg(long, value_name = "FILE", help_heading = "Planning")]
     pub(crate) workload: Option<PathBuf>,
 }

@@ -19,7 +19,7 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use remoe_http::between::{ACTIVATIONS, RATES, TENANT, TIMING};
-use remoe_http::{ApiError, REQUEST_ID, RequestId, parse, receive};
+use remoe_http::{ApiError, REQUEST_ID, RequestId, SHOULD_RETRY, parse, receive};
 use remoe_traces::{SpanRef, TRACEPARENT, TRACESTATE, is_valid};
 use remoe_wire::identity::is_refusal;
 use remoe_wire::{ErrorCode, ServiceError};
@@ -133,7 +133,17 @@ pub(crate) async fn handle(
     let is_sighted = sighting.is_some();
     let account = Account::new(bill.clone(), permit, body.len(), sighting, span);
     let beginning = Beginning::of(tenant, &body);
-    let entry = Entry { client: caller.client, bytes: body.len(), arrived, until, again: false, beginning };
+    let queue_deadline = asked.queue_deadline().or(options.queue_deadline);
+    let queue_until = queue_deadline.and_then(|time| arrived.checked_add(time));
+    let entry = Entry {
+        client: caller.client,
+        bytes: body.len(),
+        arrived,
+        until,
+        queue_until,
+        again: false,
+        beginning,
+    };
     let waiter = model.enter(&entry)?;
     let cold = waiter.is_cold();
     let call = Call {
@@ -297,6 +307,10 @@ async fn obtain(call: Call, mut waiter: Waiter) -> Result<Obtained, ApiError> {
                     "main function failed before answering"
                 );
                 call.bill.lost(0);
+                if sent_away.is_none() {
+                    // It had its turn.
+                    entry.queue_until = None;
+                }
                 if attempt == ATTEMPTS {
                     let lost = || {
                         let message =
@@ -391,7 +405,8 @@ async fn send(call: &Call, grant: Grant, attempt: usize) -> Result<Obtained, Fai
             Err(_late) => return Err(broken(&grant, nothing_came())),
         },
     };
-    if obtained.head.status == StatusCode::SERVICE_UNAVAILABLE && sent.elapsed() < SENT_AWAY {
+    let is_final = obtained.head.headers.get(SHOULD_RETRY).is_some_and(|value| value == "false");
+    if obtained.head.status == StatusCode::SERVICE_UNAVAILABLE && !is_final && sent.elapsed() < SENT_AWAY {
         obtained.grant.failed();
         return Err(Failure::Broken {
             problem: "rejected the request with 503".to_owned(),

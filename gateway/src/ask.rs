@@ -1,6 +1,7 @@
 //! What the gateway reads of a request: which model, whether it streams, how long its client waits.
 
 use axum::http::HeaderMap;
+use remoe_function::parse_duration;
 use remoe_wire::{ErrorCode, ServiceError};
 use serde::Deserialize;
 use std::time::Duration;
@@ -17,6 +18,14 @@ const CLIENT_TIMEOUTS: [&str; 2] = ["x-stainless-timeout", "x-stainless-read-tim
 pub(crate) struct Asked {
     pub(crate) model: Option<String>,
     pub(crate) stream: Option<bool>,
+    queue_deadline: Option<String>,
+}
+
+impl Asked {
+    /// How long the request may wait for its turn. What is no duration is refused by the main function.
+    pub(crate) fn queue_deadline(&self) -> Option<Duration> {
+        parse_duration(self.queue_deadline.as_deref()?).ok()
+    }
 }
 
 /// How long the client waits, where it says so.

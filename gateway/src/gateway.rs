@@ -40,6 +40,8 @@ pub struct GatewayOptions {
     pub body_limit: usize,
     /// A body must be there within this time.
     pub body_timeout: Duration,
+    /// The longest wait for a turn of a request that states no `queue_deadline`; `None`: as long as others allow.
+    pub queue_deadline: Option<Duration>,
     /// Bytes of all bodies that are there at the same time.
     pub bodies_limit: usize,
     /// Limits of connections.
@@ -63,6 +65,7 @@ impl Default for GatewayOptions {
             cors_origins: Origins::default(),
             body_limit: 4 << 20,
             body_timeout: Duration::from_secs(60),
+            queue_deadline: None,
             bodies_limit: 256 << 20,
             connections: ConnectionLimits::from_environment(|name| std::env::var(name).ok()),
             books: None,

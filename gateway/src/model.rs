@@ -18,14 +18,14 @@ use crate::timeline::{ColdStart, Parts, WakeMarks};
 use crate::witness::{Sighting, Witness};
 use bytes::Bytes;
 use remoe_sleep::{Phase, step};
-use remoe_wire::{ErrorCode, ServiceError};
+use remoe_wire::ServiceError;
 use serde::Serialize;
 use state::State;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::sleep_until;
-use waiting::{Answer, Waiting, answer, closed, full};
+use waiting::{Answer, Waiting, answer, closed, full, late};
 
 /// Longest wait for a place while the model is awake.
 const LONGEST_WAIT: Duration = Duration::from_secs(600);
@@ -323,17 +323,17 @@ impl Model {
         if state.closed && (cold || !entry.again) {
             return Err(Refused { error: closed(), retry_after: Duration::from_secs(1) });
         }
-        if let (true, Some(until)) = (cold, entry.until) {
+        if let (true, Some(until)) = (cold, entry.last()) {
             let missing = state.time_to_wake(now);
             if until < now + missing {
                 state.active_at(now);
                 drop(state);
                 self.changed(now);
                 let error = ServiceError::new(
-                    ErrorCode::Unavailable,
+                    late(entry.is_queue_deadline_first()),
                     format!(
-                        "cannot wake the model within the request timeout: the cold start takes {:.1} s; \
-                         retry later",
+                        "cannot wake the model within the {}: the cold start takes {:.1} s; retry later",
+                        if entry.is_queue_deadline_first() { "queue deadline" } else { "request timeout" },
                         missing.as_secs_f64()
                     ),
                 );
@@ -357,8 +357,9 @@ impl Model {
         }
         self.changed(now);
         let limit = if cold { self.options.wake_limit } else { LONGEST_WAIT };
-        let until = entry.until.map_or(now + limit, |until| until.min(now + limit));
-        Ok(Waiter { model: self.clone(), ticket, cold, until, receiver })
+        let until = entry.last().map_or(now + limit, |until| until.min(now + limit));
+        let by_queue_deadline = entry.is_queue_deadline_first() && entry.last() == Some(until);
+        Ok(Waiter { model: self.clone(), ticket, cold, until, by_queue_deadline, receiver })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

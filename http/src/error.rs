@@ -1,7 +1,7 @@
 //! Errors as OpenAI clients expect them.
 
 use axum::Json;
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use remoe_wire::{ErrorCode, ServiceError};
 use serde::Serialize;
@@ -10,12 +10,17 @@ use std::time::Duration;
 /// When to come back after 429 and 503, where nobody says.
 const RETRY_AFTER_S: u64 = 1;
 
+/// Whether clients, and gateways, may repeat the request without being asked to, as OpenAI's clients read it.
+pub const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
+
 /// An error on its way to a client.
 #[derive(Debug)]
 pub struct ApiError {
     status: StatusCode,
     /// In seconds, where the same request may succeed later.
     retry_after: Option<u64>,
+    /// The client would rather have an error than wait: nobody repeats the request by itself.
+    is_final: bool,
     body: ErrorBody,
 }
 
@@ -40,6 +45,7 @@ impl ApiError {
         Self {
             status,
             retry_after: None,
+            is_final: false,
             body: ErrorBody {
                 error: ErrorFields {
                     message: message.into(),
@@ -84,6 +90,7 @@ impl From<ServiceError> for ApiError {
             status: status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
             retry_after: matches!(error.code, ErrorCode::ResourceExhausted | ErrorCode::Unavailable)
                 .then_some(RETRY_AFTER_S),
+            is_final: error.code == ErrorCode::QueueDeadlineExceeded,
             body: error.into(),
         }
     }
@@ -103,6 +110,9 @@ impl IntoResponse for ApiError {
         let headers = response.headers_mut();
         if let Some(seconds) = self.retry_after {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.is_final {
+            headers.insert(SHOULD_RETRY, HeaderValue::from_static("false"));
         }
         if self.status == StatusCode::UNAUTHORIZED {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

@@ -25,7 +25,7 @@ pub use body::{parse, receive};
 pub use connections::{ConnectionLimits, ConnectionMetrics, serve};
 pub use cors::{Origins, allow_origins};
 pub use entropy::{random_id, random_u64};
-pub use error::{ApiError, ErrorBody};
+pub use error::{ApiError, ErrorBody, SHOULD_RETRY};
 pub use fallback::{unknown_route, wrong_method};
 pub use host::check_host;
 pub use lanes::{Lanes, Pass};

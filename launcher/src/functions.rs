@@ -48,6 +48,10 @@ pub struct ModelOptions {
     pub kv_cache_bytes: Option<u64>,
     /// Largest number of sequences in one forward.
     pub max_batch: Option<usize>,
+    /// The inter-token latency that running streams keep beside prompts.
+    pub target_itl: Option<Duration>,
+    /// How long a request may wait for its first row.
+    pub queue_deadline: Option<Duration>,
     /// File to which the main function appends what its requests' experts were.
     pub record_activations: Option<PathBuf>,
     /// Record the experts of every token, not only counts.
@@ -110,6 +114,9 @@ fn main(options: &ModelOptions, http: Option<SocketAddr>) -> FunctionSpec {
     flag(&mut arguments, "--device", options.device.as_ref());
     flag(&mut arguments, "--kv-cache-bytes", options.kv_cache_bytes.as_ref());
     flag(&mut arguments, "--max-batch", options.max_batch.as_ref());
+    for (name, time) in [("--target-itl", options.target_itl), ("--queue-deadline", options.queue_deadline)] {
+        flag(&mut arguments, name, time.map(|time| format!("{}ms", time.as_secs_f64() * 1e3)).as_ref());
+    }
     if let Some(path) = &options.record_activations {
         arguments.extend(["--record-activations".into(), path.into()]);
         arguments.extend(options.record_tokens.then(|| "--record-tokens".into()));

@@ -108,20 +108,20 @@ impl Attribution {
         Passed { nanoseconds, served: self.serving.map_or(0, |serving| self::nanoseconds(serving, now)) }
     }
 
-    /// Gives every request of the iteration its share: `rows` says how many rows each of `requests` had, one after the
-    /// other, and `pairs` what remote functions computed for them.
+    /// Gives every request of the iteration its share: `rows` says which rows each of `requests` had, and `pairs` what
+    /// remote functions computed for them.
     pub fn share(
         &mut self,
         passed: Passed,
         requests: &mut [impl Billed],
-        rows: impl Iterator<Item = usize> + Clone,
+        rows: impl Iterator<Item = Range<usize>> + Clone,
         pairs: &Pairs,
     ) {
-        let weights = rows.clone().map(|rows| rows as u64);
+        let weights = rows.clone().map(|rows| rows.len() as u64);
         for ((request, rows), nanoseconds) in
             requests.iter_mut().zip(rows.clone()).zip(split(passed.nanoseconds, weights))
         {
-            if rows > 0 {
+            if !rows.is_empty() {
                 let (work, phase) = request.work();
                 *work.main.share.of(phase) += nanoseconds;
                 (work.main.busy, work.served) = (self.main, passed.served);
@@ -129,12 +129,8 @@ impl Attribution {
         }
         let mut weights = Vec::with_capacity(requests.len());
         for (link, address) in self.links.iter().enumerate() {
-            let mut first = 0;
             weights.clear();
-            weights.extend(rows.clone().map(|rows| {
-                first += rows;
-                pairs.of(link, first - rows..first)
-            }));
+            weights.extend(rows.clone().map(|rows| pairs.of(link, rows)));
             if weights.iter().all(|pairs| *pairs == 0) {
                 continue;
             }
@@ -188,7 +184,7 @@ mod tests {
         pairs.count(9, &[0], 2);
         let request = |phase| Request(Work::default(), phase);
         let mut requests = [request(Phase::Prefill), request(Phase::Decode), request(Phase::Decode)];
-        attribution.share(passed, &mut requests, [3, 1, 0].into_iter(), &pairs);
+        attribution.share(passed, &mut requests, [0..3, 3..4, 4..4].into_iter(), &pairs);
         let [Request(one, _), Request(other, _), Request(none, _)] = requests;
         assert_eq!((one.main.share.prefill, one.main.share.decode), (750, 0));
         assert_eq!((other.main.share.prefill, other.main.share.decode), (0, 251));

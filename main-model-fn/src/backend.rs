@@ -114,7 +114,7 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// What functions and descriptions call it.
     const NAME: &'static str;
     /// Rows on the device.
-    type Tensor;
+    type Tensor: Send;
     /// A table of rows.
     type Embedding: Send + Held;
     /// Weights of a product.
@@ -128,7 +128,7 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// Frequencies of a rotary embedding.
     type Rope: Send;
     /// Cosines and sines of an iteration's rows.
-    type Angles;
+    type Angles: Send;
     /// Keys and values of every layer, page by page.
     type Pages: Send;
 
@@ -270,6 +270,12 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// As [`embed`](Self::embed).
     fn angles(&self, rope: &Self::Rope, positions: &[usize]) -> Result<Self::Angles, BackendError>;
 
+    /// The angles of the rows at `rows`.
+    ///
+    /// # Errors
+    /// As [`embed`](Self::embed).
+    fn angles_of(&self, angles: &Self::Angles, rows: &[usize]) -> Result<Self::Angles, BackendError>;
+
     /// Rotates the last elements of every head of `head_dim`, as many as the embedding has.
     ///
     /// # Errors
@@ -314,6 +320,12 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// # Errors
     /// As [`embed`](Self::embed).
     fn add(&self, x: Self::Tensor, y: &Self::Tensor) -> Result<Self::Tensor, BackendError>;
+
+    /// Adds `y` to as many rows of `x`, from row `first` on.
+    ///
+    /// # Errors
+    /// As [`embed`](Self::embed).
+    fn add_rows(&self, x: &mut Self::Tensor, first: usize, y: &Self::Tensor) -> Result<(), BackendError>;
 
     /// down(act(gate(x)) * up(x)).
     ///

@@ -96,6 +96,7 @@ impl Loaded {
             cache_pages: usize::try_from(cache_pages).unwrap_or(usize::MAX),
             max_choices: MAX_CHOICES.min(settings.max_batch),
             max_requests: settings.max_requests,
+            queue_deadline: settings.queue_deadline,
         }
     }
 

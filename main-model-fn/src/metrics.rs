@@ -25,6 +25,10 @@ pub(crate) struct EngineMetrics {
     pub(crate) cache_limit: IntGauge,
     /// Requests that had to give their keys and values back.
     pub(crate) preemptions: IntCounter,
+    /// Requests that waited for longer than they may.
+    pub(crate) overdue: IntCounter,
+    /// Requests that ended because their logits were not finite.
+    pub(crate) not_finite: IntCounter,
     /// Prompt tokens that were looked for among what is kept.
     pub(crate) prefix_tokens: IntCounter,
     /// Those that were found.
@@ -76,6 +80,14 @@ impl EngineMetrics {
                 "remoe_preemptions_total",
                 "Preemptions: requests that released their pages and were computed again later.",
             )?,
+            overdue: IntCounter::new(
+                "remoe_requests_overdue_total",
+                "Requests that failed because they waited for longer than their queue deadline.",
+            )?,
+            not_finite: IntCounter::new(
+                "remoe_non_finite_logits_total",
+                "Requests that failed because their logits had an infinity or a NaN.",
+            )?,
             prefix_tokens: IntCounter::new(
                 "remoe_prefix_cache_queries_total",
                 "Prompt tokens looked up in the prefix cache.",
@@ -96,6 +108,8 @@ impl EngineMetrics {
         registry.register(Box::new(metrics.cache_bytes.clone()))?;
         registry.register(Box::new(metrics.cache_limit.clone()))?;
         registry.register(Box::new(metrics.preemptions.clone()))?;
+        registry.register(Box::new(metrics.overdue.clone()))?;
+        registry.register(Box::new(metrics.not_finite.clone()))?;
         registry.register(Box::new(metrics.prefix_tokens.clone()))?;
         registry.register(Box::new(metrics.prefix_tokens_found.clone()))?;
         Ok(metrics)

@@ -15,6 +15,8 @@ use remoe_function::{
     Announcement, Role, beside, function_registry, listen, refused_connections, serve_metrics,
 };
 use remoe_http::serve_probes;
+use remoe_kernels::NumericsClass;
+use remoe_model::ModelConfig;
 use remoe_traces::Traces;
 use remoe_wire::identity::Trust;
 use remoe_wire::v1::main_model_server::MainModelServer;
@@ -159,10 +161,11 @@ async fn serve<B: Backend>(
         metrics,
         recorder,
     };
+    let prefill_rows = most_prefill_rows(checkpoint.config(), class);
     // The engine stops after the servers: they finish what they have accepted.
     let stop = EngineStop::default();
     let (engine, switches, engine_thread) =
-        engine::start(engine_settings(&settings, limits), parts, stop.clone())?;
+        engine::start(engine_settings(&settings, limits, prefill_rows), parts, stop.clone())?;
     let (account, shown) = (watch::Sender::new(None), watch::Sender::default());
     let (lost, mut lost_experts) = mpsc::unbounded_channel();
     if let Some(listener) = listeners.metrics {
@@ -284,14 +287,26 @@ fn registry_of(model: &Loaded) -> Result<Registry, Error> {
     Ok(function_registry(class.name(), &paths, move || pool.paths(class).of_rows(1).name())?)
 }
 
+/// Memory of the rows of a prefill between the layers, and of what their experts give.
+const PREFILL_BYTES: usize = 96 << 20;
+
+/// Rows of a prefill that [`PREFILL_BYTES`] have room for.
+fn most_prefill_rows(config: &ModelConfig, class: NumericsClass) -> usize {
+    let top_k =
+        config.moe_layers().into_iter().filter_map(|layer| config.moe(layer)).map(|moe| moe.top_k).max();
+    // Hidden states, the experts' inputs, what shared experts give, and a row of each expert.
+    let row_bytes = config.hidden_size * class.dtype.bytes() * (top_k.unwrap_or(0) + 3);
+    (PREFILL_BYTES / row_bytes.max(1)).max(1)
+}
+
 /// How much the engine takes on.
-fn engine_settings(settings: &Settings, limits: RequestLimits) -> EngineSettings {
+fn engine_settings(settings: &Settings, limits: RequestLimits, prefill_rows: usize) -> EngineSettings {
     EngineSettings {
         limits,
         max_batch: settings.max_batch,
         headroom: HEADROOM,
-        iteration_rows: settings.iteration_rows,
-        prompt_chunk: settings.iteration_rows,
+        prefill_rows: prefill_rows.min(settings.iteration_rows),
+        target_itl: settings.target_itl,
         fallback_bytes: settings.fallback_bytes,
         poll: Duration::from_micros(settings.poll_us),
     }

@@ -1,12 +1,13 @@
 use clap::builder::RangedU64ValueParser;
 use remoe_experts::ComputeDtype;
 use remoe_fetch::ModelArgs;
-use remoe_function::sizes;
+use remoe_function::{parse_duration, sizes};
 use remoe_kernels::{InstructionPath, MAX_THREADS};
 use remoe_model::{DenseDtype, ExpertsDtype};
 use remoe_wire::identity::Identity;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Whole numbers from 1 to `most`.
 fn up_to(most: u64) -> RangedU64ValueParser<usize> {
@@ -95,9 +96,18 @@ pub struct Settings {
     /// Maximum number of requests that run or wait. Further ones get status 429.
     #[arg(long, default_value_t = 256, value_parser = up_to(1 << 20))]
     pub max_requests: usize,
-    /// Token budget of one iteration: decode first, chunked prefill fills the rest.
-    #[arg(long, default_value_t = 512, value_parser = up_to(1 << 16))]
+    /// Tokens of a prompt that go through the layers together (layered prefill); longer prompts take several turns.
+    /// Fewer where their hidden states would take more than 96 MiB.
+    #[arg(long, default_value_t = 2048, value_parser = up_to(1 << 16))]
     pub iteration_rows: usize,
+    /// Target inter-token latency of running streams while prompts are computed, such as 50ms. Defaults to three
+    /// times what a decode iteration takes alone.
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    pub target_itl: Option<Duration>,
+    /// Longest time that a request may wait before its first token is computed, such as 30s; then it fails with status 503.
+    /// The request field `queue_deadline` overrides it. Default: no limit.
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    pub queue_deadline: Option<Duration>,
     /// Memory of the fallback cache: remote experts that were loaded because no remote function answered.
     #[arg(long, value_name = "SIZE", default_value_t = 1 << 30, value_parser = sizes::<usize>(0..=u64::MAX))]
     pub fallback_bytes: usize,

@@ -56,6 +56,12 @@ impl Rope {
 }
 
 impl Angles {
+    /// The angles of the rows at `rows`, an index.
+    pub(crate) fn of_rows(&self, rows: &Tensor) -> Result<Self, TchError> {
+        let of = |all: &Tensor| all.f_index_select(0, rows);
+        Ok(Self { cos: of(&self.cos)?, sin: of(&self.sin)?, ..*self })
+    }
+
     /// Rotates the last elements of `x`: rows x heads x dim.
     pub(crate) fn rotate(&self, x: &Tensor) -> Result<Tensor, TchError> {
         let (dim, rotated) = (x.size()[2], self.dim);

@@ -278,6 +278,11 @@ impl Backend for Torch {
         rope.angles(&positions, self.kind()).told()
     }
 
+    fn angles_of(&self, angles: &Angles, rows: &[usize]) -> Result<Angles, BackendError> {
+        let rows: Vec<i64> = rows.iter().map(|&row| row as i64).collect();
+        angles.of_rows(&Tensor::f_from_slice(&rows).told()?.f_to_device(self.device).told()?).told()
+    }
+
     fn rotate(&self, angles: &Angles, x: Tensor, head_dim: usize) -> Result<Tensor, BackendError> {
         let size = x.size();
         let heads = x.f_reshape([size[0], -1, head_dim as i64]).told()?;
@@ -315,6 +320,12 @@ impl Backend for Torch {
 
     fn add(&self, x: Tensor, y: &Tensor) -> Result<Tensor, BackendError> {
         x.f_add(y).told()
+    }
+
+    fn add_rows(&self, x: &mut Tensor, first: usize, y: &Tensor) -> Result<(), BackendError> {
+        let rows = y.size().first().copied().unwrap_or_default();
+        let _same_memory = x.f_narrow(0, first as i64, rows).told()?.f_add_(y).told()?;
+        Ok(())
     }
 
     fn gated(&self, network: &Gated, x: &Tensor) -> Result<Tensor, BackendError> {

@@ -96,12 +96,16 @@ async fn together_and_alone(model: &Model, options: Options, requests: &[Generat
         together.push(generation.finish().await.unwrap().finished.tokens);
     }
     let counted = counters(main.http()).await;
-    // All prompts fit into one iteration; then every request has one row in each until it ends.
+    // All prompts go through the layers together, but for those of one token, which decode at once; then every request
+    // has one row in each iteration until it ends.
     let longest = requests.iter().map(|request| u64::from(request.max_tokens)).max().unwrap();
-    assert_eq!(counted.iterations, longest, "{name}: forwards for all requests together");
+    let forwards = longest..=longest + 1;
+    assert!(forwards.contains(&counted.iterations), "{name}: {counted:?} for all requests together");
     assert_eq!(counted.positions, positions(requests), "{name}: positions forwarded");
     let layers = checkpoint.config().moe_layers().len() as u64;
-    assert!(counted.messages > 0 && counted.messages <= longest * layers, "{name}: {counted:?}");
+    // The prompts' rows of a layer leave in portions, of 32 tokens at least.
+    let portions = positions(requests).div_ceil(32);
+    assert!(counted.messages > 0 && counted.messages <= (longest + portions) * layers, "{name}: {counted:?}");
 
     let mut lead = f32::INFINITY;
     for (request, together) in requests.iter().zip(&together) {
@@ -166,8 +170,9 @@ async fn requests_join_what_is_running_and_leave_when_they_are_done() {
     }
     running.finish().await.unwrap();
     let counted = counters(main.http()).await.since(before);
-    // The short ones ended while the long one ran: no forward was made for them alone.
-    assert_eq!(counted.iterations, u64::from(LONG));
+    // The short ones ended while the long one ran: no forward was made for them alone, but for their prompts.
+    let forwards = u64::from(LONG)..=u64::from(LONG) + short.len() as u64;
+    assert!(forwards.contains(&counted.iterations), "{counted:?}");
     assert_eq!(counted.positions, positions(&[short, vec![long]].concat()));
 }
 

@@ -66,7 +66,7 @@ async fn answers_as_transformers_does(family: &str, expected: Expected) {
     let facts = checkpoint.inspect().unwrap();
     assert!(facts.hidden_size >= 512 && facts.experts >= 16, "{family}: {facts:?}");
     let options = Options::dtype("float32");
-    let main = MainFunction::start(folder.path(), options.clone()).await;
+    let main = MainFunction::start(folder.path(), options.clone().with("--iteration-rows", ITERATION)).await;
     let all = all_experts(&checkpoint);
     let remotes = [
         RemoteFunction::start(folder.path(), &all, options.clone()).await,

@@ -15,6 +15,8 @@ pub enum ErrorCode {
     ResourceExhausted,
     /// The service is starting, draining or cannot reach what it needs; try again later.
     Unavailable,
+    /// The request has waited for capacity for as long as it may.
+    QueueDeadlineExceeded,
     /// The time allowed has passed.
     DeadlineExceeded,
     /// A fault of the service itself.
@@ -30,7 +32,7 @@ impl ErrorCode {
             Self::NotFound => 404,
             Self::ResourceExhausted => 429,
             Self::Internal => 500,
-            Self::Unavailable => 503,
+            Self::Unavailable | Self::QueueDeadlineExceeded => 503,
             Self::DeadlineExceeded => 504,
         }
     }
@@ -43,7 +45,7 @@ impl ErrorCode {
             Self::NotFound => tonic::Code::NotFound,
             Self::Unauthenticated => tonic::Code::Unauthenticated,
             Self::ResourceExhausted => tonic::Code::ResourceExhausted,
-            Self::Unavailable => tonic::Code::Unavailable,
+            Self::Unavailable | Self::QueueDeadlineExceeded => tonic::Code::Unavailable,
             Self::DeadlineExceeded => tonic::Code::DeadlineExceeded,
             Self::Internal => tonic::Code::Internal,
         }
@@ -68,7 +70,7 @@ impl ErrorCode {
             Self::InvalidArgument | Self::ContextLengthExceeded | Self::NotFound => "invalid_request_error",
             Self::Unauthenticated => "authentication_error",
             Self::ResourceExhausted => "rate_limit_error",
-            Self::Unavailable => "overloaded_error",
+            Self::Unavailable | Self::QueueDeadlineExceeded => "overloaded_error",
             Self::DeadlineExceeded | Self::Internal => "api_error",
         }
     }
@@ -82,6 +84,7 @@ impl ErrorCode {
             Self::Unauthenticated => Some("invalid_api_key"),
             Self::ResourceExhausted => Some("rate_limit_exceeded"),
             Self::Unavailable => Some("service_unavailable"),
+            Self::QueueDeadlineExceeded => Some("queue_deadline_exceeded"),
             Self::DeadlineExceeded => Some("timeout"),
         }
     }

@@ -34,7 +34,7 @@ struct Gpt2MoeArgs {
     /// https://HOST/PATH
     #[arg(value_name = "FROM", value_parser = remoe_fetch::location())]
     from: ModelLocation,
-    /// Output folder; created, or empty
+    /// Output folder; created if missing, else it must be empty
     #[arg(value_name = "TO")]
     to: PathBuf,
     /// Experts per layer; a divisor of the layer's neurons

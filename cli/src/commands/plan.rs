@@ -35,7 +35,8 @@ const MOST_GROUPS: u32 = 16;
 #[command(mut_arg("concurrency", |concurrency| concurrency.conflicts_with("problem")))]
 #[command(mut_args(help_for_plan))]
 pub(crate) struct PlanArgs {
-    /// Problem file (JSON): model, workload, prices and limits, as `problem` in the output of `plan MODEL --json`
+    /// Problem file (JSON) with model, workload, prices and limits: the value of `problem` in the output of `plan MODEL
+    /// --json`
     #[arg(long, value_name = "FILE", conflicts_with = "model_source")]
     problem: Option<PathBuf>,
     /// Plan for this model on the machine of its profile
@@ -48,9 +49,9 @@ pub(crate) struct PlanArgs {
     /// [default: the compute dtype]
     #[arg(long, value_name = "int8|int4|mxfp4|fp8", requires = "model_source")]
     experts_dtype: Option<ExpertsDtype>,
-    /// Plan for this dtype of all other weights (embedding, attention, dense layers, shared experts, head): int8 or
-    /// int4; bfloat16 or float32 only if equal to the compute dtype [default: int8 beside quantised experts on CPUs,
-    /// else the compute dtype]
+    /// Plan for this dtype of all weights but routed experts (embedding, attention, dense layers, shared experts,
+    /// head): int8 or int4 on CPUs, or the compute dtype [default: int8 on CPUs if --experts-dtype is int8, int4 or
+    /// mxfp4, else the compute dtype]
     #[arg(long, value_name = "int8|int4|bfloat16|float32", requires = "model_source")]
     dense_dtype: Option<DenseDtype>,
     /// Plan for this prompt instead of the average of the prompts the predictor was built from
@@ -75,24 +76,25 @@ pub(crate) struct PlanArgs {
     /// Share of the cost that a new plan must save to replace the previous one
     #[arg(long, value_name = "H", default_value_t = 0.05, value_parser = share, allow_negative_numbers = true)]
     hysteresis: f64,
-    /// Expected lifetime of a new plan. Besides --hysteresis, its savings in this time must exceed the cost of loading
-    /// its experts
+    /// Time that a new plan is expected to stay in use. To replace the previous plan, the new one must also save more
+    /// in this time than its functions cost while they load
     #[arg(long, value_name = "TIME", default_value = "3600s", value_parser = planning::duration)]
     stands: std::time::Duration,
-    /// Meet the limits even if remote experts are used more than predicted, at the 95th percentile of the prediction
-    /// error; --sturdy is about other errors, too
+    /// Meet the limits even if remote experts are used more than predicted, by as much as the 95th percentile of past
+    /// prediction errors. --sturdy considers other errors too
     #[arg(long)]
     robust: bool,
-    /// Accept up to this share of extra cost (0.02 = 2%) for a plan that meets the limits even if one of these is off: a
-    /// time is 30% longer, expert usage is higher than predicted, or requests double. --robust is about usage alone
+    /// Spend up to this share more than the cheapest plan (0.02 = 2%) to break limits in fewer of these cases: a time is
+    /// 30% longer, remote experts are used more than predicted, requests double. --robust considers usage alone
     /// [default: 0.02 with a model, 0 with --problem]
     #[arg(long, value_name = "SHARE", value_parser = share, allow_negative_numbers = true)]
     sturdy: Option<f64>,
     /// Use of remote experts in the plan
     #[arg(long, value_enum, value_name = "WHEN", default_value_t)]
     remote: RemoteArg,
-    /// File of responses of `remoe up`, one JSON object per line, to requests that set `include_figures`. Multiplies the
-    /// profile's times by the median of measured / expected time, clamped to 0.5-2; needs 10 responses
+    /// File of responses of `remoe up`, one JSON object per line; the requests must have set `include_figures`.
+    /// Multiplies the profile's times by the median of measured / expected time, clamped to 0.5-2; fewer than 10
+    /// responses have no effect
     #[arg(long, value_name = "FILE", requires = "model_source")]
     measured: Option<PathBuf>,
     #[command(flatten)]
@@ -119,11 +121,11 @@ fn help_for_plan(argument: clap::Arg) -> clap::Arg {
              hf://ORGANISATION/NAME[@REVISION], s3://BUCKET/PREFIX or https://HOST/PATH",
         ),
         "remote_memory_mb" => {
-            argument.help("Memory sizes of a remote function, MIN:MAX:STEP in MB or with units")
+            argument.help("Memory sizes that the plan may choose for remote functions: MIN:MAX:STEP in MB or with units")
         }
         "max_groups" => argument.help(
-            "Allow plans with up to N remote groups, each with a slice of every layer's remote experts \
-             [default: 16; `up` plans without groups unless it is given]",
+            "Let the plan divide every layer's remote experts among up to N remote groups [default: 16; in `up` and \
+             `generate`: no groups]",
         ),
         _ => argument,
     }

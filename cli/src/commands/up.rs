@@ -263,6 +263,7 @@ impl Front {
         let mut options = GatewayOptions {
             keys,
             cors_origins: args.cors_origins.clone().into(),
+            queue_deadline: args.queue_deadline,
             books: Some(books.clone()),
             traces,
             ..GatewayOptions::default()

@@ -13,8 +13,14 @@ use std::cell::OnceCell;
 const FACTOR: usize = 1024;
 const BASE: usize = 1 << 20;
 
-const LIMITS: RequestLimits =
-    RequestLimits { vocab_size: 460, context_length: 128, cache_pages: 10, max_choices: 4, max_requests: 8 };
+const LIMITS: RequestLimits = RequestLimits {
+    vocab_size: 460,
+    context_length: 128,
+    cache_pages: 10,
+    max_choices: 4,
+    max_requests: 8,
+    queue_deadline: None,
+};
 
 /// Checks a body of a chat, or of a completion.
 type Check = Box<dyn Fn(bool, &[u8]) -> Checked>;

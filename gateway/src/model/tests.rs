@@ -34,6 +34,7 @@ async fn granted(model: &Arc<Model>, body: &str) -> Grant {
         bytes: body.len(),
         arrived: Instant::now(),
         until: None,
+        queue_until: None,
         again: false,
         beginning: Beginning::of("", body.as_bytes()),
     };
@@ -136,6 +137,7 @@ async fn who_is_refused_for_want_of_room_wakes_nobody() {
         bytes,
         arrived: end,
         until: None,
+        queue_until: None,
         again: false,
         beginning: Beginning::of("", b""),
     };
@@ -167,6 +169,7 @@ async fn pauses_grow_while_a_function_cannot_be_reached() {
         bytes: 1,
         arrived: now,
         until: None,
+        queue_until: None,
         again: false,
         beginning: Beginning::of("", b""),
     };

@@ -32,10 +32,29 @@ pub(crate) struct Entry {
     pub(crate) arrived: Instant,
     /// Until when its client waits, where it said so.
     pub(crate) until: Option<Instant>,
+    /// Until when it may wait for its turn, where its body states a queue deadline.
+    pub(crate) queue_until: Option<Instant>,
     /// It was let in before, and its backend broke off.
     pub(crate) again: bool,
     /// What backends may have seen the like of.
     pub(crate) beginning: Beginning,
+}
+
+impl Entry {
+    /// When it no longer waits for its turn.
+    pub(super) fn last(&self) -> Option<Instant> {
+        self.until.into_iter().chain(self.queue_until).min()
+    }
+
+    /// Whether that is its queue deadline.
+    pub(super) fn is_queue_deadline_first(&self) -> bool {
+        self.queue_until.is_some() && self.last() == self.queue_until
+    }
+}
+
+/// The class of the error of a request that was not given its turn in time.
+pub(super) fn late(by_queue_deadline: bool) -> ErrorCode {
+    if by_queue_deadline { ErrorCode::QueueDeadlineExceeded } else { ErrorCode::Unavailable }
 }
 
 /// Why a request was not let in.
@@ -66,6 +85,8 @@ pub(crate) struct Waiter {
     pub(super) ticket: Ticket,
     pub(super) cold: bool,
     pub(super) until: Instant,
+    /// Its queue deadline comes before every other limit.
+    pub(super) by_queue_deadline: bool,
     pub(super) receiver: oneshot::Receiver<Result<Grant, ServiceError>>,
 }
 
@@ -84,7 +105,7 @@ impl Waiter {
             Ok(Ok(answer)) => answer,
             Ok(Err(_dropped)) => Err(closed()),
             Err(_late) => Err(ServiceError::new(
-                ErrorCode::Unavailable,
+                late(self.by_queue_deadline),
                 "queue deadline exceeded: no main function was ready in time; retry later",
             )),
         }

@@ -51,18 +51,22 @@ impl Activity {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A layer was computed: `routed` has the expert of every pair; the local kernels took `here`.
-    pub(super) fn computed(&self, layer: usize, routed: &[u32], here: Duration) {
+    /// A layer was computed: `routed` has the expert of every pair.
+    pub(super) fn routed(&self, layer: usize, routed: impl Iterator<Item = u32>) {
         let mut state = self.state();
         let pairs = state.pairs.entry(layer).or_default();
-        for &expert in routed {
+        for expert in routed {
             let expert = expert as usize;
             if pairs.len() <= expert {
                 pairs.resize(expert + 1, 0);
             }
             pairs[expert] += 1;
         }
-        state.here.add(here, Instant::now());
+    }
+
+    /// The local kernels have computed for so long.
+    pub(super) fn computed_here(&self, took: Duration) {
+        self.state().here.add(took, Instant::now());
     }
 
     /// The remote function at `address` has computed for so long.
@@ -112,8 +116,8 @@ mod tests {
     #[test]
     fn pairs_are_counted_by_expert() {
         let activity = Activity::default();
-        activity.computed(3, &[0, 2, 2], Duration::ZERO);
-        activity.computed(3, &[4], Duration::ZERO);
+        activity.routed(3, [0, 2, 2].into_iter());
+        activity.routed(3, [4].into_iter());
         assert_eq!(activity.pairs(3), [1, 0, 2, 0, 1]);
         assert!(activity.pairs(0).is_empty());
     }

@@ -5,9 +5,10 @@ use super::calls::{Calls, Followed};
 use super::error::ExpertError;
 use super::exchange::{Exchange, RemoteCall};
 use super::fallback::FallbackExperts;
+use super::hosts::LayerHosts;
 use super::link::LinkEvent;
 use super::metrics::ExpertMetrics;
-use super::outstanding::Outstanding;
+use super::outstanding::{Answer, Outstanding};
 use super::placement::Placement;
 use super::reduce::{ExpertRows, reduce};
 use super::routing::Routed;
@@ -18,6 +19,7 @@ use remoe_ledger::Pairs;
 use remoe_model::Checkpoint;
 use std::collections::BTreeMap;
 use std::io;
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,14 +27,14 @@ use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 
 /// Connections are driven so often while local experts are computed.
-const DRIVEN_EVERY: Duration = Duration::from_micros(200);
+pub(super) const DRIVEN_EVERY: Duration = Duration::from_micros(200);
 /// The same where no more is expected than sockets hold: who connects or closes meanwhile has time.
 const DRIVEN_SELDOM: Duration = Duration::from_millis(20);
 /// Answers of so many bytes together fit into the sockets that they come through, even through one.
 const HELD_BY_SOCKETS: usize = 32 << 10;
 
 /// Slots, and the row of each, one after the other.
-type Computed = (Vec<u32>, Vec<u8>);
+pub(super) type Computed = (Vec<u32>, Vec<u8>);
 
 /// One call of a layer.
 pub(crate) struct LayerCall<'a> {
@@ -46,19 +48,19 @@ pub(crate) struct LayerCall<'a> {
 
 /// The experts of the model, local and remote.
 pub(crate) struct Experts {
-    pool: Arc<Pool>,
+    pub(super) pool: Arc<Pool>,
     dtype: Dtype,
     hidden: usize,
-    placement: Placement,
-    exchange: Exchange,
-    fallback: FallbackExperts,
-    metrics: ExpertMetrics,
+    pub(super) placement: Placement,
+    pub(super) exchange: Exchange,
+    pub(super) fallback: FallbackExperts,
+    pub(super) metrics: ExpertMetrics,
     tally: Vec<ExpertTally>,
-    time: ExpertTime,
+    pub(super) time: ExpertTime,
     pairs: Pairs,
     /// What was asked of each link, while that is followed.
     calls: Vec<Calls>,
-    local_rows: Vec<u8>,
+    pub(super) local_rows: Vec<u8>,
 }
 
 /// What the experts' half of the engine is made of.
@@ -153,8 +155,8 @@ impl Experts {
     }
 
     /// Where the experts of each row of the iteration were computed, all layers together.
-    pub(crate) fn tally(&self) -> &[ExpertTally] {
-        &self.tally
+    pub(crate) fn take_tally(&mut self) -> Vec<ExpertTally> {
+        std::mem::take(&mut self.tally)
     }
 
     /// Which remote functions answered for which rows of the iteration, all layers together.
@@ -188,15 +190,41 @@ impl Experts {
         shared: Option<&[u8]>,
         output: &mut [u8],
     ) -> Result<(), ExpertError> {
+        let local = local_slots(call.routed, self.placement.hosts(call.layer));
+        let mut computed = self.compute_all(call, &mut outstanding, local)?;
+        let tokens = 0..call.routed.tokens();
+        self.reduce(call, (&computed, &outstanding.answers), tokens, shared, output)?;
+        self.metrics.activity.routed(call.layer, call.routed.experts.iter().copied());
+        // The first rows are those of the local kernels: their memory is used again.
+        self.local_rows = computed.swap_remove(0).1;
+        Ok(())
+    }
+
+    /// Computes the pairs `local`, by expert, and takes in what is `outstanding`, whose answers stay there. Returns what
+    /// was computed here, the rows of the local kernels first.
+    ///
+    /// # Errors
+    /// As [`finish`](Self::finish).
+    pub(super) fn compute_all(
+        &mut self,
+        call: &LayerCall<'_>,
+        outstanding: &mut Outstanding,
+        local: BTreeMap<u32, Vec<u32>>,
+    ) -> Result<Vec<Computed>, ExpertError> {
         let layer = call.layer;
         let mut local_rows = std::mem::take(&mut self.local_rows);
-        tracing::trace!(layer, "local kernels start");
+        let has_local = !local.is_empty();
+        if has_local {
+            tracing::trace!(layer, "local kernels start");
+        }
         let local_start = Instant::now();
-        let local = self.compute_local(call, &mut outstanding, &mut local_rows)?;
-        tracing::trace!(layer, "local kernels done");
+        let slots = self.compute_local(call, outstanding, local, &mut local_rows)?;
+        if has_local {
+            tracing::trace!(layer, "local kernels done");
+        }
         // Local work is not waiting: the clock of the remote half starts when somebody listens.
         let remote_start = Instant::now();
-        let collected = self.collect(call, &mut outstanding);
+        let collected = self.collect(call, outstanding);
         for call in &outstanding.calls {
             self.calls[call.link].add(call);
         }
@@ -215,27 +243,46 @@ impl Experts {
             // One message may carry rows of several requests: its first row stands for it.
             self.tally[slot as usize / call.routed.top_k].retries += 1;
         }
-        let row_bytes = self.row_bytes();
-        let empty: &[u8] = &[];
-        let mut rows = vec![empty; call.routed.experts.len()];
-        place(&mut rows, &local, &local_rows, row_bytes);
-        for (slots, bytes) in &later {
-            place(&mut rows, slots, bytes, row_bytes);
+        self.metrics.activity.computed_here(remote_start - local_start);
+        let mut computed = vec![(slots, local_rows)];
+        computed.extend(later);
+        if !outstanding.accused.is_empty() {
+            let rows = rows_of(call, &computed, &outstanding.answers, self.row_bytes());
+            self.exchange.convict(&self.placement.links, layer, &outstanding.accused, &rows);
         }
-        for answer in &outstanding.answers {
-            place(&mut rows, &answer.slots, &answer.rows, row_bytes);
-        }
+        Ok(computed)
+    }
+
+    /// Sums the rows of the pairs of `tokens`, and those of `shared` experts, into `output`.
+    ///
+    /// # Errors
+    /// A pair has no row.
+    pub(super) fn reduce(
+        &self,
+        call: &LayerCall<'_>,
+        (computed, answers): (&[Computed], &[Answer]),
+        tokens: Range<usize>,
+        shared: Option<&[u8]>,
+        output: &mut [u8],
+    ) -> Result<(), ExpertError> {
+        let layer = call.layer;
+        let slots = tokens.start * call.routed.top_k..tokens.end * call.routed.top_k;
+        let rows = rows_of(call, computed, answers, self.row_bytes());
+        let rows = &rows[slots.clone()];
         if let Some(slot) = rows.iter().position(|row| row.is_empty()) {
-            let expert = call.routed.experts[slot];
+            let expert = call.routed.experts[slots.start + slot];
             return Err(ExpertError::Unplaced { layer, expert, generation: self.placement.generation });
         }
-        self.exchange.convict(&self.placement.links, layer, &outstanding.accused, &rows);
-        let rows = ExpertRows { rows: &rows, dtype: self.dtype, hidden: self.hidden };
-        reduce(call.routed, &rows, shared, output, &self.pool)
-            .map_err(|source| ExpertError::Kernel { layer, source })?;
-        self.local_rows = local_rows;
-        self.metrics.activity.computed(layer, &call.routed.experts, remote_start - local_start);
-        Ok(())
+        let rows = ExpertRows { rows, dtype: self.dtype, hidden: self.hidden };
+        let part;
+        let routed = if tokens == (0..call.routed.tokens()) {
+            call.routed
+        } else {
+            part = call.routed.part(tokens);
+            &part
+        };
+        reduce(routed, &rows, shared, output, &self.pool)
+            .map_err(|source| ExpertError::Kernel { layer, source })
     }
 
     fn row_bytes(&self) -> usize {
@@ -251,22 +298,15 @@ impl Experts {
         }
     }
 
-    /// Runs the local kernels. Returns the slots of the rows written to `rows`, in order. Slots whose expert is still being read are
-    /// awaited.
+    /// Runs the local kernels for the slots of `by_expert`. Returns the slots of the rows written to `rows`, in order. Slots
+    /// whose expert is still being read are awaited.
     fn compute_local(
         &mut self,
         call: &LayerCall<'_>,
         outstanding: &mut Outstanding,
+        by_expert: BTreeMap<u32, Vec<u32>>,
         rows: &mut Vec<u8>,
     ) -> Result<Vec<u32>, ExpertError> {
-        let mut by_expert: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
-        let hosts = self.placement.hosts(call.layer);
-        let is_remote = |expert| hosts.is_some_and(|hosts| hosts.class_of(expert).is_some());
-        for (slot, &expert) in (0..).zip(&call.routed.experts) {
-            if !is_remote(expert) {
-                by_expert.entry(expert).or_default().push(slot);
-            }
-        }
         let mut work = Vec::with_capacity(by_expert.len());
         let local = &self.placement.local;
         for (expert, slots) in by_expert {
@@ -333,7 +373,7 @@ impl Experts {
     }
 
     /// Counts the pairs `slots` for their rows and in the metrics.
-    fn count(
+    pub(super) fn count(
         &mut self,
         call: &LayerCall<'_>,
         slots: &[u32],
@@ -429,6 +469,36 @@ impl Experts {
         self.exchange.computed_here(&self.placement.links, outstanding, &slots);
         Ok((slots, rows))
     }
+}
+
+/// (token, expert) pairs of local experts, by expert: slots of [`Routed`], ascending.
+pub(super) fn local_slots(routed: &Routed, hosts: Option<&LayerHosts>) -> BTreeMap<u32, Vec<u32>> {
+    let mut by_expert: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+    let is_remote = |expert| hosts.is_some_and(|hosts| hosts.class_of(expert).is_some());
+    for (slot, &expert) in (0..).zip(&routed.experts) {
+        if !is_remote(expert) {
+            by_expert.entry(expert).or_default().push(slot);
+        }
+    }
+    by_expert
+}
+
+/// The row of every slot, wherever it lies; empty where there is none.
+fn rows_of<'a>(
+    call: &LayerCall<'_>,
+    computed: &'a [Computed],
+    answers: &'a [Answer],
+    row_bytes: usize,
+) -> Vec<&'a [u8]> {
+    let empty: &[u8] = &[];
+    let mut rows = vec![empty; call.routed.experts.len()];
+    for (slots, bytes) in computed {
+        place(&mut rows, slots, bytes, row_bytes);
+    }
+    for answer in answers {
+        place(&mut rows, &answer.slots, &answer.rows, row_bytes);
+    }
+    rows
 }
 
 /// Points the slots at their rows in `bytes`.

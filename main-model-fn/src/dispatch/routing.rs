@@ -3,6 +3,7 @@
 use half::bf16;
 use remoe_kernels::Dtype;
 use remoe_model::{GroupFacts, RoutingFacts, Score};
+use std::ops::Range;
 
 /// The experts of every token of one layer.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -19,6 +20,20 @@ impl Routed {
     /// Number of tokens.
     pub(crate) fn tokens(&self) -> usize {
         self.experts.len() / self.top_k.max(1)
+    }
+
+    /// The experts and weights of `tokens` alone.
+    pub(crate) fn part(&self, tokens: Range<usize>) -> Self {
+        let slots = tokens.start * self.top_k..tokens.end * self.top_k;
+        let (experts, weights) = (self.experts[slots.clone()].to_vec(), self.weights[slots].to_vec());
+        Self { top_k: self.top_k, experts, weights }
+    }
+
+    /// Adds the tokens of `next`, which has as many experts per token.
+    pub(crate) fn append(&mut self, next: Self) {
+        self.top_k = next.top_k;
+        self.experts.extend(next.experts);
+        self.weights.extend(next.weights);
     }
 
     /// (expert, weight) of `token`, experts ascending.

@@ -24,7 +24,7 @@ const MESSAGE_SECONDS: f64 = 1e-4;
 const WORTH: f64 = 2.0;
 
 /// Units of work of `rows` rows for one expert.
-fn units(rows: u64) -> u64 {
+pub(super) fn units(rows: u64) -> u64 {
     READ_UNITS + rows
 }
 

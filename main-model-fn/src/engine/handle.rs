@@ -5,7 +5,7 @@ use crate::backend::PAGE_POSITIONS;
 use crate::pages::pages_of;
 use remoe_wire::{ErrorCode, ServiceError};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 /// What a request may ask for at most; known before the engine sees it.
@@ -21,6 +21,8 @@ pub struct RequestLimits {
     pub max_choices: usize,
     /// Requests that run or wait at most; the next is refused.
     pub max_requests: usize,
+    /// How long a request that states nothing may wait for its first row; `None`: as long as it takes.
+    pub queue_deadline: Option<Duration>,
 }
 
 /// A request on its way to the engine.
@@ -30,6 +32,20 @@ pub(crate) struct Job {
     pub(crate) submitted: Instant,
     /// Held until the request has left the engine: the queue's bound.
     pub(crate) _slot: OwnedSemaphorePermit,
+}
+
+impl Job {
+    /// Whether its time in the queue is over.
+    pub(crate) fn is_overdue(&self, now: Instant) -> bool {
+        let limit = self.request.queue_deadline;
+        limit.is_some_and(|limit| now.saturating_duration_since(self.submitted) >= limit)
+    }
+
+    /// What its client is told then.
+    pub(crate) fn overdue(&self) -> ServiceError {
+        let message = "queue deadline exceeded: other requests are computed first; retry later";
+        ServiceError::new(ErrorCode::QueueDeadlineExceeded, message)
+    }
 }
 
 /// The caller's end of the engine. Clones share the queue.

@@ -10,6 +10,7 @@ use remoe_predictor::Activations;
 use remoe_traces::SpanRef;
 use remoe_wire::ServiceError;
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// One request: a prompt and how to continue it.
@@ -46,6 +47,20 @@ pub struct Request {
     pub activations: Option<Box<Activations>>,
     /// The span that its own are parts of.
     pub span: SpanRef,
+    /// Who goes first where there is not time for all.
+    pub priority: Priority,
+    /// How long it may wait before its first row is computed; none: as long as it takes.
+    pub queue_deadline: Option<Duration>,
+}
+
+/// The class of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum Priority {
+    /// Somebody waits for the answer.
+    #[default]
+    Interactive,
+    /// Its prompt is computed while no interactive prompt waits, from layer to layer; it never fails for that.
+    Batch,
 }
 
 impl Request {
@@ -67,6 +82,8 @@ impl Request {
             tenant: Tenant::default(),
             activations: None,
             span: SpanRef::default(),
+            priority: Priority::default(),
+            queue_deadline: None,
         }
     }
 }
@@ -80,8 +97,8 @@ pub struct Sampling {
     pub presence_penalty: f32,
     /// Subtracted for every time that the output contains a token.
     pub frequency_penalty: f32,
-    /// Added to the logits of single tokens.
-    pub logit_bias: Vec<(u32, f32)>,
+    /// Added to the logits of single tokens. The prompts of one body share it.
+    pub logit_bias: Arc<[(u32, f32)]>,
     /// 0: the most likely token, ties to the lower id.
     pub temperature: f32,
     /// Keep the k most likely tokens; 0: all.
@@ -101,7 +118,7 @@ impl Default for Sampling {
             repetition_penalty: 1.0,
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
-            logit_bias: Vec::new(),
+            logit_bias: Arc::default(),
             temperature: 0.0,
             top_k: 0,
             top_p: 1.0,
@@ -112,6 +129,9 @@ impl Default for Sampling {
 }
 
 impl Sampling {
+    /// Most tokens of a logit bias: each is looked at for every token that is drawn.
+    pub(crate) const BIASES: usize = 1024;
+
     /// # Errors
     /// The first value that is no number or out of its range.
     pub(crate) fn check(&self) -> Result<(), ServiceError> {
@@ -129,7 +149,12 @@ impl Sampling {
         check("repetition_penalty".to_owned(), self.repetition_penalty, 0.01..=100.0)?;
         check("presence_penalty".to_owned(), self.presence_penalty, -2.0..=2.0)?;
         check("frequency_penalty".to_owned(), self.frequency_penalty, -2.0..=2.0)?;
-        for &(token, bias) in &self.logit_bias {
+        if self.logit_bias.len() > Self::BIASES {
+            let (most, tokens) = (Self::BIASES, self.logit_bias.len());
+            let message = format!("invalid `logit_bias`: expected at most {most} tokens, got {tokens}");
+            return Err(ServiceError::invalid("logit_bias", message));
+        }
+        for &(token, bias) in self.logit_bias.iter() {
             check(format!("logit_bias.{token}"), bias, -100.0..=100.0)?;
         }
         Ok(())
@@ -297,7 +322,7 @@ mod tests {
             ("repetition_penalty", |it, value| it.repetition_penalty = value, 0.01, 100.0),
             ("presence_penalty", |it, value| it.presence_penalty = value, -2.0, 2.0),
             ("frequency_penalty", |it, value| it.frequency_penalty = value, -2.0, 2.0),
-            ("logit_bias.7", |it, value| it.logit_bias = vec![(7, value)], -100.0, 100.0),
+            ("logit_bias.7", |it, value| it.logit_bias = [(7, value)].into(), -100.0, 100.0),
         ];
         for (field, change, low, high) in fields {
             let checked = |value| {

@@ -5,6 +5,7 @@ use super::request::{ExpertTally, ExpertTime, Inspection, Request};
 use super::sequence::{Running, Stage};
 use crate::backend::PAGE_POSITIONS;
 use crate::pages::{Pages, SequenceCache, pages_of};
+use std::cmp::Reverse;
 
 impl Running {
     /// What it holds keys and values of.
@@ -65,6 +66,60 @@ impl Running {
                 choices.iter_mut().zip(rows).all(|(choice, &rows)| reserve(&mut choice.cache, rows))
             }
         }
+    }
+
+    /// Looks its prompt up again, before its next rows: others may have computed more of it meanwhile. Returns the tokens
+    /// that were found now and not before.
+    pub(crate) fn look_up(&mut self, pages: &mut Pages) -> usize {
+        let (wants_rows, tenant) = (self.wants_prompt_rows(), self.job.request.tenant);
+        let prompt = &self.job.request.prompt;
+        let Stage::Prompt(cache) = &mut self.stage else { return 0 };
+        if wants_rows {
+            return 0;
+        }
+        let found = pages.begin(tenant, |at| prompt[at], prompt.len());
+        let more = found.length().saturating_sub(cache.length());
+        if more > 0 {
+            *cache = found;
+            self.figures.cached_tokens += more;
+        }
+        more
+    }
+
+    /// Whether it is worth waiting for `leader`, which is ahead of it with a prompt that begins alike and takes `rows` of it
+    /// through the layers next: what it need not compute itself then is at least half as much.
+    pub(crate) fn follows(&self, leader: &Self, rows: usize) -> bool {
+        let (Stage::Prompt(cache), Stage::Prompt(ahead)) = (&self.stage, &leader.stage) else { return false };
+        let (own, other) = (self.request(), leader.request());
+        if own.tenant != other.tenant || own.priority < other.priority || self.wants_prompt_rows() {
+            return false;
+        }
+        let pages = own.prompt.len().saturating_sub(1) / PAGE_POSITIONS;
+        let mut page = cache.length() / PAGE_POSITIONS;
+        let is_alike = |page: usize| {
+            let page = page * PAGE_POSITIONS..(page + 1) * PAGE_POSITIONS;
+            other.prompt.get(page.clone()).is_some_and(|others| own.prompt.get(page) == Some(others))
+        };
+        // What comes before is compared first: pages that differ there have nothing in common.
+        if own.prompt.get(..cache.length()) != other.prompt.get(..cache.length()) {
+            return false;
+        }
+        while page < pages && is_alike(page) {
+            page += 1;
+        }
+        // The pages that the leader has filled are found already.
+        let there = cache.length().max(ahead.length() / PAGE_POSITIONS * PAGE_POSITIONS);
+        let gain = (page * PAGE_POSITIONS).saturating_sub(there);
+        gain > 0 && 2 * gain >= rows
+    }
+
+    /// Whether its prompt is further than that of `other`: computed further, or, where both are as far, under way or older.
+    pub(crate) fn is_ahead_of(&self, other: &Self) -> bool {
+        let done = |running: &Self| match &running.stage {
+            Stage::Prompt(cache) => (cache.length(), running.pass.is_some(), Reverse(running.id)),
+            Stage::Choices(_) => (0, false, Reverse(running.id)),
+        };
+        done(self) > done(other)
     }
 
     /// Takes what is kept of its known tokens: of the prompt, unless every row of it is wanted for something else

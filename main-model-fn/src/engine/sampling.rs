@@ -57,8 +57,23 @@ pub(crate) struct Outcome {
     pub(crate) logprobs: Option<TokenLogprobs>,
 }
 
+/// Why no token was drawn.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum DrawError {
+    /// The grammar asks for too much.
+    #[error(transparent)]
+    Grammar(#[from] GrammarError),
+    /// Weights or an input have an infinity or a NaN, or a sum overflowed.
+    #[error("the model's logits are not finite; the checkpoint may be damaged, or overflow in this dtype")]
+    NotFinite,
+}
+
 impl Draw<'_> {
-    fn make(&mut self) -> Result<Outcome, GrammarError> {
+    fn make(&mut self) -> Result<Outcome, DrawError> {
+        // A NaN is never the largest logit: without this check the lowest token would be drawn for ever.
+        if !are_finite(self.logits) {
+            return Err(DrawError::NotFinite);
+        }
         let mask = self.grammar.as_mut().map(|grammar| grammar.mask()).transpose()?;
         let token = match mask.is_some() || modifies(self.sampling, &self.drawn) {
             true => {
@@ -74,11 +89,16 @@ impl Draw<'_> {
     }
 }
 
+fn are_finite(logits: &[f32]) -> bool {
+    // Infinities and NaNs are the patterns whose exponent is all ones. Without a branch, for the compiler's vectors.
+    logits.iter().fold(0, |largest, logit| largest.max(logit.to_bits() & 0x7fff_ffff)) < 0x7f80_0000
+}
+
 /// From this many logits on, drawing is worth the pool's other threads.
 const SHARED_LOGITS: usize = 1 << 15;
 
 /// Makes all `draws`, on the threads of `pool` where it is much work.
-pub(crate) fn make_all(draws: Vec<Draw<'_>>, pool: &Pool) -> Vec<Result<Outcome, GrammarError>> {
+pub(crate) fn make_all(draws: Vec<Draw<'_>>, pool: &Pool) -> Vec<Result<Outcome, DrawError>> {
     let logits: usize = draws.iter().map(|draw| draw.logits.len()).sum();
     let mut made: Vec<_> = draws.into_iter().map(|draw| (draw, None)).collect();
     if made.len() > 1 && logits >= SHARED_LOGITS {
@@ -91,7 +111,7 @@ pub(crate) fn make_all(draws: Vec<Draw<'_>>, pool: &Pool) -> Vec<Result<Outcome,
 /// Draws one token from `logits` (one per vocabulary entry), modifying them in place.
 fn sample(logits: &mut [f32], sampling: &Sampling, drawn: &Drawn<'_>) -> u32 {
     penalise(logits, sampling, drawn);
-    for &(token, bias) in &sampling.logit_bias {
+    for &(token, bias) in sampling.logit_bias.iter() {
         if let Some(logit) = logits.get_mut(token as usize) {
             *logit += bias;
         }
@@ -174,7 +194,22 @@ mod tests {
 
     #[test]
     fn greedy_takes_the_lower_id_of_equals() {
-        assert_eq!(draw_at(&[0.0, 3.0, 3.0, f32::NAN], &Sampling::default(), 0), 1);
+        assert_eq!(draw_at(&[0.0, 3.0, 3.0, 1.0], &Sampling::default(), 0), 1);
+    }
+
+    #[test]
+    fn nothing_is_drawn_from_logits_that_are_not_finite() {
+        for strange in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            for position in 0..4 {
+                let mut logits = [0.0, 3.0, f32::MAX, f32::MIN];
+                logits[position] = strange;
+                let drawn =
+                    Drawn { choice: 0, position: 0, prompt: &[], output: &HashMap::new(), banned: &[] };
+                let sampling = &Sampling::default();
+                let mut draw = Draw { logits: &logits, sampling, drawn, grammar: None, logprobs: None };
+                assert_eq!(draw.make().err(), Some(DrawError::NotFinite));
+            }
+        }
     }
 
     #[test]
@@ -209,7 +244,7 @@ mod tests {
         assert_eq!(hot(|s| s.top_p = 1e-9), [1]);
         assert_eq!(hot(|s| s.top_p = 0.6), [1, 2, 3]);
         assert_eq!(hot(|s| s.min_p = 0.985), [1, 2]);
-        assert_eq!(hot(|s| s.logit_bias = vec![(0, -1e6), (9, 5.0)]), [1, 2, 3]);
+        assert_eq!(hot(|s| s.logit_bias = [(0, -1e6), (9, 5.0)].into()), [1, 2, 3]);
     }
 
     #[test]
@@ -226,7 +261,7 @@ mod tests {
         assert_eq!(
             with(|s| {
                 s.repetition_penalty = 1e9;
-                s.logit_bias = vec![(1, 0.1)]
+                s.logit_bias = [(1, 0.1)].into()
             }),
             1
         );

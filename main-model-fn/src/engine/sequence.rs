@@ -5,11 +5,12 @@ use super::handle::Job;
 use super::request::{
     Delta, Event, ExpertTally, ExpertTime, Figures, FinishReason, Inspection, Request, TokenLogprobs,
 };
-use super::sampling::{Draw, Drawn, Outcome, distinct, logprobs};
+use super::sampling::{Draw, DrawError, Drawn, Outcome, distinct, logprobs};
 use super::scheduler::Pending;
 use super::setback::Setback;
 use super::spans::Spans;
 use super::text_stream::TextStream;
+use super::thread::MOST_PASSED;
 use crate::backend::BackendError;
 use crate::grammar::{Grammar, GrammarError, Progress};
 use crate::pages::{Page, SequenceCache};
@@ -19,9 +20,9 @@ use remoe_ledger::{Billed, Phase, Work};
 use remoe_model::text::{TextError, Tokenizer};
 use remoe_wire::{ErrorCode, ServiceError};
 use std::collections::HashMap;
-use std::rc::Rc;
+use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What the engine knows about ends of sequences and text.
 pub(crate) struct Vocabulary {
@@ -35,11 +36,16 @@ const SCORED_CHUNK: usize = 64;
 
 /// An admitted request.
 pub(crate) struct Running {
+    /// Never used twice.
+    pub(crate) id: u64,
     pub(super) job: Job,
     pub(super) stage: Stage,
     /// For the last page of the prompt, of which every choice needs its own.
-    pub(super) copies: Vec<Rc<Page>>,
-    started: Instant,
+    pub(super) copies: Vec<Page>,
+    /// When its first rows were taken into an iteration.
+    started: Option<Instant>,
+    /// Its rows in the layered prefill that it is part of.
+    pub(super) pass: Option<PassRows>,
     first_token: Option<Instant>,
     pub(super) figures: Figures,
     pub(super) inspection: Inspection,
@@ -84,13 +90,25 @@ pub(crate) enum StepError {
     /// A grammar asks for too much.
     #[error(transparent)]
     Grammar(#[from] GrammarError),
+    /// No token could be drawn.
+    #[error(transparent)]
+    Draw(#[from] DrawError),
+}
+
+impl StepError {
+    /// Whether the model's logits have an infinity or a NaN.
+    pub(crate) fn is_not_finite(&self) -> bool {
+        matches!(self, Self::Draw(DrawError::NotFinite))
+    }
 }
 
 impl From<StepError> for ServiceError {
     fn from(error: StepError) -> Self {
         let code = match error {
-            StepError::Grammar(_) => ErrorCode::InvalidArgument,
-            StepError::Copy(_) | StepError::Text(_) => ErrorCode::Internal,
+            StepError::Grammar(_) | StepError::Draw(DrawError::Grammar(_)) => ErrorCode::InvalidArgument,
+            StepError::Copy(_) | StepError::Text(_) | StepError::Draw(DrawError::NotFinite) => {
+                ErrorCode::Internal
+            }
         };
         Self::new(code, error.to_string())
     }
@@ -110,8 +128,19 @@ pub(crate) struct Rows<'a> {
     pub(crate) wanted: Wanted,
 }
 
+/// A request's rows in a layered prefill.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct PassRows {
+    /// Which prefill.
+    pub(super) id: u64,
+    /// By sequence.
+    pub(super) rows: Vec<usize>,
+}
+
 /// A request's part of an iteration, in rows.
 pub(crate) struct Share {
+    /// The first of them among all rows.
+    pub(crate) first: usize,
     pub(crate) rows: usize,
     /// Those whose logits are wanted.
     pub(crate) logits: usize,
@@ -120,8 +149,13 @@ pub(crate) struct Share {
 }
 
 impl Share {
-    pub(crate) fn of(lent: &[Rows<'_>]) -> Self {
-        let mut share = Self { rows: 0, logits: 0, states: 0 };
+    /// Its rows among all.
+    pub(crate) fn range(&self) -> Range<usize> {
+        self.first..self.first + self.rows
+    }
+
+    pub(crate) fn of(lent: &[Rows<'_>], first: usize) -> Self {
+        let mut share = Self { first, rows: 0, logits: 0, states: 0 };
         for Rows { tokens, wanted, .. } in lent {
             share.rows += tokens.len();
             match wanted {
@@ -136,20 +170,10 @@ impl Share {
 }
 
 impl Running {
-    pub(crate) fn new(
-        mut job: Job,
-        vocabulary: &Vocabulary,
-        recording: Option<Recording>,
-        now: Instant,
-    ) -> Self {
+    pub(crate) fn new(id: u64, mut job: Job, vocabulary: &Vocabulary, recording: Option<Recording>) -> Self {
         let activations = job.request.activations.take();
         let request = &job.request;
-        let figures = Figures {
-            prompt_tokens: request.prompt.len(),
-            queued: now - job.submitted,
-            activations,
-            ..Figures::default()
-        };
+        let figures = Figures { prompt_tokens: request.prompt.len(), activations, ..Figures::default() };
         let mut ends = request.stop.token_ids.clone();
         if !request.stop.ignore_eos {
             ends.extend(&vocabulary.end_ids);
@@ -159,13 +183,14 @@ impl Running {
             _ => distinct(&request.prompt),
         };
         let cache = SequenceCache::new(request.tenant);
-        let spans = Spans::begin(&request.span, job.submitted, now);
         let beginnings = request.grammar.iter().cycle().take(request.choices).map(Grammar::begin).collect();
         Self {
+            id,
             job,
             stage: Stage::Prompt(cache),
             copies: Vec::new(),
-            started: now,
+            started: None,
+            pass: None,
             first_token: None,
             figures,
             inspection: Inspection::default(),
@@ -177,8 +202,27 @@ impl Running {
             no_counts: HashMap::new(),
             recording,
             setback: None,
-            spans,
+            spans: None,
         }
+    }
+
+    /// Its first rows are about to be computed, if they were not before.
+    pub(super) fn start(&mut self, now: Instant) {
+        if self.started.is_none() {
+            self.started = Some(now);
+            self.figures.queued = now - self.job.submitted;
+            self.spans = Spans::begin(&self.job.request.span, self.job.submitted, now);
+        }
+    }
+
+    /// Whether it has waited for its first row for longer than it may.
+    pub(super) fn is_overdue(&self, now: Instant) -> bool {
+        self.started.is_none() && self.job.is_overdue(now)
+    }
+
+    /// Whether others have passed it for as long as they may.
+    pub(super) fn has_been_passed(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.job.submitted) > MOST_PASSED
     }
 
     pub(crate) fn request(&self) -> &Request {
@@ -227,6 +271,24 @@ impl Running {
             spans.event("experts out of reach");
         }
         self.setback.is_some()
+    }
+
+    /// Whether it takes part in decode iterations: each of its sequences has one row to forward at most, and it is part of
+    /// no layered prefill.
+    pub(super) fn decodes(&self) -> bool {
+        let prompt = &self.request().prompt;
+        self.pass.is_none()
+            && match &self.stage {
+                Stage::Prompt(cache) => cache.length() + 1 == prompt.len(),
+                Stage::Choices(choices) => choices.iter().all(|choice| choice.pending(prompt) <= 1),
+            }
+    }
+
+    /// Its prompt has gone on for so long since a failure, which does not count as time without progress.
+    pub(super) fn went_on(&mut self, time: Duration) {
+        if let Some(setback) = &mut self.setback {
+            setback.went_on(time);
+        }
     }
 
     /// What each sequence could forward now: a prompt's rest, or one row per choice, or all that a
@@ -407,7 +469,7 @@ impl Running {
     pub(crate) fn step(
         &mut self,
         logits: &[f32],
-        outcomes: Vec<Result<Outcome, GrammarError>>,
+        outcomes: Vec<Result<Outcome, DrawError>>,
         vocab: usize,
         vocabulary: &Vocabulary,
         model: &mut dyn Model,
@@ -474,7 +536,7 @@ impl Running {
         &mut self,
         cache: SequenceCache,
         logits: &[f32],
-        outcomes: Vec<Result<Outcome, GrammarError>>,
+        outcomes: Vec<Result<Outcome, DrawError>>,
         vocabulary: &Vocabulary,
         model: &mut dyn Model,
     ) -> Result<(), StepError> {
@@ -582,7 +644,7 @@ impl Running {
         let now = Instant::now();
         let first = self.first_token.unwrap_or(now);
         self.figures.ttft = first - self.job.submitted;
-        self.figures.prefill = first - self.started;
+        self.figures.prefill = first - self.started.unwrap_or(self.job.submitted);
         self.figures.decode = now - first;
         if let Some(spans) = &mut self.spans {
             spans.finish(&self.figures, now);

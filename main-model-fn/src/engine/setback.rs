@@ -21,6 +21,11 @@ pub(crate) struct Setback {
 }
 
 impl Setback {
+    /// For `time` it made progress.
+    pub(crate) fn went_on(&mut self, time: Duration) {
+        self.since += time;
+    }
+
     /// After one more failed iteration, from `started` to `now`; none when that was one too many.
     pub(crate) fn after(previous: Option<Self>, started: Instant, now: Instant) -> Option<Self> {
         let since = previous.map_or(started, |previous| previous.since);

@@ -1,6 +1,8 @@
 //! The engine's loop with the native operations, in this process.
 
-use super::request::{Delta, Event, FinishReason, InspectLevel, Request, Sampling, StopRules};
+use super::request::{
+    Delta, Event, Figures, FinishReason, InspectLevel, Priority, Request, Sampling, StopRules,
+};
 use super::{
     EngineHandle, EngineParts, EngineSettings, EngineStop, Events, RequestLimits, Switch, Vocabulary, start,
 };
@@ -15,34 +17,68 @@ use prometheus::Registry;
 use remoe_kernels::{Dtype, Pool, PoolConfig};
 use remoe_model::Checkpoint;
 use remoe_traces::SpanRef;
+use remoe_wire::ErrorCode;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
+use tokio::sync::{mpsc, oneshot};
 
 /// An engine that holds all experts of a fixture.
 struct Engine {
     handle: EngineHandle,
     metrics: EngineMetrics,
     thread: JoinHandle<()>,
+    switches: mpsc::UnboundedSender<Switch>,
+    generation: u64,
+    local: LocalExperts,
     vocab: u32,
     norm_eps: f64,
 }
 
 impl Engine {
     async fn start(fixture: &str, dtype: Dtype, threads: usize, cache_pages: usize) -> Self {
-        let (engine, arrivals, checkpoint) = Self::early(fixture, dtype, threads, cache_pages).await;
+        let mut engine = Self::unplaced(fixture, dtype, threads, |settings| {
+            settings.limits.cache_pages = cache_pages;
+        });
+        engine.place().await;
+        engine
+    }
+
+    /// The same without a placement: requests wait. `change` has the last word on its settings.
+    fn unplaced(
+        fixture: &str,
+        dtype: Dtype,
+        threads: usize,
+        change: impl FnOnce(&mut EngineSettings),
+    ) -> Self {
+        let (engine, arrivals, checkpoint) = Self::early(fixture, dtype, threads, change);
         arrivals.read(&checkpoint, dtype.into(), 1).unwrap();
         engine
     }
 
+    /// Puts another routing generation in force, with all experts local.
+    async fn place(&mut self) {
+        self.generation += 1;
+        let (done, in_force) = oneshot::channel();
+        let switch = Switch {
+            generation: self.generation,
+            local: self.local.clone(),
+            remote: BTreeMap::new(),
+            endpoints: Vec::new(),
+            done,
+        };
+        self.switches.send(switch).ok().unwrap();
+        in_force.await.unwrap();
+    }
+
     /// The same before its experts have been read.
-    async fn early(
+    fn early(
         fixture: &str,
         dtype: Dtype,
         threads: usize,
-        cache_pages: usize,
+        change: impl FnOnce(&mut EngineSettings),
     ) -> (Self, Arc<Arrivals>, Arc<Checkpoint>) {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(fixture);
         let checkpoint = Arc::new(Checkpoint::open(folder).unwrap());
@@ -57,21 +93,23 @@ impl Engine {
         let all = config.moe_layers().into_iter().flat_map(|layer| experts(layer).map(move |it| (layer, it)));
         let expert_metrics = ExpertMetrics::new(&registry).unwrap();
         let arrivals = local.expect(&Vec::from_iter(all), expert_metrics.arriving.clone());
-        let settings = EngineSettings {
+        let mut settings = EngineSettings {
             limits: RequestLimits {
                 vocab_size: config.vocab_size,
                 context_length: config.context_length,
-                cache_pages,
+                cache_pages: 1000,
                 max_choices: 4,
                 max_requests: 64,
+                queue_deadline: None,
             },
             max_batch: 8,
             headroom: 4,
-            iteration_rows: 24,
-            prompt_chunk: 24,
+            prefill_rows: 24,
+            target_itl: None,
             fallback_bytes: 1 << 20,
             poll: Duration::ZERO,
         };
+        change(&mut settings);
         let parts = EngineParts {
             model,
             pool,
@@ -91,16 +129,16 @@ impl Engine {
             recorder: None,
         };
         let (handle, switches, thread) = start(settings, parts, EngineStop::default()).unwrap();
-        let (done, in_force) = tokio::sync::oneshot::channel();
-        let switch = Switch { generation: 1, local, remote: BTreeMap::new(), endpoints: Vec::new(), done };
-        switches.send(switch).ok().unwrap();
-        in_force.await.unwrap();
         let (vocab, norm_eps) = (config.vocab_size as u32, config.norm_eps);
-        (Self { handle, metrics, thread, vocab, norm_eps }, arrivals, checkpoint)
+        (
+            Self { handle, metrics, thread, switches, generation: 0, local, vocab, norm_eps },
+            arrivals,
+            checkpoint,
+        )
     }
 
     fn end(self) -> EngineMetrics {
-        drop(self.handle);
+        drop((self.handle, self.switches));
         self.thread.join().unwrap();
         self.metrics
     }
@@ -126,6 +164,8 @@ fn request(prompt: Vec<u32>, choices: usize, max_tokens: usize) -> Request {
         tenant: Tenant::default(),
         activations: None,
         span: SpanRef::default(),
+        priority: Priority::default(),
+        queue_deadline: None,
     }
 }
 
@@ -159,6 +199,9 @@ impl Random {
 
 const LONGEST: usize = 30;
 
+/// A target that no iteration keeps.
+const LEAST: Duration = Duration::from_nanos(1);
+
 /// Prompts of several lengths, which begin alike in threes.
 fn prompts(vocab: u32) -> Vec<Vec<u32>> {
     let token = |kind: usize, at: usize| 3 + (kind * 37 + at * at * 7 + at * 11) as u32 % (vocab - 3);
@@ -191,10 +234,11 @@ async fn in_turns(vocab: u32) -> Grammar {
     compiler.compile(Source::regex("([a-m][n-z]){100}").unwrap(), "regex").await.unwrap()
 }
 
-/// Schedules, a thousand in all, in which requests come, go, are abandoned and give way to each other, on few pages that keep
-/// what earlier ones computed: every request draws what it draws alone, with the same bits, whatever ran beside it.
-/// A third of them are bound by a grammar.
-async fn schedules_change_nothing(fixture: &str, dtype: Dtype, schedules: usize) {
+/// Schedules, a thousand in all, in which requests of both classes come, go, are abandoned and give way to each other, on few
+/// pages that keep what earlier ones computed, while placements change: every request draws what it draws alone, with the
+/// same bits, whatever ran beside it. A third of them are bound by a grammar. With the least `target` prompts go on by
+/// single steps, each a part of a layer, between two decode iterations.
+async fn schedules_change_nothing(fixture: &str, dtype: Dtype, schedules: usize, target: Option<Duration>) {
     let alone = Engine::start(fixture, dtype, 1, 1000).await;
     let prompts = prompts(alone.vocab);
     let grammar = in_turns(alone.vocab).await;
@@ -216,7 +260,12 @@ async fn schedules_change_nothing(fixture: &str, dtype: Dtype, schedules: usize)
         expected.insert(index, drawn);
     }
     alone.end();
-    let engine = Engine::start(fixture, dtype, 2, 14).await;
+    let mut engine = Engine::unplaced(fixture, dtype, 2, |settings| {
+        settings.limits.cache_pages = 14;
+        settings.target_itl = target;
+        settings.prefill_rows = if target.is_some() { 50 } else { 24 };
+    });
+    engine.place().await;
     let mut random = Random(3);
     let mut cached = 0;
     for schedule in 0..schedules {
@@ -224,11 +273,16 @@ async fn schedules_change_nothing(fixture: &str, dtype: Dtype, schedules: usize)
         for _ in 0..=random.below(4) {
             let (index, choices) = (random.below(prompts.len()), 1 + random.below(3));
             let tokens = 1 + random.below(LONGEST);
-            let events = engine.handle.submit(bound(index, choices, tokens)).unwrap();
+            let priority = if random.below(3) == 0 { Priority::Batch } else { Priority::Interactive };
+            let request = Request { priority, ..bound(index, choices, tokens) };
+            let events = engine.handle.submit(request).unwrap();
             running.push((index, choices, tokens, events));
             for _ in 0..random.below(3) {
                 tokio::task::yield_now().await;
             }
+        }
+        if random.below(4) == 0 {
+            engine.place().await;
         }
         for (index, choices, tokens, mut events) in running {
             if random.below(5) == 0 {
@@ -245,17 +299,22 @@ async fn schedules_change_nothing(fixture: &str, dtype: Dtype, schedules: usize)
     let metrics = engine.end();
     assert!(cached > schedules && metrics.prefix_tokens_found.get() as usize >= cached);
     assert!(metrics.preemptions.get() > 0, "nothing had to give way");
+    let slices = metrics.iteration_seconds.get_sample_count();
+    let whole = metrics.iterations.get();
+    assert!(target.is_none() || slices > whole + 10 * schedules as u64, "{slices} parts of {whole} forwards");
 }
 
 #[tokio::test]
 async fn schedules_change_no_bit_of_grouped_attention() {
-    schedules_change_nothing("mixtral-basic", Dtype::F32, 600).await;
-    schedules_change_nothing("qwen2moe-window", Dtype::Bf16, 200).await;
+    schedules_change_nothing("mixtral-basic", Dtype::F32, 200, None).await;
+    schedules_change_nothing("mixtral-basic", Dtype::F32, 300, Some(LEAST)).await;
+    schedules_change_nothing("qwen2moe-window", Dtype::Bf16, 200, Some(LEAST)).await;
 }
 
 #[tokio::test]
 async fn schedules_change_no_bit_of_latent_attention() {
-    schedules_change_nothing("dsv2-basic", Dtype::Bf16, 200).await;
+    schedules_change_nothing("dsv2-basic", Dtype::Bf16, 200, None).await;
+    schedules_change_nothing("dsv2-basic", Dtype::Bf16, 200, Some(LEAST)).await;
 }
 
 /// An embedding is the mean of the hidden states behind the final norm, whatever runs beside it and however often it gives
@@ -263,7 +322,10 @@ async fn schedules_change_no_bit_of_latent_attention() {
 /// Who asks before the experts have been read waits for those that the answer uses and draws what is drawn afterwards.
 #[tokio::test]
 async fn answers_wait_for_experts_that_are_still_being_read() {
-    let (engine, arrivals, checkpoint) = Engine::early("dsv2-group", Dtype::Bf16, 2, 64).await;
+    let (mut engine, arrivals, checkpoint) = Engine::early("dsv2-group", Dtype::Bf16, 2, |settings| {
+        settings.limits.cache_pages = 64;
+    });
+    engine.place().await;
     let prompts = prompts(engine.vocab);
     let asked: Vec<_> =
         prompts.iter().map(|prompt| engine.handle.submit(request(prompt.clone(), 1, 5)).unwrap()).collect();
@@ -369,5 +431,124 @@ async fn scored_and_inspected_prompts_are_computed_whole() {
     let inspected = Request { inspect: Some(InspectLevel::Routing), max_tokens: 0, ..plain.clone() };
     assert_eq!(kept(inspected).await, 0);
     assert_eq!(kept(plain).await, 64);
+    engine.end();
+}
+
+/// The figures of a request once it has ended.
+async fn figures(mut events: Events) -> Figures {
+    loop {
+        match events.recv().await.unwrap() {
+            Event::Done(figures) => return figures,
+            Event::Failed(error) => panic!("{error}"),
+            _ => (),
+        }
+    }
+}
+
+/// A prompt of so many tokens, unlike others of another `kind`.
+fn prompt_of(tokens: usize, kind: u32, vocab: u32) -> Vec<u32> {
+    (0..tokens as u32).map(|at| 3 + (at * at * 7 + at * 11 + kind * 37) % (vocab - 3)).collect()
+}
+
+/// Of requests that begin alike and come at once, one computes the beginning; the others wait for its pages.
+#[tokio::test]
+async fn a_prefix_of_simultaneous_requests_is_computed_once() {
+    let mut engine = Engine::unplaced("mixtral-basic", Dtype::F32, 2, |settings| settings.max_batch = 16);
+    let beginning = prompt_of(64, 1, engine.vocab);
+    let tail = |kind: u32| prompt_of(6, 100 + kind, engine.vocab);
+    let asked: Vec<_> = (0..16)
+        .map(|kind| {
+            let prompt = [beginning.clone(), tail(kind)].concat();
+            engine.handle.submit(request(prompt, 1, 1)).unwrap()
+        })
+        .collect();
+    engine.place().await;
+    let mut cached = Vec::new();
+    for events in asked {
+        cached.push(figures(events).await.cached_tokens);
+    }
+    cached.sort_unstable();
+    assert_eq!((cached[0], &cached[1..]), (0, &[64; 15][..]));
+    assert_eq!(engine.end().rows.get(), 64 + 16 * 6);
+}
+
+/// A leader that is abandoned leaves its followers with what it had computed, and one of them goes on.
+#[tokio::test]
+async fn followers_outlive_their_leader() {
+    let mut engine = Engine::unplaced("mixtral-basic", Dtype::F32, 2, |settings| settings.prefill_rows = 32);
+    let (vocab, handle) = (engine.vocab, engine.handle.clone());
+    let beginning = prompt_of(70, 1, vocab);
+    let ask = |kind: u32| {
+        let prompt = [beginning.clone(), prompt_of(6, 100 + kind, vocab)].concat();
+        handle.submit(request(prompt, 1, 3)).unwrap()
+    };
+    for abandoned in 0..4 {
+        let mut asked: Vec<_> = (0..4).map(|kind| ask(10 * abandoned + kind)).collect();
+        engine.place().await;
+        drop(asked.remove(0));
+        for events in asked {
+            assert_eq!(figures(events).await.completion_tokens, 3);
+        }
+    }
+    drop(handle);
+    engine.end();
+}
+
+/// Requests that wait when a placement comes into force: a short prompt before a long one that came earlier, an
+/// interactive one before a batch request.
+#[tokio::test]
+async fn short_and_interactive_prompts_go_first() {
+    let mut engine = Engine::unplaced("mixtral-basic", Dtype::F32, 1, |settings| {
+        settings.prefill_rows = 16;
+        settings.limits.context_length = 100_000;
+    });
+    let handle = engine.handle.clone();
+    let submit =
+        |prompt: Vec<u32>, priority| handle.submit(Request { priority, ..request(prompt, 1, 1) }).unwrap();
+    let vocab = engine.vocab;
+    let batch = submit(prompt_of(300, 1, vocab), Priority::Batch);
+    let long = submit(prompt_of(2000, 2, vocab), Priority::Interactive);
+    let short = submit(prompt_of(5, 3, vocab), Priority::Interactive);
+    engine.place().await;
+    let [batch, long, short] =
+        [figures(batch).await.ttft, figures(long).await.ttft, figures(short).await.ttft];
+    assert!(short < long && long < batch, "{short:?} {long:?} {batch:?}");
+    drop(handle);
+    engine.end();
+}
+
+/// A request whose time is over before its first row fails with an error of its own; one that is being computed does not.
+#[tokio::test]
+async fn requests_leave_the_queue_at_their_deadline() {
+    let mut engine = Engine::unplaced("mixtral-basic", Dtype::F32, 1, |settings| settings.max_batch = 1);
+    engine.place().await;
+    let prompt = prompt_of(8, 1, engine.vocab);
+    let deadline = |limit: Option<Duration>, tokens| Request {
+        queue_deadline: limit,
+        ..request(prompt.clone(), 1, tokens)
+    };
+    let mut first = engine.handle.submit(deadline(Some(Duration::from_secs(3600)), 100)).unwrap();
+    first.recv().await.unwrap();
+    let mut late = engine.handle.submit(deadline(Some(Duration::ZERO), 1)).unwrap();
+    let Event::Failed(error) = late.recv().await.unwrap() else { panic!("not refused") };
+    assert_eq!((error.code, error.code.http_status()), (ErrorCode::QueueDeadlineExceeded, 503));
+    let patient = engine.handle.submit(deadline(None, 1)).unwrap();
+    assert_eq!(figures(first).await.completion_tokens, 100);
+    figures(patient).await;
+    assert_eq!(engine.end().overdue.get(), 1);
+}
+
+/// Many cannot fit beside a large request that waits; small ones that came later do not wait for it.
+#[tokio::test]
+async fn what_does_not_fit_lets_others_pass() {
+    let mut engine = Engine::unplaced("mixtral-basic", Dtype::F32, 1, |settings| settings.max_batch = 4);
+    let vocab = engine.vocab;
+    let running = engine.handle.submit(request(prompt_of(5, 1, vocab), 2, 120)).unwrap();
+    let large = engine.handle.submit(request(prompt_of(5, 2, vocab), 4, 1)).unwrap();
+    let small = engine.handle.submit(request(prompt_of(5, 3, vocab), 1, 1)).unwrap();
+    engine.place().await;
+    let [running, large, small] =
+        [figures(running).await, figures(large).await, figures(small).await].map(|it| it.queued + it.decode);
+    assert!(small < large && small < running, "{small:?} {large:?} {running:?}");
     engine.end();
 }

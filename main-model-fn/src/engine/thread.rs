@@ -1,10 +1,13 @@
 //! The engine's thread: who comes, who waits, and what goes on between two iterations.
 
 mod iteration;
+mod prefill;
 
 use super::handle::{EngineHandle, Job, RequestLimits};
-use super::request::Event;
+use super::pace::Pace;
+use super::request::{Event, Priority};
 use super::room::expected_pages;
+use super::scheduler::Turns;
 use super::sequence::{Running, Vocabulary};
 use super::switch::{PendingSwitch, Switch};
 use crate::dispatch::{Expected, ExpertMetrics, ExpertParts, Experts, Link, LinkEvent};
@@ -12,6 +15,7 @@ use crate::metrics::EngineMetrics;
 use crate::pages::Pages;
 use crate::records::Recorder;
 use crate::transformer::Model;
+use prefill::Prefill;
 use remoe_kernels::{NumericsClass, Pool};
 use remoe_ledger::Attribution;
 use remoe_model::Checkpoint;
@@ -32,13 +36,13 @@ pub(crate) struct EngineSettings {
     pub(crate) limits: RequestLimits,
     /// Sequences that run at the same time.
     pub(crate) max_batch: usize,
-    /// Rows of one iteration.
-    pub(crate) iteration_rows: usize,
+    /// Rows of prompts that go through the layers together.
+    pub(crate) prefill_rows: usize,
+    /// The inter-token latency that running streams keep beside prompts; none: some times what they take alone.
+    pub(crate) target_itl: Option<Duration>,
     /// Positions beyond its known tokens that a sequence is thought to need soon, when it is decided
     /// whether another request can start beside it.
     pub(crate) headroom: usize,
-    /// Rows of one prompt in one iteration.
-    pub(crate) prompt_chunk: usize,
     /// Bytes of experts held because no replica answered.
     pub(crate) fallback_bytes: usize,
     /// How long the engine polls for answers before it sleeps.
@@ -92,6 +96,22 @@ pub(crate) fn start(
     Ok((handle, switch_sender, thread))
 }
 
+/// A request that does not fit lets others pass for so long after it came; then what becomes free is left to it.
+pub(super) const MOST_PASSED: Duration = Duration::from_secs(10);
+
+/// The request that starts next.
+enum Next {
+    /// A preempted one, by its index.
+    Paused(usize),
+    /// One that has just come, by its index.
+    Waiting(usize),
+    Nothing,
+    /// None of those that wait fits; `passed`: nothing may pass them any more.
+    DoesNotFit {
+        passed: bool,
+    },
+}
+
 struct Engine {
     settings: EngineSettings,
     model: Box<dyn Model>,
@@ -115,6 +135,13 @@ struct Engine {
     paused: VecDeque<Running>,
     /// In the order of admission.
     running: Vec<Running>,
+    /// Requests that were ever admitted.
+    admitted: u64,
+    /// Layered prefills under way, in the order in which they began.
+    prefills: Vec<Prefill>,
+    passes_begun: u64,
+    turns: Turns,
+    pace: Pace,
     /// Whether those of them that were set back take their turn next.
     apart: bool,
     stop: EngineStop,
@@ -165,6 +192,11 @@ impl Engine {
             waiting: VecDeque::new(),
             paused: VecDeque::new(),
             running: Vec::new(),
+            admitted: 0,
+            prefills: Vec::new(),
+            passes_begun: 0,
+            turns: Turns::default(),
+            pace: Pace::default(),
             apart: false,
             stop,
             row_bytes: hidden * parts.class.dtype.bytes(),
@@ -195,13 +227,20 @@ impl Engine {
                 self.rest(until);
                 continue;
             }
-            self.iterate();
+            let decoded = self.iterate();
+            if !self.prefill() && !decoded && !self.running.is_empty() {
+                // Requests wait for each other's rest.
+                self.rest(Instant::now() + Duration::from_millis(1));
+            }
         }
     }
 
     /// Until when every request that runs rests after a failed iteration.
     fn resting(&self) -> Option<Instant> {
-        let until = |running: &Running| running.setback().map(|setback| setback.until);
+        let until = |running: &Running| match &running.pass {
+            Some(_) => None,
+            None => running.setback().map(|setback| setback.until),
+        };
         let first = self.running.iter().map(until).min().flatten();
         first.filter(|&first| first > Instant::now())
     }
@@ -221,7 +260,7 @@ impl Engine {
     /// Takes what has arrived, without waiting.
     fn receive(&mut self) {
         while let Ok(job) = self.jobs.try_recv() {
-            self.waiting.push_back(job);
+            self.wait_for(job);
         }
         while let Ok(switch) = self.switches.try_recv() {
             self.begin_switch(switch);
@@ -229,19 +268,50 @@ impl Engine {
         // Requests whose client has gone give their slots back, running or not.
         self.waiting.retain(|job| !job.events.is_closed());
         self.paused.retain(|paused| !paused.is_abandoned());
-        self.running.retain(|running| !running.is_abandoned());
+        while let Some(index) = self.running.iter().position(Running::is_abandoned) {
+            drop(self.take_out(index));
+        }
+        self.end_overdue(Instant::now());
         self.metrics.waiting.set((self.waiting.len() + self.paused.len()) as i64);
         self.metrics.running.set(self.running.len() as i64);
         self.measure_caches();
     }
 
-    /// Pages that running requests hold.
-    fn held_pages(&self) -> usize {
-        self.pages.held(self.running.iter().flat_map(Running::caches))
+    fn wait_for(&mut self, mut job: Job) {
+        let deadline = &mut job.request.queue_deadline;
+        *deadline = deadline.or(self.settings.limits.queue_deadline);
+        self.waiting.push_back(job);
+    }
+
+    /// Fails requests that have waited for their first row for longer than they may.
+    fn end_overdue(&mut self, now: Instant) {
+        while let Some(index) = self.waiting.iter().position(|job| job.is_overdue(now)) {
+            let Some(job) = self.waiting.remove(index) else { break };
+            self.metrics.overdue.inc();
+            let _client_gone = job.events.try_send(Event::Failed(job.overdue()));
+        }
+        let mut overdue = Vec::new();
+        while let Some(index) = self.running.iter().position(|running| running.is_overdue(now)) {
+            overdue.push(self.take_out(index));
+        }
+        while let Some(index) = self.paused.iter().position(|paused| paused.is_overdue(now)) {
+            overdue.extend(self.paused.remove(index));
+        }
+        for running in overdue {
+            self.metrics.overdue.inc();
+            let error = running.job.overdue();
+            running.fail(error);
+        }
+    }
+
+    /// Takes a request out of those that run, and of its prefill.
+    fn take_out(&mut self, index: usize) -> Running {
+        self.leave_prefill(index);
+        self.running.remove(index)
     }
 
     fn measure_caches(&self) {
-        let bytes = self.held_pages() * self.page_bytes;
+        let bytes = self.pages.held() * self.page_bytes;
         self.metrics.cache_bytes.set(i64::try_from(bytes).unwrap_or(i64::MAX));
     }
 
@@ -254,8 +324,11 @@ impl Engine {
         for job in self.waiting.drain(..) {
             let _client_gone = job.events.try_send(Event::Failed(error.clone()));
         }
-        for running in self.running.drain(..).chain(self.paused.drain(..)) {
-            running.fail(error.clone());
+        while !self.running.is_empty() {
+            self.take_out(0).fail(error.clone());
+        }
+        for paused in self.paused.drain(..) {
+            paused.fail(error.clone());
         }
     }
 
@@ -284,7 +357,7 @@ impl Engine {
             }
         });
         let closed = job.is_none() && self.jobs.is_closed() && self.jobs.is_empty();
-        self.waiting.extend(job);
+        job.into_iter().for_each(|job| self.wait_for(job));
         if let Some(switch) = switch {
             self.begin_switch(switch);
         }
@@ -328,44 +401,89 @@ impl Engine {
         }
     }
 
-    /// Starts waiting requests, in order, while batch and cache have room and experts are placed.
+    /// Starts waiting requests while batch and cache have room and experts are placed: interactive ones before others, of
+    /// each class those that were preempted first, then in the order of arrival. Where one does not fit, others pass it
+    /// for a while; batch requests that run give way to interactive ones.
     fn admit(&mut self) {
         // What comes before the first placement waits for it; HTTP takes nothing until then.
         if self.experts.placement().generation == 0 {
             return;
         }
-        loop {
-            let headroom = self.settings.headroom;
-            let paused = self.paused.front().map(|it| (it.request().choices, it.growth(headroom)));
-            let waiting = || {
-                let request = &self.waiting.front()?.request;
-                Some((request.choices, expected_pages(request, headroom)))
-            };
-            let Some((choices, pages)) = paused.or_else(waiting) else {
-                return;
-            };
-            let batch: usize = self.running.iter().map(|running| running.request().choices).sum();
-            let growth: usize = self.running.iter().map(|running| running.growth(headroom)).sum();
-            let fits = batch + choices <= self.settings.max_batch
-                && self.held_pages() + growth + pages <= self.pages.limit();
-            if !fits && !self.running.is_empty() {
-                return;
-            }
-            let next = match self.paused.pop_front() {
-                Some(paused) => Some(paused),
-                None => self.waiting.pop_front().map(|job| {
-                    let recording =
-                        self.recorder.as_ref().map(|recorder| recorder.begin(&job.request.prompt));
-                    Running::new(job, &self.vocabulary, recording, Instant::now())
-                }),
-            };
-            if let Some(mut next) = next {
-                next.begin(&mut self.pages);
-                let (asked, found) = next.prefix();
-                self.metrics.prefix_tokens.inc_by(asked as u64);
-                self.metrics.prefix_tokens_found.inc_by(found as u64);
-                self.running.push(next);
+        let now = Instant::now();
+        for priority in [Priority::Interactive, Priority::Batch] {
+            loop {
+                match self.next(priority, now) {
+                    Next::Paused(index) => {
+                        let Some(paused) = self.paused.remove(index) else { break };
+                        self.begin(paused);
+                    }
+                    Next::Waiting(index) => {
+                        let Some(job) = self.waiting.remove(index) else { break };
+                        let recording =
+                            self.recorder.as_ref().map(|recorder| recorder.begin(&job.request.prompt));
+                        self.admitted += 1;
+                        self.begin(Running::new(self.admitted, job, &self.vocabulary, recording));
+                    }
+                    Next::Nothing => break,
+                    Next::DoesNotFit { passed } => {
+                        let is_batch = |running: &Running| running.request().priority == Priority::Batch;
+                        match self.running.iter().rposition(is_batch) {
+                            Some(batch) if priority == Priority::Interactive => self.preempt(batch),
+                            Some(_) | None if passed => return,
+                            Some(_) | None => break,
+                        }
+                    }
+                }
             }
         }
+    }
+
+    /// The request of a class that starts next, and fits.
+    fn next(&self, priority: Priority, now: Instant) -> Next {
+        let headroom = self.settings.headroom;
+        let mut waits = false;
+        for (index, paused) in self.paused.iter().enumerate() {
+            if paused.request().priority != priority {
+                continue;
+            }
+            if self.fits(paused.request().choices, paused.growth(headroom)) {
+                return Next::Paused(index);
+            }
+            waits = true;
+            if paused.has_been_passed(now) {
+                return Next::DoesNotFit { passed: true };
+            }
+        }
+        for (index, job) in self.waiting.iter().enumerate() {
+            if job.request.priority != priority {
+                continue;
+            }
+            if self.fits(job.request.choices, expected_pages(&job.request, headroom)) {
+                return Next::Waiting(index);
+            }
+            waits = true;
+            if now.saturating_duration_since(job.submitted) > MOST_PASSED {
+                return Next::DoesNotFit { passed: true };
+            }
+        }
+        if waits { Next::DoesNotFit { passed: false } } else { Next::Nothing }
+    }
+
+    fn begin(&mut self, mut next: Running) {
+        next.begin(&mut self.pages);
+        let (asked, found) = next.prefix();
+        self.metrics.prefix_tokens.inc_by(asked as u64);
+        self.metrics.prefix_tokens_found.inc_by(found as u64);
+        self.running.push(next);
+    }
+
+    /// Whether a request with so many choices that will need so many pages soon can run beside those that do.
+    fn fits(&self, choices: usize, pages: usize) -> bool {
+        let headroom = self.settings.headroom;
+        let batch: usize = self.running.iter().map(|running| running.request().choices).sum();
+        let growth: usize = self.running.iter().map(|running| running.growth(headroom)).sum();
+        let fits = batch + choices <= self.settings.max_batch
+            && self.pages.held() + growth + pages <= self.pages.limit();
+        fits || self.running.is_empty()
     }
 }

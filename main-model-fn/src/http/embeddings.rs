@@ -6,6 +6,7 @@ use super::running::Running;
 use super::state::HttpState;
 use super::timing::Timeline;
 use super::unsupported::unsupported;
+use super::urgency::Urgency;
 use super::{body, generate};
 use crate::engine::request::{Event, Request};
 use axum::Json;
@@ -25,6 +26,8 @@ struct EmbeddingsBody {
     input: Option<Prompts>,
     encoding_format: Option<String>,
     add_special_tokens: Option<bool>,
+    priority: Option<String>,
+    queue_deadline: Option<String>,
     dimensions: Given,
     truncate_prompt_tokens: Given,
 }
@@ -119,10 +122,12 @@ fn check(state: &HttpState, body: EmbeddingsBody) -> Result<Wanted, ServiceError
     }
     let many = inputs.len() > 1;
     let special = body.add_special_tokens.unwrap_or(true);
+    let Urgency { priority, queue_deadline } =
+        Urgency::read(body.priority.as_deref(), body.queue_deadline.as_deref())?;
     let request = |(index, input)| {
         let field = if many { format!("input[{index}]") } else { "input".to_owned() };
         let ids = ids_of(state, &field, input, special)?;
-        Ok(Request { embeds: true, ..Request::of_prompt(ids) })
+        Ok(Request { embeds: true, priority, queue_deadline, ..Request::of_prompt(ids) })
     };
     let requests = inputs.into_iter().enumerate().map(request).collect::<Result<_, ServiceError>>()?;
     Ok(Wanted { requests, base64 })

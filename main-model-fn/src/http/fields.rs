@@ -1,6 +1,7 @@
 //! Types of single fields that JSON writes in more than one way. None of them buffers what it does
 //! not keep, so that a small body cannot become a large one in memory.
 
+use crate::engine::request::Sampling;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -373,6 +374,10 @@ impl<'de> Deserialize<'de> for LogitBias {
                     let id =
                         key.parse().map_err(|_| A::Error::custom(format!("invalid token id {key:?}")))?;
                     biases.insert(id, map.next_value()?);
+                    if biases.len() > Sampling::BIASES {
+                        let most = Sampling::BIASES;
+                        return Err(A::Error::custom(format!("expected at most {most} tokens")));
+                    }
                 }
                 Ok(LogitBias(biases))
             }

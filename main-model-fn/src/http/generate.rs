@@ -8,6 +8,7 @@ use super::state::HttpState;
 use super::structured::Structure;
 use super::timing::Timeline;
 use super::tools::Calls;
+use super::urgency::Urgency;
 use super::{body, collect, sampling, stream, unsupported};
 use crate::backend::PAGE_POSITIONS;
 use crate::engine::RequestLimits;
@@ -69,6 +70,7 @@ pub(super) struct Shared {
     limits: RequestLimits,
     has_seed: bool,
     special_text: bool,
+    urgency: Urgency,
 }
 
 impl Shared {
@@ -85,6 +87,7 @@ impl Shared {
             limits,
             has_seed: body.seed.is_some(),
             special_text: special_text(body),
+            urgency: Urgency::read(body.priority.as_deref(), body.queue_deadline.as_deref())?,
         })
     }
 
@@ -116,6 +119,8 @@ impl Shared {
             sampling,
             stop: self.stop.clone(),
             special_text: self.special_text,
+            priority: self.urgency.priority,
+            queue_deadline: self.urgency.queue_deadline,
             logprobs,
             ..Request::of_prompt(prompt)
         })

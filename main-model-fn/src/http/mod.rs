@@ -45,6 +45,7 @@ mod timing;
 mod tokenize;
 mod tools;
 mod unsupported;
+mod urgency;
 mod usage;
 
 pub(crate) use placement::{InForce, ModelCard, PlacementView};

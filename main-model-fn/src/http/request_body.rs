@@ -54,6 +54,10 @@ pub(super) struct RequestBody {
     /// Remoe's own: the request's figures beside its usage.
     pub(super) include_figures: Option<bool>,
 
+    // When it is computed.
+    pub(super) priority: Option<String>,
+    pub(super) queue_deadline: Option<String>,
+
     // What may be called.
     pub(super) tools: Option<Tools>,
     pub(super) tool_choice: Option<ToolChoice>,

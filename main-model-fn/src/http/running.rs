@@ -49,6 +49,8 @@ impl Running {
         let many = requests.len() > 1;
         for (index, mut request) in requests.into_iter().enumerate() {
             request.span.clone_from(&span);
+            let deadline = request.queue_deadline.or(state.engine.limits().queue_deadline);
+            request.queue_deadline = deadline.map(|limit| limit.saturating_sub(timeline.waited()));
             let receiver = state.engine.submit(request).map_err(|mut error| {
                 if error.field.as_deref() == Some("prompt") {
                     error.field = Some(if many { format!("{field}[{index}]") } else { field.to_owned() });

@@ -46,7 +46,7 @@ pub(super) fn sampling(
         repetition_penalty: or(repetition, defaults.repetition_penalty, 1.0),
         presence_penalty: or(presence, None, 0.0),
         frequency_penalty: or(frequency, None, 0.0),
-        logit_bias,
+        logit_bias: logit_bias.into(),
         temperature: or(temperature, Some(defaults.temperature), 0.0),
         top_k,
         top_p: or(top_p, defaults.top_p, 1.0),

@@ -52,6 +52,14 @@ impl Timeline {
         Self { arrived: Instant::now(), given, rates, wants_activations, first: None }
     }
 
+    /// How long the request has waited in a gateway.
+    pub(super) fn waited(&self) -> Duration {
+        let waited = self.given.map_or(0.0, |Timing { decide, schedule, start, load, ready, .. }| {
+            decide + schedule + start + load + ready
+        });
+        Duration::try_from_secs_f64(waited / 1e3).unwrap_or_default()
+    }
+
     /// A token has come.
     pub(super) fn token(&mut self) {
         self.first.get_or_insert_with(|| self.arrived.elapsed());

@@ -121,14 +121,25 @@ impl Native {
         work: impl Fn(usize, &mut [u8], &mut [f32]) + Sync,
     ) -> Result<(), KernelError> {
         let (width, row_bytes) = (to.width, to.row_bytes());
+        self.write_bytes(to.bytes_mut(), row_bytes, width, work)
+    }
+
+    /// The same for rows of `row_bytes` and `width` elements.
+    fn write_bytes(
+        &self,
+        to: &mut [u8],
+        row_bytes: usize,
+        width: usize,
+        work: impl Fn(usize, &mut [u8], &mut [f32]) + Sync,
+    ) -> Result<(), KernelError> {
         let part_rows = (PART / width.max(1)).max(1);
         let write =
             |first: usize, part: &mut [u8]| by_vectors(Part { first, part, row_bytes, width, work: &work });
-        if to.rows <= part_rows || self.pool.threads() == 1 {
-            write(0, to.bytes_mut());
+        if to.len() <= part_rows * row_bytes || self.pool.threads() == 1 {
+            write(0, to);
             return Ok(());
         }
-        let parts = to.bytes_mut().chunks_mut(part_rows * row_bytes);
+        let parts = to.chunks_mut(part_rows * row_bytes);
         let mut parts: Vec<(usize, &mut [u8])> = (0..).step_by(part_rows).zip(parts).collect();
         self.pool.each(&mut parts, |(first, part)| write(*first, part))
     }
@@ -412,6 +423,16 @@ impl Backend for Native {
         Ok(NativeAngles { cos, sin, half, layout: rope.layout, dtype: rope.dtype })
     }
 
+    fn angles_of(&self, angles: &NativeAngles, rows: &[usize]) -> Result<NativeAngles, BackendError> {
+        let half = angles.half;
+        let count = angles.cos.len() / half.max(1);
+        if let Some(&row) = rows.iter().find(|row| **row >= count) {
+            return Err(BackendError::Shape { what: "row of angles", actual: row, expected: count });
+        }
+        let of = |all: &[f32]| rows.iter().flat_map(|row| &all[row * half..][..half]).copied().collect();
+        Ok(NativeAngles { cos: of(&angles.cos), sin: of(&angles.sin), ..*angles })
+    }
+
     fn rotate(&self, angles: &NativeAngles, mut x: Rows, head_dim: usize) -> Result<Rows, BackendError> {
         let (dtype, half) = (angles.dtype, angles.half);
         x.expect("angles of rows", angles.cos.len() / half.max(1), x.width)?;
@@ -470,6 +491,23 @@ impl Backend for Native {
             elements::sum(dtype, bytes, row(y, index), elements);
         })?;
         Ok(x)
+    }
+
+    fn add_rows(&self, x: &mut Rows, first: usize, y: &Rows) -> Result<(), BackendError> {
+        y.expect("rows to add", y.rows, x.width)?;
+        if first + y.rows > x.rows {
+            return Err(BackendError::Shape {
+                what: "rows to add to",
+                actual: first + y.rows,
+                expected: x.rows,
+            });
+        }
+        let (dtype, row_bytes) = (x.dtype, x.row_bytes());
+        let rows = &mut x.bytes_mut()[first * row_bytes..][..y.rows * row_bytes];
+        self.write_bytes(rows, row_bytes, y.width, |index, bytes, elements| {
+            elements::sum(dtype, bytes, row(y, index), elements);
+        })?;
+        Ok(())
     }
 
     fn gated(&self, network: &PackedExpert, x: &Rows) -> Result<Rows, BackendError> {

@@ -13,8 +13,10 @@ pub use prefixes::Tenant;
 pub(crate) use sequence::SequenceCache;
 
 use crate::backend::PAGE_POSITIONS;
-use prefixes::{Chain, Prefixes};
+use prefixes::Prefixes;
 use std::cell::RefCell;
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 /// Pages that hold `positions`.
@@ -22,74 +24,146 @@ pub(crate) fn pages_of(positions: usize) -> usize {
     positions.div_ceil(PAGE_POSITIONS)
 }
 
-/// A page that somebody holds. It is free again when the last one lets go of it.
+/// A page that a sequence holds. Clones hold the same page; with the last of them the page becomes idle or free.
 pub(crate) struct Page {
     id: usize,
-    free: Rc<RefCell<Free>>,
+    table: Rc<RefCell<Table>>,
+}
+
+impl Clone for Page {
+    fn clone(&self) -> Self {
+        Table::hold(&self.table, self.id)
+    }
 }
 
 impl Drop for Page {
     fn drop(&mut self) {
-        self.free.borrow_mut().returned.push(self.id);
+        self.table.borrow_mut().release(self.id);
     }
 }
 
-/// The pages that nobody holds.
-struct Free {
-    returned: Vec<usize>,
-    /// Pages from here on were never held.
-    next: usize,
+/// When a kept page was last used: which use of a chain it was, and how far from the chain's end. Ends of chains are
+/// older than their beginnings, without which nobody finds them.
+type Used = (u64, Reverse<u32>);
+
+/// The state of one page.
+#[derive(Clone, Copy, Default)]
+struct Entry {
+    /// [`Page`] values of it.
+    holders: u32,
+    /// Where it is in the prefix cache.
+    kept: Option<Used>,
+}
+
+/// The state of every page. All changes are O(log pages).
+struct Table {
+    entries: Vec<Entry>,
+    free: Vec<usize>,
+    /// Kept pages that no sequence holds, by their last use.
+    idle: BTreeMap<Used, usize>,
     limit: usize,
+}
+
+impl Table {
+    fn hold(table: &Rc<RefCell<Self>>, id: usize) -> Page {
+        let mut this = table.borrow_mut();
+        let entry = &mut this.entries[id];
+        entry.holders += 1;
+        if let (1, Some(used)) = (entry.holders, entry.kept) {
+            this.idle.remove(&used);
+        }
+        drop(this);
+        Page { id, table: table.clone() }
+    }
+
+    fn release(&mut self, id: usize) {
+        let entry = &mut self.entries[id];
+        entry.holders -= 1;
+        if entry.holders == 0 {
+            match entry.kept {
+                Some(used) => drop(self.idle.insert(used, id)),
+                None => self.free.push(id),
+            }
+        }
+    }
+
+    /// The page is in the prefix cache, and was last used then; none: it is not any more.
+    fn keep(&mut self, id: usize, used: Option<Used>) {
+        let entry = &mut self.entries[id];
+        let before = std::mem::replace(&mut entry.kept, used);
+        if entry.holders > 0 {
+            return;
+        }
+        if let Some(before) = before {
+            self.idle.remove(&before);
+        }
+        match used {
+            Some(used) => drop(self.idle.insert(used, id)),
+            None => self.free.push(id),
+        }
+    }
+
+    /// A page that is free: one that was used before, else a new one.
+    fn take_free(&mut self) -> Option<usize> {
+        self.free.pop().or_else(|| {
+            (self.entries.len() < self.limit).then(|| {
+                self.entries.push(Entry::default());
+                self.entries.len() - 1
+            })
+        })
+    }
+
+    fn free(&self) -> usize {
+        self.limit - self.entries.len() + self.free.len()
+    }
 }
 
 /// All pages.
 pub(crate) struct Pages {
-    free: Rc<RefCell<Free>>,
+    table: Rc<RefCell<Table>>,
     prefixes: Prefixes,
 }
 
 impl Pages {
     /// `limit` pages, none of which is held.
     pub(crate) fn new(limit: usize) -> Self {
-        let free = Free { returned: Vec::new(), next: 0, limit };
-        Self { free: Rc::new(RefCell::new(free)), prefixes: Prefixes::default() }
+        let table = Table { entries: Vec::new(), free: Vec::new(), idle: BTreeMap::new(), limit };
+        let table = Rc::new(RefCell::new(table));
+        Self { prefixes: Prefixes::new(table.clone()), table }
     }
 
     /// How many there are.
     pub(crate) fn limit(&self) -> usize {
-        self.free.borrow().limit
+        self.table.borrow().limit
     }
 
-    fn free(&self) -> usize {
-        let free = self.free.borrow();
-        free.returned.len() + free.limit - free.next
+    /// Pages that sequences hold, each counted once.
+    pub(crate) fn held(&self) -> usize {
+        let table = self.table.borrow();
+        table.limit - table.free() - table.idle.len()
     }
 
-    /// Whether `count` pages are free, after as many kept ones as necessary have gone.
+    /// Whether `count` pages are free, after as many idle ones as necessary have gone from the prefix cache: those that
+    /// were used longest ago.
     pub(crate) fn make_free(&mut self, count: usize) -> bool {
-        while self.free() < count {
-            if !self.prefixes.forget_oldest() {
-                return false;
+        loop {
+            let table = self.table.borrow();
+            if table.free() >= count {
+                return true;
             }
+            let Some((_, &oldest)) = table.idle.first_key_value() else { return false };
+            drop(table);
+            self.prefixes.forget(oldest);
         }
-        true
     }
 
-    /// A page for somebody to hold; none where every page is held.
-    pub(crate) fn take(&mut self) -> Option<Rc<Page>> {
+    /// A page for a sequence to hold; none where every page is held.
+    pub(crate) fn take(&mut self) -> Option<Page> {
         if !self.make_free(1) {
             return None;
         }
-        let mut free = self.free.borrow_mut();
-        let id = match free.returned.pop() {
-            Some(id) => id,
-            None => {
-                free.next += 1;
-                free.next - 1
-            }
-        };
-        drop(free);
-        Some(Rc::new(Page { id, free: self.free.clone() }))
+        let id = self.table.borrow_mut().take_free()?;
+        Some(Table::hold(&self.table, id))
     }
 
     /// A sequence of `tenant` that begins with the kept pages of `tokens`, as many as there are and leave a token to
@@ -101,7 +175,7 @@ impl Pages {
         count: usize,
     ) -> SequenceCache {
         let mut cache = SequenceCache::new(tenant);
-        let mut chain = Chain::Tenant(tenant);
+        let mut chain = self.prefixes.begin(tenant);
         for page in 0..count.saturating_sub(1) / PAGE_POSITIONS {
             let Some((page, longer)) = self.prefixes.find(chain, &block(&tokens, page)) else {
                 break;
@@ -120,20 +194,11 @@ impl Pages {
         if cache.kept == full {
             return;
         }
-        let mut chain = Chain::Tenant(cache.tenant);
+        let mut chain = self.prefixes.begin(cache.tenant);
         for (index, page) in cache.pages[..full].iter().enumerate() {
-            chain = self.prefixes.keep(chain, block(&tokens, index), page);
+            chain = self.prefixes.keep(chain, block(&tokens, index), page.id);
         }
         cache.kept = full;
-    }
-
-    /// Of `caches`, the pages that they hold, each counted once.
-    pub(crate) fn held<'a>(&self, caches: impl Iterator<Item = &'a SequenceCache>) -> usize {
-        let mut held = vec![false; self.free.borrow().next];
-        for page in caches.flat_map(|cache| &cache.pages) {
-            held[page.id] = true;
-        }
-        held.into_iter().filter(|&held| held).count()
     }
 }
 
@@ -150,6 +215,7 @@ type Block = [u32; PAGE_POSITIONS];
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::collections::BTreeSet;
 
     const PAGE: usize = PAGE_POSITIONS;
 
@@ -248,12 +314,12 @@ mod tests {
                     for (at, block) in tokens.chunks(PAGE).enumerate() {
                         prop_assert_eq!(&contents[cache.page_ids()[at]][..block.len()], block);
                     }
-                    if !end {
-                        running[slot] = Some((tokens, cache));
-                    }
+                    running[slot] = (!end).then_some((tokens, cache));
+                } else {
+                    drop(cache);
                 }
-                let caches = || running.iter().flatten().map(|(_, cache)| cache);
-                prop_assert!(pages.held(caches()) <= limit);
+                let caches = running.iter().flatten().flat_map(|(_, cache)| cache.page_ids());
+                prop_assert_eq!(pages.held(), caches.collect::<BTreeSet<_>>().len());
                 for (tokens, cache) in running.iter().flatten() {
                     for (at, block) in tokens[..cache.length()].chunks(PAGE).enumerate() {
                         prop_assert_eq!(&contents[cache.page_ids()[at]][..block.len()], block);
@@ -261,6 +327,7 @@ mod tests {
                 }
             }
             running.clear();
+            prop_assert_eq!(pages.held(), 0);
             prop_assert!(pages.make_free(limit), "a page that nobody holds does not become free");
         }
     }

@@ -5,8 +5,10 @@
 //! at its tenant: how fast an answer begins tells whether somebody has asked the same before, which is nobody's
 //! business but the tenant's.
 
-use super::{Block, Page};
-use std::collections::{BTreeMap, HashMap};
+use super::{Block, Page, Table, Used};
+use std::cell::RefCell;
+use std::cmp::Reverse;
+use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::rc::Rc;
 
@@ -25,91 +27,87 @@ impl Tenant {
 
 /// The beginning of a sequence: nothing but the tenant, or everything up to the end of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Chain {
+enum Link {
     Tenant(Tenant),
     /// The number that the page was given when it was kept. No two ever have the same.
     Page(u64),
 }
 
-type Key = (Chain, Block);
+/// A way along kept pages.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Chain {
+    end: Link,
+    /// Which use of kept pages it is, and its length: what pages on it were last used at.
+    used: Used,
+}
+
+impl Chain {
+    fn longer(self, page: u64) -> Self {
+        let (turn, Reverse(length)) = self.used;
+        // A chain of 2^32 pages has 2^37 tokens.
+        Self { end: Link::Page(page), used: (turn, Reverse(length.saturating_add(1))) }
+    }
+}
+
+type Key = (Link, Block);
 
 struct Kept {
-    page: Rc<Page>,
+    page: usize,
     number: u64,
-    used: u64,
 }
 
 /// The kept pages.
-#[derive(Default)]
 pub(super) struct Prefixes {
     kept: HashMap<Key, Kept>,
-    /// Under what each page is kept, by its number: it never is twice.
+    /// Under what each page is kept, by its id: it never is twice.
     by_page: HashMap<usize, Key>,
-    /// By when they were used last. A page comes after those that follow it in a chain, which nobody finds without it.
-    by_use: BTreeMap<u64, Key>,
     /// Pages that were ever kept.
     numbers: u64,
-    /// Counts down from the use of a chain's first page to its last.
-    clock: u64,
+    /// Chains that were ever begun.
+    turns: u64,
+    table: Rc<RefCell<Table>>,
 }
 
-/// Longer than any chain: the clock's step from one use to the next.
-const USE: u64 = 1 << 32;
-
 impl Prefixes {
+    pub(super) fn new(table: Rc<RefCell<Table>>) -> Self {
+        Self { kept: HashMap::new(), by_page: HashMap::new(), numbers: 0, turns: 0, table }
+    }
+
+    /// The beginning of a sequence of `tenant`.
+    pub(super) fn begin(&mut self, tenant: Tenant) -> Chain {
+        self.turns += 1;
+        Chain { end: Link::Tenant(tenant), used: (self.turns, Reverse(0)) }
+    }
+
     /// The page that continues `chain` with `block`, and the chain then.
-    pub(super) fn find(&mut self, chain: Chain, block: &Block) -> Option<(Rc<Page>, Chain)> {
-        let key = (chain, *block);
-        let used = self.now(chain);
-        let kept = self.kept.get_mut(&key)?;
-        self.by_use.remove(&kept.used);
-        kept.used = used;
-        self.by_use.insert(used, key);
-        Some((kept.page.clone(), Chain::Page(kept.number)))
+    pub(super) fn find(&self, chain: Chain, block: &Block) -> Option<(Page, Chain)> {
+        let kept = self.kept.get(&(chain.end, *block))?;
+        self.table.borrow_mut().keep(kept.page, Some(chain.used));
+        Some((Table::hold(&self.table, kept.page), chain.longer(kept.number)))
     }
 
     /// Keeps `page`, which continues `chain` with `block`, unless there is such a page already. Returns the chain
     /// then.
-    pub(super) fn keep(&mut self, chain: Chain, block: Block, page: &Rc<Page>) -> Chain {
+    pub(super) fn keep(&mut self, chain: Chain, block: Block, page: usize) -> Chain {
         if let Some((_, chain)) = self.find(chain, &block) {
             return chain;
         }
         // Kept under a page before it that has gone, which nobody finds any more.
-        if let Some(old) = self.by_page.get(&page.id).copied() {
-            self.forget(&old);
-        }
-        let (number, used) = (self.numbers, self.now(chain));
+        self.forget(page);
+        let number = self.numbers;
         self.numbers += 1;
-        self.kept.insert((chain, block), Kept { page: page.clone(), number, used });
-        self.by_page.insert(page.id, (chain, block));
-        self.by_use.insert(used, (chain, block));
-        Chain::Page(number)
+        let key = (chain.end, block);
+        self.kept.insert(key, Kept { page, number });
+        self.by_page.insert(page, key);
+        self.table.borrow_mut().keep(page, Some(chain.used));
+        chain.longer(number)
     }
 
-    /// Lets go of the page that was used longest ago, of those that nobody else holds. False where there is none.
-    pub(super) fn forget_oldest(&mut self) -> bool {
-        let is_idle = |key: &&Key| self.kept.get(key).is_some_and(|kept| Rc::strong_count(&kept.page) == 1);
-        let Some(key) = self.by_use.values().find(is_idle).copied() else {
-            return false;
-        };
-        self.forget(&key);
-        true
-    }
-
-    fn forget(&mut self, key: &Key) {
-        if let Some(kept) = self.kept.remove(key) {
-            self.by_use.remove(&kept.used);
-            self.by_page.remove(&kept.page.id);
+    /// Keeps `page` no longer.
+    pub(super) fn forget(&mut self, page: usize) {
+        if let Some(key) = self.by_page.remove(&page) {
+            self.kept.remove(&key);
+            self.table.borrow_mut().keep(page, None);
         }
-    }
-
-    /// A time that nothing else was used at: a chain's beginning opens a new step of the clock, and what continues it
-    /// is older than what it continues.
-    fn now(&mut self, chain: Chain) -> u64 {
-        match chain {
-            Chain::Tenant(_) => self.clock = (self.clock / USE + 2) * USE,
-            Chain::Page(_) => self.clock -= 1,
-        }
-        self.clock
     }
 }

@@ -3,12 +3,11 @@
 use super::prefixes::Tenant;
 use super::{Page, Pages, pages_of};
 use crate::backend::PAGE_POSITIONS;
-use std::rc::Rc;
 
 /// The keys and values of one sequence.
 pub(crate) struct SequenceCache {
     pub(super) tenant: Tenant,
-    pub(super) pages: Vec<Rc<Page>>,
+    pub(super) pages: Vec<Page>,
     pub(super) length: usize,
     /// How many of its pages were kept, from the first on.
     pub(super) kept: usize,
@@ -53,7 +52,7 @@ impl SequenceCache {
 
     /// The same sequence a second time, for another continuation. Full pages are shared; of the last one `copy` takes
     /// the place, and both numbers, from and to, are returned where it has to be filled.
-    pub(crate) fn fork(&self, copy: Option<Rc<Page>>) -> (Self, Option<(usize, usize)>) {
+    pub(crate) fn fork(&self, copy: Option<Page>) -> (Self, Option<(usize, usize)>) {
         let full = self.length / PAGE_POSITIONS;
         let mut pages = self.pages[..full].to_vec();
         let copied = copy.zip(self.pages.get(full)).map(|(copy, last)| {

@@ -11,6 +11,7 @@ use remoe_model::{
     AttentionFacts, AttentionTensors, Checkpoint, GqaFacts, GqaTensors, MlaFacts, MlaTensors, MlpFacts,
     MlpTensors, MoeFacts, NormKind, QueryTensors, TensorRef,
 };
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 impl<B: Backend> Transformer<B> {
@@ -73,6 +74,7 @@ impl<B: Backend> Transformer<B> {
             },
             head,
             multipliers: config.multipliers,
+            passes: BTreeMap::new(),
             layers,
             pages: ops.pages(&shapes),
             ops,

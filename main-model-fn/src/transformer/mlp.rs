@@ -69,7 +69,27 @@ impl<B: Backend> SharedExperts<B> {
 }
 
 impl<B: Backend> Moe<B> {
-    /// `x`: rows x hidden. Where each row went is added to `routing`, if somebody wants to know.
+    /// The experts of each row of `x`, rows x hidden.
+    pub(super) fn route(&self, ops: &B, x: &B::Tensor) -> Result<Routed, ForwardError> {
+        let logits = ops.floats(&ops.linear(&self.router, x)?)?;
+        Ok(route(&logits, self.experts, self.top_k, &self.routing, &self.correction, self.dtype))
+    }
+
+    /// What every row of `x` gets beside its routed experts: rows x hidden on the host.
+    pub(super) fn besides(
+        &self,
+        ops: &B,
+        x: &B::Tensor,
+        rows: usize,
+    ) -> Result<Option<Vec<u8>>, ForwardError> {
+        Ok(match &self.besides {
+            Besides::Nothing => None,
+            Besides::Shared(network) => Some(ops.bytes(&network.forward(ops, x)?)?.into_owned()),
+            Besides::Bias(row) => Some(row.repeat(rows)),
+        })
+    }
+
+    /// `x`: rows x hidden. Where each row went is added to `routing`, if it is recorded.
     pub(super) fn forward(
         &self,
         layer: usize,
@@ -78,9 +98,8 @@ impl<B: Backend> Moe<B> {
         experts: &mut Experts,
         routing: Option<&mut Vec<LayerRouting>>,
     ) -> Result<B::Tensor, ForwardError> {
-        let logits = ops.floats(&ops.linear(&self.router, x)?)?;
         let inputs = ops.bytes(x)?;
-        let routed = route(&logits, self.experts, self.top_k, &self.routing, &self.correction, self.dtype);
+        let routed = self.route(ops, x)?;
         if let Some(routing) = routing {
             routing.push(recorded(layer, &routed));
         }
@@ -102,6 +121,6 @@ impl<B: Backend> Moe<B> {
     }
 }
 
-fn recorded(layer: usize, routed: &Routed) -> LayerRouting {
+pub(super) fn recorded(layer: usize, routed: &Routed) -> LayerRouting {
     LayerRouting { layer, tokens: (0..routed.tokens()).map(|token| routed.of(token).collect()).collect() }
 }

@@ -8,9 +8,11 @@ mod attention;
 mod error;
 mod load;
 mod mlp;
+mod pass;
 mod trace;
 
 pub(crate) use error::ForwardError;
+pub(crate) use pass::{StepBudget, StepKind};
 pub(crate) use trace::Trace;
 pub use trace::{InspectLevel, LayerRouting};
 
@@ -19,7 +21,9 @@ use crate::dispatch::Experts;
 use crate::pages::SequenceCache;
 use attention::{Attention, Context};
 use mlp::Mlp;
+use pass::Pass;
 use remoe_model::Multipliers;
+use std::collections::BTreeMap;
 
 /// The model as the engine sees it.
 pub(crate) trait Model: Send {
@@ -37,6 +41,49 @@ pub(crate) trait Model: Send {
         experts: &mut Experts,
         trace: Option<InspectLevel>,
     ) -> Result<Output, ForwardError>;
+
+    /// Begins a layered prefill: the segments' tokens go through the layers in steps, each a part of a layer, between
+    /// which other forwards can be made. Their rows are the bits that [`forward`](Self::forward) would give. `id` names
+    /// the pass. The caches keep their length until it is finished, and their pages must be theirs until then.
+    ///
+    /// # Errors
+    /// An operation fails.
+    fn begin_pass(
+        &mut self,
+        id: u64,
+        segments: &[Segment<'_>],
+        trace: Option<InspectLevel>,
+    ) -> Result<(), ForwardError>;
+
+    /// Where pass `id` is between two layers: drops the rows of segments that have left. Whether there were any.
+    ///
+    /// # Errors
+    /// An operation fails. The pass is gone then.
+    fn close_gaps(&mut self, id: u64) -> Result<bool, ForwardError>;
+
+    /// Takes steps of pass `id` while `budget` allows, one at least. True once it has gone through all layers.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward). The pass is gone then; the caches are as long as before.
+    fn advance_pass(
+        &mut self,
+        id: u64,
+        experts: &mut Experts,
+        budget: &mut dyn StepBudget,
+    ) -> Result<bool, ForwardError>;
+
+    /// Takes segment `index` out of pass `id`: its pages are not written any more. Later ones move up.
+    fn leave_pass(&mut self, id: u64, index: usize);
+
+    /// Ends pass `id`, which has gone through all layers: gives what is wanted of its `segments`, those that have not
+    /// left, and extends their caches.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    fn finish_pass(&mut self, id: u64, segments: &mut [Segment<'_>]) -> Result<Output, ForwardError>;
+
+    /// Forgets pass `id`.
+    fn drop_pass(&mut self, id: u64);
 
     /// Copies the keys and values of page `from` to page `to`.
     ///
@@ -65,6 +112,8 @@ pub(crate) struct Transformer<B: Backend> {
     norm: B::Norm,
     head: B::Linear,
     multipliers: Multipliers,
+    /// Layered prefills under way.
+    passes: BTreeMap<u64, Pass<B>>,
 }
 
 /// How the model knows where a token is.
@@ -88,6 +137,27 @@ pub(crate) struct Segment<'a> {
     pub(crate) cache: &'a mut SequenceCache,
     /// What is wanted of them.
     pub(crate) wanted: Wanted,
+}
+
+/// The rows of segments, one after the other.
+struct SegmentRows {
+    tokens: Vec<u32>,
+    positions: Vec<usize>,
+    spans: Vec<Span>,
+}
+
+impl SegmentRows {
+    fn of(segments: &[Segment<'_>]) -> Self {
+        let (mut tokens, mut positions) = (Vec::new(), Vec::new());
+        let mut spans = Vec::with_capacity(segments.len());
+        for segment in segments {
+            let (first, rows, past) = (tokens.len(), segment.tokens.len(), segment.cache.length());
+            tokens.extend_from_slice(segment.tokens);
+            positions.extend(past..past + rows);
+            spans.push(Span { first, rows, past, pages: segment.cache.page_ids() });
+        }
+        Self { tokens, positions, spans }
+    }
 }
 
 /// What is computed of a segment's rows behind the last layer.
@@ -125,39 +195,61 @@ impl<B: Backend> Model for Transformer<B> {
         experts: &mut Experts,
         trace: Option<InspectLevel>,
     ) -> Result<Output, ForwardError> {
-        let mut tokens = Vec::new();
-        let mut positions = Vec::new();
-        let (mut wanted, mut states) = (Vec::new(), Vec::new());
-        let mut spans = Vec::with_capacity(segments.len());
-        for segment in segments.iter() {
-            let (first, rows, past) = (tokens.len(), segment.tokens.len(), segment.cache.length());
-            tokens.extend_from_slice(segment.tokens);
-            positions.extend(past..past + rows);
-            match segment.wanted {
-                Wanted::None => (),
-                Wanted::Last => wanted.push(first + rows - 1),
-                Wanted::All => wanted.extend(first..first + rows),
-                Wanted::States => states.extend(first..first + rows),
-            }
-            spans.push(Span { first, rows, past, pages: segment.cache.page_ids() });
+        let rows = SegmentRows::of(segments);
+        let mut traced = trace.map(|_| Trace::default());
+        experts.begin_iteration(rows.tokens.len());
+        let x = self.layers_forward(&rows, experts, traced.as_mut())?;
+        self.output(&x, segments, traced, trace == Some(InspectLevel::Hidden))
+    }
+
+    fn begin_pass(
+        &mut self,
+        id: u64,
+        segments: &[Segment<'_>],
+        trace: Option<InspectLevel>,
+    ) -> Result<(), ForwardError> {
+        let rows = SegmentRows::of(segments);
+        let (x, angles) = self.embedded(&rows.tokens, &rows.positions)?;
+        self.passes.insert(id, Pass::new(x, angles, rows.spans, trace));
+        Ok(())
+    }
+
+    fn close_gaps(&mut self, id: u64) -> Result<bool, ForwardError> {
+        let Some(mut pass) = self.passes.remove(&id) else { return Ok(false) };
+        let closed = pass.close_gaps(&self.ops)?;
+        self.passes.insert(id, pass);
+        Ok(closed)
+    }
+
+    fn advance_pass(
+        &mut self,
+        id: u64,
+        experts: &mut Experts,
+        budget: &mut dyn StepBudget,
+    ) -> Result<bool, ForwardError> {
+        let Some(mut pass) = self.passes.remove(&id) else { return Ok(true) };
+        // Its rows stay as they are until the next call.
+        experts.begin_iteration(pass.rows());
+        let done = self.advance(&mut pass, experts, budget)?;
+        self.passes.insert(id, pass);
+        Ok(done)
+    }
+
+    fn leave_pass(&mut self, id: u64, index: usize) {
+        if let Some(pass) = self.passes.get_mut(&id) {
+            pass.leave(index);
         }
-        let hidden = trace == Some(InspectLevel::Hidden);
-        let mut trace = trace.map(|_| Trace::default());
-        experts.begin_iteration(tokens.len());
-        let x = self.layers_forward(&tokens, &positions, &spans, experts, trace.as_mut())?;
-        if let Some(trace) = trace.as_mut().filter(|_| hidden) {
-            trace.hidden = self.ops.bytes(&x)?.into_owned();
-        }
-        let logits = self.logits(&x, &wanted)?;
-        let states = match states.as_slice() {
-            [] => Vec::new(),
-            rows => self.ops.floats(&self.ops.norm(&self.norm, &self.ops.rows(&x, rows)?)?)?,
-        };
-        // Nothing can fail any more.
-        for segment in segments {
-            segment.cache.advance(segment.tokens.len());
-        }
-        Ok(Output { logits, vocab: self.vocab, states, trace })
+    }
+
+    fn finish_pass(&mut self, id: u64, segments: &mut [Segment<'_>]) -> Result<Output, ForwardError> {
+        let missing = BackendError::Shape { what: "layered prefill", actual: 0, expected: 1 };
+        let pass = self.passes.remove(&id).ok_or(missing)?;
+        let (x, trace, hidden) = pass.ended();
+        self.output(&x, segments, trace, hidden)
+    }
+
+    fn drop_pass(&mut self, id: u64) {
+        self.passes.remove(&id);
     }
 
     fn copy_page(&mut self, from: usize, to: usize) -> Result<(), BackendError> {
@@ -194,28 +286,39 @@ impl<B: Backend> Transformer<B> {
         layers + positions + self.norm.bytes() + self.head.bytes() + embedding
     }
 
-    fn layers_forward(
-        &mut self,
+    /// The rows of `tokens` before the first layer, and what rotates them.
+    fn embedded(
+        &self,
         tokens: &[u32],
         positions: &[usize],
-        spans: &[Span],
-        experts: &mut Experts,
-        mut trace: Option<&mut Trace>,
-    ) -> Result<B::Tensor, ForwardError> {
+    ) -> Result<(B::Tensor, Option<B::Angles>), ForwardError> {
         let ops = &self.ops;
-        let scaled = |x: B::Tensor, factor: f64| if factor == 1.0 { Ok(x) } else { ops.scale(x, factor) };
-        let Multipliers { embedding, residual, .. } = self.multipliers;
-        let mut x = scaled(ops.embed(&self.embedding, tokens)?, embedding)?;
-        let angles = match &self.positions {
-            Positions::Rotary(rope) => Some(ops.angles(rope, positions)?),
+        let x = self.scaled(ops.embed(&self.embedding, tokens)?, self.multipliers.embedding)?;
+        match &self.positions {
+            Positions::Rotary(rope) => Ok((x, Some(ops.angles(rope, positions)?))),
             Positions::Learned(table) => {
                 // A context is never longer than 2^31.
                 let positions: Vec<u32> = positions.iter().map(|&position| position as u32).collect();
-                x = ops.add(x, &ops.embed(table, &positions)?)?;
-                None
+                Ok((ops.add(x, &ops.embed(table, &positions)?)?, None))
             }
-        };
-        let mut at = Context { ops, pages: &mut self.pages, angles: angles.as_ref(), spans };
+        }
+    }
+
+    fn scaled(&self, x: B::Tensor, factor: f64) -> Result<B::Tensor, BackendError> {
+        if factor == 1.0 { Ok(x) } else { self.ops.scale(x, factor) }
+    }
+
+    fn layers_forward(
+        &mut self,
+        rows: &SegmentRows,
+        experts: &mut Experts,
+        mut trace: Option<&mut Trace>,
+    ) -> Result<B::Tensor, ForwardError> {
+        let (mut x, angles) = self.embedded(&rows.tokens, &rows.positions)?;
+        let ops = &self.ops;
+        let scaled = |x: B::Tensor, factor: f64| if factor == 1.0 { Ok(x) } else { ops.scale(x, factor) };
+        let residual = self.multipliers.residual;
+        let mut at = Context { ops, pages: &mut self.pages, angles: angles.as_ref(), spans: &rows.spans };
         for (id, layer) in self.layers.iter().enumerate() {
             let normed = ops.norm(&layer.before_attention, &x)?;
             let output = layer.attention.forward(id, &normed, &mut at)?;
@@ -231,6 +334,40 @@ impl<B: Backend> Transformer<B> {
             x = ops.add(x, &scaled(output, residual)?)?;
         }
         Ok(x)
+    }
+
+    /// What is wanted of the rows `x` behind the last layer. Extends the segments' caches.
+    fn output(
+        &self,
+        x: &B::Tensor,
+        segments: &mut [Segment<'_>],
+        mut trace: Option<Trace>,
+        hidden: bool,
+    ) -> Result<Output, ForwardError> {
+        let (mut wanted, mut states, mut first) = (Vec::new(), Vec::new(), 0);
+        for segment in segments.iter() {
+            let rows = first..first + segment.tokens.len();
+            first = rows.end;
+            match segment.wanted {
+                Wanted::None => (),
+                Wanted::Last => wanted.extend(rows.last()),
+                Wanted::All => wanted.extend(rows),
+                Wanted::States => states.extend(rows),
+            }
+        }
+        if let Some(trace) = trace.as_mut().filter(|_| hidden) {
+            trace.hidden = self.ops.bytes(x)?.into_owned();
+        }
+        let logits = self.logits(x, &wanted)?;
+        let states = match states.as_slice() {
+            [] => Vec::new(),
+            rows => self.ops.floats(&self.ops.norm(&self.norm, &self.ops.rows(x, rows)?)?)?,
+        };
+        // Nothing can fail any more.
+        for segment in segments {
+            segment.cache.advance(segment.tokens.len());
+        }
+        Ok(Output { logits, vocab: self.vocab, states, trace })
     }
 
     fn logits(&self, x: &B::Tensor, wanted: &[usize]) -> Result<Vec<f32>, ForwardError> {

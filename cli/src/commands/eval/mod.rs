@@ -51,7 +51,7 @@ pub(crate) struct EvalArgs {
     #[arg(long, value_name = "FILE", requires = "model_source")]
     profile: Option<PathBuf>,
     /// Activation records of the model; 50 requests are sampled from them [default: synthetic]. With several files,
-    /// `--only prediction` evaluates each file as a workload, and all of them in sequence, one hour each
+    /// `--only prediction` evaluates each file, all of them mixed, and all in sequence, as if the topic changed hourly
     #[arg(long, value_name = "FILE", num_args = 1.., requires = "model_source")]
     records: Vec<PathBuf>,
     /// Folder of a predictor from `remoe predictor build` [default: MODEL/predictor]
@@ -86,7 +86,8 @@ enum Only {
     Prediction,
     /// Autoscaling of replicas under bursts and topic changes, against fixed replicas and concurrency scaling
     Replicas,
-    /// Regret of plans under wrong figures, against the plan for the true figures
+    /// Regret of plans that were made from wrong figures: broken limits, and extra cost over the plan for the true
+    /// figures
     Regret,
 }
 

@@ -55,7 +55,8 @@ enum SpotArg {
     /// Remote functions
     #[default]
     Remote,
-    /// All functions; requests of a main function end with its node
+    /// All functions. If the node of a main function is taken back, its streams may break off; other requests are
+    /// sent again
     Everything,
 }
 

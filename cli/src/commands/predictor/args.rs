@@ -79,10 +79,11 @@ pub(crate) struct TreeArgs {
     /// Maximum prompts per leaf of the tree; must be greater than --alpha
     #[arg(long, value_name = "N", default_value_t = 150)]
     beta: usize,
-    /// Prompts that a search visits at least; if more than --rerank, they are compared by sketch first
+    /// Minimum number of past prompts that a search considers. If above --rerank, a comparison of sketches (shortened
+    /// vectors) selects those to compare in full
     #[arg(long, value_name = "N", default_value_t = 1500)]
     breadth: usize,
-    /// Visited prompts that are compared in full
+    /// Considered prompts that are compared in full
     #[arg(long, value_name = "N", default_value_t = 100)]
     rerank: usize,
     /// Maximum children per node of the tree

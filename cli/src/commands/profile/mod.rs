@@ -51,18 +51,20 @@ pub(crate) struct ProfileArgs {
     /// [default: the compute dtype]
     #[arg(long, value_name = "int8|int4|mxfp4|fp8")]
     experts_dtype: Option<ExpertsDtype>,
-    /// Dtype of all other weights (embedding, attention, dense layers, shared experts, head): int8 or int4; bfloat16
-    /// or float32 only if equal to the compute dtype [default: int8 beside quantised experts on CPUs, else the compute
+    /// Dtype of all weights but routed experts (embedding, attention, dense layers, shared experts, head): int8 or int4
+    /// on CPUs, or the compute dtype [default: int8 on CPUs if --experts-dtype is int8, int4 or mxfp4, else the compute
     /// dtype]
     #[arg(long, value_name = "int8|int4|bfloat16|float32")]
     dense_dtype: Option<DenseDtype>,
-    /// Device of the main function: cpu, cuda or cuda:INDEX; unlike in other commands, cuda is not chosen by itself
+    /// Device of the main function: cpu, cuda or cuda:INDEX. Other commands use cuda if available, `profile` only if
+    /// this flag says so
     #[arg(long, default_value = "cpu")]
     device: String,
     /// Backend of the main function [default: torch on cuda, native on CPUs]
     #[arg(long, value_enum, env = "REMOE_BACKEND")]
     backend: Option<Backend>,
-    /// Measure the network to the remote function at HOST:PORT, which hosts the first experts of the model
+    /// Measure the network to the remote function at HOST:PORT. It must host the first experts of the model, by layer
+    /// and id: at least 8 of them and 256 MiB
     #[arg(long, value_name = "HOST:PORT")]
     address: Option<String>,
 }

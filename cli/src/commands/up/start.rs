@@ -91,6 +91,8 @@ pub(super) fn ask(
     wanted.options.api_key = Some(key.to_owned());
     wanted.options.body_limit = args.body_limit;
     wanted.options.max_requests = args.max_requests;
+    wanted.options.target_itl = args.target_itl.or(is_planned.then_some(args.planning.tpot));
+    wanted.options.queue_deadline = args.queue_deadline;
     if let Some(requests) = args.concurrency.concurrency {
         if let Some(most) = deployment.max_batch.filter(|most| *most < requests as usize) {
             let message =

@@ -1,8 +1,7 @@
 //! One iteration: whose rows, room for them, a forward for all of them, and what comes of it for each request.
 
-use super::super::request::InspectLevel;
+use super::super::request::{ExpertTally, ExpertTime, InspectLevel, Priority};
 use super::super::sampling::make_all;
-use super::super::scheduler::{Pending, plan};
 use super::super::sequence::{Running, Share};
 use super::super::setback::takes_part;
 use super::Engine;
@@ -12,21 +11,16 @@ use remoe_wire::{ErrorCode, ServiceError};
 use std::time::Instant;
 
 impl Engine {
-    /// The rows of the next iteration, per request and sequence.
+    /// Per request and sequence, the row of the next iteration: all that decode have one.
     fn plan(&self) -> Vec<Vec<usize>> {
-        let setbacks: Vec<_> = self.running.iter().map(Running::setback).collect();
-        let taking_part = takes_part(&setbacks, self.apart, Instant::now());
-        let pending: Vec<Vec<Pending>> = (self.running.iter().zip(taking_part))
-            .map(|(running, takes_part)| {
-                let mut pending = running.pending(self.settings.prompt_chunk);
-                if !takes_part {
-                    pending.iter_mut().for_each(|pending| pending.rows = 0);
-                }
-                pending
-            })
-            .collect();
-        let mut rows = plan(&pending.concat(), self.settings.iteration_rows).into_iter();
-        pending.iter().map(|pending| rows.by_ref().take(pending.len()).collect()).collect()
+        let decoding = || self.running.iter().filter(|running| running.decodes());
+        let setbacks: Vec<_> = decoding().map(Running::setback).collect();
+        let mut taking_part = takes_part(&setbacks, self.apart, Instant::now()).into_iter();
+        let rows = |running: &Running| match running.decodes() && taking_part.next() == Some(true) {
+            true => running.pending(1).iter().map(|pending| pending.rows).collect(),
+            false => Vec::new(),
+        };
+        self.running.iter().map(rows).collect()
     }
 
     /// The rows of the next iteration, with pages for them. Where there are not enough for all, the requests that were
@@ -44,82 +38,107 @@ impl Engine {
                 self.measure_caches();
                 return rows;
             }
-            let Some(mut last) = self.running.pop() else {
-                return rows;
-            };
-            self.metrics.preemptions.inc();
-            last.pause();
-            if self.running.is_empty() {
-                // What a request may come to hold was checked when it was submitted.
-                last.fail(ServiceError::new(ErrorCode::Internal, "a single request exceeds the KV cache"));
-            } else {
-                self.paused.push_front(last);
-            }
+            let is_batch = |running: &Running| running.request().priority == Priority::Batch;
+            let last = self.running.iter().rposition(is_batch).or(self.running.len().checked_sub(1));
+            let Some(last) = last else { return rows };
+            self.preempt(last);
         }
     }
 
-    /// One forward for all rows, and a step for every request that took part. Never a part of another function's code:
-    /// its instructions are counted by its name.
+    /// Pauses the request at `index`. One that is alone fails.
+    pub(super) fn preempt(&mut self, index: usize) {
+        let mut preempted = self.take_out(index);
+        self.metrics.preemptions.inc();
+        preempted.pause();
+        if self.running.is_empty() {
+            // What a request may come to hold was checked when it was submitted.
+            preempted.fail(ServiceError::new(ErrorCode::Internal, "a single request exceeds the KV cache"));
+        } else {
+            self.paused.push_front(preempted);
+        }
+    }
+
+    /// One forward for all sequences that decode, and a step for every request that took part. False where none does. Never
+    /// a part of another function's code: its instructions are counted by its name.
     #[inline(never)]
-    pub(super) fn iterate(&mut self) {
+    pub(super) fn iterate(&mut self) -> bool {
         let rows = self.make_room();
         self.apart = !self.apart;
-        if self.running.is_empty() {
-            return;
+        if rows.iter().flatten().all(|rows| *rows == 0) {
+            return false;
         }
-        let inspect = self.running.iter().filter_map(|running| running.request().inspect).max();
-        let counts = self.running.iter().any(Running::wants_routing);
-        let trace = inspect.or(counts.then_some(InspectLevel::Routing));
-        let followed = self.followed(&rows);
         let started = Instant::now();
+        let traced = self.traced(&rows);
+        self.start(&rows, started);
+        let followed = self.followed(&shares_of(&rows));
         let mut segments: Vec<Segment<'_>> = Vec::new();
-        // Per request: its segments' rows, and what is wanted of them.
-        let mut shares = Vec::with_capacity(self.running.len());
-        for (running, rows) in self.running.iter_mut().zip(&rows) {
-            let mut lent = Vec::new();
-            running.rows(rows, &mut lent);
-            shares.push(Share::of(&lent));
-            segments.extend(lent.into_iter().map(|rows| Segment {
-                tokens: rows.tokens,
-                cache: rows.cache,
-                wanted: rows.wanted,
-            }));
-        }
+        let shares = lend(&mut self.running, &rows, &mut segments);
         self.experts.follow(followed);
-        let outcome = self.model.forward(&mut segments, &mut self.experts, trace);
+        let outcome = self.model.forward(&mut segments, &mut self.experts, traced);
         drop(segments);
-        self.metrics.iterations.inc();
-        self.metrics.rows.inc_by(shares.iter().map(|share| share.rows as u64).sum());
+        self.count_iteration(&shares);
         self.metrics.iteration_seconds.observe(started.elapsed().as_secs_f64());
         let passed = self.attribution.passed(Instant::now());
         self.note_calls(&shares);
         match outcome {
             Ok(output) => {
-                let rows = shares.iter().map(|share| share.rows);
+                let rows = shares.iter().map(Share::range);
                 self.attribution.share(passed, &mut self.running, rows, self.experts.pairs());
-                self.advance(output, &shares);
+                let (tally, time) = (self.experts.take_tally(), self.experts.time());
+                self.advance(output, &shares, &tally, time);
+                self.pace.decoded(started, Instant::now(), self.settings.target_itl);
             }
-            Err(error) => self.set_back(&shares, error, started),
+            Err(error) => {
+                let rows = shares.iter().map(|share| share.rows).sum();
+                self.set_back(&shares, rows, error, started);
+            }
+        }
+        true
+    }
+
+    /// Counts a forward that is over.
+    pub(super) fn count_iteration(&self, shares: &[Share]) {
+        self.metrics.iterations.inc();
+        self.metrics.rows.inc_by(shares.iter().map(|share| share.rows as u64).sum());
+    }
+
+    /// What is recorded of a forward for the requests with `rows`.
+    pub(super) fn traced(&self, rows: &[Vec<usize>]) -> Option<InspectLevel> {
+        let these = || self.running.iter().zip(rows).filter(|(_, rows)| rows.iter().any(|rows| *rows > 0));
+        let inspect = these().filter_map(|(running, _)| running.request().inspect).max();
+        let counts = these().any(|(running, _)| running.wants_routing());
+        inspect.or(counts.then_some(InspectLevel::Routing))
+    }
+
+    /// The requests with `rows` begin, those that have not.
+    pub(super) fn start(&mut self, rows: &[Vec<usize>], now: Instant) {
+        for (running, rows) in self.running.iter_mut().zip(rows) {
+            if rows.iter().any(|rows| *rows > 0) {
+                running.start(now);
+            }
         }
     }
 
-    /// The traced requests among those with `rows` in the iteration, one entry per sequence.
-    fn followed(&mut self, rows: &[Vec<usize>]) -> Vec<Followed> {
+    /// The traced requests among those that have rows in a forward.
+    pub(super) fn followed(&mut self, shares: &[Share]) -> Vec<Followed> {
         let links = &self.experts.placement().links;
-        let (mut followed, mut first) = (Vec::new(), 0);
-        for (request, (running, rows)) in self.running.iter_mut().zip(rows).enumerate() {
-            let rows = first..first + rows.iter().sum::<usize>();
-            first = rows.end;
-            if let Some(spans) = running.spans.as_mut().filter(|_| !rows.is_empty()) {
+        let mut followed = Vec::new();
+        for (request, (running, share)) in self.running.iter_mut().zip(shares).enumerate() {
+            if let Some(spans) = running.spans.as_mut().filter(|_| share.rows > 0) {
                 let contexts = links.iter().map(|link| spans.context(link.address())).collect();
-                followed.push(Followed { request, rows, contexts, told: vec![None; links.len()] });
+                followed.push(Followed {
+                    request,
+                    rows: share.range(),
+                    contexts,
+                    told: vec![None; links.len()],
+                });
             }
         }
         followed
     }
 
     /// Tells the spans of requests what was asked of remote functions for them, whether the iteration succeeded or not.
-    fn note_calls(&mut self, shares: &[Share]) {
+    pub(super) fn note_calls(&mut self, shares: &[Share]) {
         for followed in self.experts.take_followed() {
             let spans = self.running.get_mut(followed.request).and_then(|running| running.spans.as_mut());
             let Some(spans) = spans else { continue };
@@ -128,14 +147,11 @@ impl Engine {
             }
         }
         let (pairs, links) = (self.experts.pairs(), &self.experts.placement().links);
-        let all = 0..shares.iter().map(|share| share.rows).sum();
+        let all = 0..shares.iter().map(|share| share.range().end).max().unwrap_or(0);
         for (link, calls) in self.experts.calls().iter().enumerate().filter(|(_, calls)| calls.is_any()) {
             let all = pairs.of(link, all.clone());
-            let mut first = 0;
             for (running, share) in self.running.iter_mut().zip(shares) {
-                let rows = first..first + share.rows;
-                first = rows.end;
-                let own = pairs.of(link, rows);
+                let own = pairs.of(link, share.range());
                 // Where nothing was answered nobody knows whose the messages were: of all that took part.
                 let took_part = own > 0 || (all == 0 && share.rows > 0);
                 if let Some(spans) = running.spans.as_mut().filter(|_| took_part) {
@@ -145,7 +161,14 @@ impl Engine {
         }
     }
 
-    fn advance(&mut self, output: Output, shares: &[Share]) {
+    /// Takes on the requests with `shares` of a forward, whose rows' experts were computed as `tally` says and took `time`.
+    pub(super) fn advance(
+        &mut self,
+        output: Output,
+        shares: &[Share],
+        tally: &[ExpertTally],
+        time: ExpertTime,
+    ) {
         let mut logits = output.logits.as_slice();
         let parts: Vec<&[f32]> = shares
             .iter()
@@ -181,8 +204,7 @@ impl Engine {
                 continue;
             }
             let outcomes = outcomes.by_ref().take(drawn).collect();
-            let tally = &self.experts.tally()[first..first + share.rows];
-            running.count(tally, self.experts.time(), output.trace.as_ref(), first);
+            running.count(&tally[first..first + share.rows], time, output.trace.as_ref(), first);
             if let Some(trace) = &output.trace {
                 running.keep_trace(trace, first, share.rows, self.row_bytes);
             }
@@ -195,23 +217,24 @@ impl Engine {
                     }
                 }
                 Ok(false) => self.running.push(running),
-                Err(error) => running.fail(error.into()),
+                Err(error) => {
+                    self.metrics.not_finite.inc_by(u64::from(error.is_not_finite()));
+                    running.fail(error.into());
+                }
             }
         }
     }
 
-    /// After a failed iteration, which has changed nothing. Where weights were out of reach it is done
+    /// After a failed forward of `rows` rows, which has changed nothing. Where weights were out of reach it is done
     /// again, without those that need them or with those only, who fail once that has gone on for too
     /// long; after anything else its requests fail.
-    fn set_back(&mut self, shares: &[Share], error: ForwardError, started: Instant) {
-        let out_of_reach = error.out_of_reach(shares.iter().map(|share| share.rows).sum());
+    pub(super) fn set_back(&mut self, shares: &[Share], rows: usize, error: ForwardError, started: Instant) {
+        let out_of_reach = error.out_of_reach(rows);
         tracing::error!(%error, again = out_of_reach.is_some(), "iteration failed");
         let error = ServiceError::from(error);
-        let mut first = 0;
         let running = std::mem::take(&mut self.running);
         for (mut running, share) in running.into_iter().zip(shares) {
-            let rows = first..first + share.rows;
-            first = rows.end;
+            let rows = share.range();
             let goes_on = match &out_of_reach {
                 _ if rows.is_empty() => true,
                 None => false,
@@ -226,4 +249,39 @@ impl Engine {
         }
         self.metrics.repeated.inc_by(u64::from(!self.running.is_empty()));
     }
+}
+
+/// Lends the rows of the requests, those of `rows` by request and sequence, to `segments`. Returns the share of each.
+pub(super) fn lend<'a>(
+    running: &'a mut [Running],
+    rows: &[Vec<usize>],
+    segments: &mut Vec<Segment<'a>>,
+) -> Vec<Share> {
+    let (mut shares, mut first) = (Vec::with_capacity(running.len()), 0);
+    for (running, rows) in running.iter_mut().zip(rows) {
+        let mut lent = Vec::new();
+        if rows.iter().any(|rows| *rows > 0) {
+            running.rows(rows, &mut lent);
+        }
+        let share = Share::of(&lent, first);
+        first = share.range().end;
+        shares.push(share);
+        segments.extend(lent.into_iter().map(|rows| Segment {
+            tokens: rows.tokens,
+            cache: rows.cache,
+            wanted: rows.wanted,
+        }));
+    }
+    shares
+}
+
+/// The shares of requests with `rows` of each sequence, of which nothing is wanted yet.
+fn shares_of(rows: &[Vec<usize>]) -> Vec<Share> {
+    let mut first = 0;
+    let share = |rows: &Vec<usize>| {
+        let share = Share { first, rows: rows.iter().sum(), logits: 0, states: 0 };
+        first = share.range().end;
+        share
+    };
+    rows.iter().map(share).collect()
 }

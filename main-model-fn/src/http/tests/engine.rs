@@ -25,6 +25,7 @@ impl Engine {
             cache_pages: 10,
             max_choices: 4,
             max_requests: 5,
+            queue_deadline: None,
         }
     }
 

@@ -37,7 +37,7 @@ async fn all_parameters_reach_the_engine() {
             repetition_penalty: 1.25,
             presence_penalty: -0.5,
             frequency_penalty: 1.5,
-            logit_bias: vec![(7, -100.0), (200, 2.5)],
+            logit_bias: [(7, -100.0), (200, 2.5)].into(),
             temperature: 0.5,
             top_k: 3,
             top_p: 0.25,
