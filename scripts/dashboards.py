@@ -554,14 +554,14 @@ PLAN = dashboard(
             12,
             "Per hour. A tier with a price and no request cost is idle.",
         ),
-        panel("Iteration time", "heatmap", "s", [(f"sum by (le) (increase(remoe_iteration_seconds_bucket{{{MODEL}}}[$__rate_interval]))", "{{le}}")], 12, "One iteration computes all requests of the batch."),
+        panel("Iteration time", "heatmap", "s", [(f"sum by (le) (increase(remoe_iteration_seconds_bucket{{{MODEL}}}[$__rate_interval]))", "{{le}}")], 12, "One decode iteration of all running sequences, or one slice of a prefill."),
         panel(
             "Batch size per iteration",
             "timeseries",
             "none",
             [(f"{rate('remoe_forwarded_positions_total')} / {rate('remoe_iterations_total')}", "rows"), (f"sum(remoe_requests_running{{{MODEL}}})", "requests")],
             12,
-            "Rows of an iteration, and requests in the batch.",
+            "Rows of a decode iteration or a prefill pass, and requests in the batch.",
         ),
         panel(
             "KV cache and fallback cache",

@@ -112,6 +112,13 @@ async fn a_burst_after_a_long_sleep_is_one_wake() {
     }
     assert_eq!(stage.functions.starts.load(Ordering::SeqCst), 2, "one wake");
     assert_eq!(stage.model.load(), (0, 0));
+    // Nor than its queue deadline, which has an error of its own.
+    let mut request = body(4);
+    request["queue_deadline"] = "200ms".into();
+    let (head, text) = stage.ask(&request, &[]).await;
+    assert_eq!((head.status().as_u16(), &head.headers()["x-should-retry"]), (503, &"false".parse().unwrap()));
+    assert!(text.contains("queue_deadline_exceeded"), "{text}");
+    assert_eq!(stage.model.load(), (0, 0));
 }
 
 /// Functions that are listed and cannot be reached, as while they are replaced, are none that broke off: whoever asks waits for
@@ -230,6 +237,11 @@ async fn what_breaks_off_before_its_answer_is_sent_again_but_not_for_ever() {
     assert_eq!(head.status().as_u16(), 503, "{text}");
     assert_eq!(head.headers()["retry-after"], "1");
     assert_eq!(stage.functions.asked.lock().unwrap().len(), 6);
+    // A main function's word on a queue deadline is the answer.
+    let (head, text) = stage.ask(&json!({"model": "m", "overdue": true}), &[]).await;
+    assert_eq!(head.status().as_u16(), 503);
+    assert!(text.contains("queue_deadline_exceeded"), "{text}");
+    assert_eq!(stage.functions.asked.lock().unwrap().len(), 7);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -245,6 +257,11 @@ async fn who_cannot_wait_for_a_wake_is_told_how_long_it_takes() {
         assert_eq!(head.status().as_u16(), 503, "{text}");
         assert_eq!(head.headers()["retry-after"], "1");
     }
+    let mut request = body(1);
+    request["queue_deadline"] = "100ms".into();
+    let (head, text) = stage.ask(&request, &[]).await;
+    assert_eq!(head.status().as_u16(), 503);
+    assert!(text.contains("queue_deadline_exceeded") && text.contains("cold start"), "{text}");
     let (head, _) = stage.ask(&body(2), &[("x-request-timeout", "20")]).await;
     assert_eq!(head.status().as_u16(), 200, "it was woken for those who could not wait");
     assert_eq!(stage.functions.starts.load(Ordering::SeqCst), 3);

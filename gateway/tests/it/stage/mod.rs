@@ -17,6 +17,8 @@ use remoe_gateway::{
     Backend, Beginnings, Gateway, GatewayMetrics, GatewayOptions, Model, ModelOptions, Running, WakeMarks,
     Wanted,
 };
+use remoe_http::ApiError;
+use remoe_wire::{ErrorCode, ServiceError};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -74,6 +76,10 @@ async fn work(State(functions): State<Arc<Functions>>, headers: HeaderMap, body:
     functions.turns.acquire().await.unwrap().forget();
     if body["refuse"] == true {
         return (StatusCode::BAD_REQUEST, Json(json!({"error": {"message": "no", "type": "invalid_request_error", "param": null, "code": null}}))).into_response();
+    }
+    if body["overdue"] == true {
+        let error = ServiceError::new(ErrorCode::QueueDeadlineExceeded, "waited for too long");
+        return ApiError::from(error).into_response();
     }
     if let Some(bytes) = body["bytes"].as_u64() {
         return "x".repeat(usize::try_from(bytes).unwrap()).into_response();

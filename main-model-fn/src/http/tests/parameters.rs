@@ -1,9 +1,10 @@
 //! Every parameter: what it does to the engine's request, and what is refused by name.
 
 use super::{Front, chat_with, with};
-use crate::engine::request::{Request, Sampling};
+use crate::engine::request::{Priority, Request, Sampling};
 use remoe_model::GenerationDefaults;
 use serde_json::{Value, json};
+use std::time::Duration;
 
 async fn request_of(front: &Front, body: Value) -> Request {
     let (reply, mut asked) = front.complete(body).await;
@@ -22,13 +23,15 @@ async fn all_parameters_reach_the_engine() {
             "seed": 11, "stop": ["x", "yz"], "stop_token_ids": [4, 5], "min_tokens": 2,
             "ignore_eos": true, "presence_penalty": -0.5, "frequency_penalty": 1.5,
             "repetition_penalty": 1.25, "logit_bias": {"7": -100, "200": 2.5}, "logprobs": 3,
-            "best_of": 2, "user": "someone", "unheard_of": {"deep": [1, 2]},
+            "best_of": 2, "priority": "batch", "queue_deadline": "1.5s", "user": "someone", "unheard_of": {"deep": [1, 2]},
         })),
     )
     .await;
     assert_eq!(request.max_tokens, 7);
     assert_eq!(request.choices, 2);
     assert_eq!(request.logprobs, Some(3));
+    assert_eq!(request.priority, Priority::Batch);
+    assert_eq!(request.queue_deadline, Some(Duration::from_millis(1500)));
     assert_eq!(request.prompt_logprobs, None);
     assert_eq!(request.inspect, None);
     assert_eq!(
@@ -192,6 +195,8 @@ async fn out_of_range_is_refused_by_name() {
         ("stop", json!([1, "", [""], vec!["x"; 33], "x".repeat(1025)])),
         ("stop_token_ids", json!([1, "x", vec![1; 1025]])),
         ("logit_bias", json!([1, [1], {"x": 1}, {"-1": 1}, {"1.5": 1}])),
+        ("priority", json!([1, "urgent", "Interactive", ""])),
+        ("queue_deadline", json!([1, "soon", "0s", "-1s", "5"])),
         ("stream", json!([1, "x"])),
         ("stream_options", json!([1, true, [true]])),
         ("echo", json!([1, "x"])),
