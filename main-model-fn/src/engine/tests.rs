@@ -552,3 +552,21 @@ async fn what_does_not_fit_lets_others_pass() {
     assert!(small < large && small < running, "{small:?} {large:?} {running:?}");
     engine.end();
 }
+
+/// A batch request that takes the only place gives it to an interactive request, and goes on later with what it had drawn.
+#[tokio::test]
+async fn batch_requests_give_way_and_go_on() {
+    let mut engine = Engine::unplaced("mixtral-basic", Dtype::F32, 1, |settings| settings.max_batch = 1);
+    engine.place().await;
+    let vocab = engine.vocab;
+    let batch = || Request { priority: Priority::Batch, ..request(prompt_of(9, 1, vocab), 1, 100) };
+    let (alone, _) = finish(engine.handle.submit(batch()).unwrap(), 1).await;
+    let mut running = engine.handle.submit(batch()).unwrap();
+    let Some(Event::Delta(first)) = running.recv().await else { panic!("no token") };
+    let interactive = figures(engine.handle.submit(request(prompt_of(9, 2, vocab), 1, 3)).unwrap()).await;
+    assert_eq!(interactive.completion_tokens, 3);
+    let (rest, _) = finish(running, 1).await;
+    let first = (first.token.unwrap(), first.logprobs.unwrap().logprob.to_bits());
+    assert_eq!([&[first][..], &rest[0]].concat(), alone[0]);
+    assert!(engine.end().preemptions.get() > 0);
+}

@@ -1,12 +1,12 @@
 //! The engine's thread: who comes, who waits, and what goes on between two iterations.
 
+mod admission;
 mod iteration;
 mod prefill;
 
 use super::handle::{EngineHandle, Job, RequestLimits};
 use super::pace::Pace;
-use super::request::{Event, Priority};
-use super::room::expected_pages;
+use super::request::Event;
 use super::scheduler::Turns;
 use super::sequence::{Running, Vocabulary};
 use super::switch::{PendingSwitch, Switch};
@@ -15,6 +15,7 @@ use crate::metrics::EngineMetrics;
 use crate::pages::Pages;
 use crate::records::Recorder;
 use crate::transformer::Model;
+pub(super) use admission::MOST_PASSED;
 use prefill::Prefill;
 use remoe_kernels::{NumericsClass, Pool};
 use remoe_ledger::Attribution;
@@ -94,22 +95,6 @@ pub(crate) fn start(
         }
     })?;
     Ok((handle, switch_sender, thread))
-}
-
-/// A request that does not fit lets others pass for so long after it came; then what becomes free is left to it.
-pub(super) const MOST_PASSED: Duration = Duration::from_secs(10);
-
-/// The request that starts next.
-enum Next {
-    /// A preempted one, by its index.
-    Paused(usize),
-    /// One that has just come, by its index.
-    Waiting(usize),
-    Nothing,
-    /// None of those that wait fits; `passed`: nothing may pass them any more.
-    DoesNotFit {
-        passed: bool,
-    },
 }
 
 struct Engine {
@@ -277,33 +262,6 @@ impl Engine {
         self.measure_caches();
     }
 
-    fn wait_for(&mut self, mut job: Job) {
-        let deadline = &mut job.request.queue_deadline;
-        *deadline = deadline.or(self.settings.limits.queue_deadline);
-        self.waiting.push_back(job);
-    }
-
-    /// Fails requests that have waited for their first row for longer than they may.
-    fn end_overdue(&mut self, now: Instant) {
-        while let Some(index) = self.waiting.iter().position(|job| job.is_overdue(now)) {
-            let Some(job) = self.waiting.remove(index) else { break };
-            self.metrics.overdue.inc();
-            let _client_gone = job.events.try_send(Event::Failed(job.overdue()));
-        }
-        let mut overdue = Vec::new();
-        while let Some(index) = self.running.iter().position(|running| running.is_overdue(now)) {
-            overdue.push(self.take_out(index));
-        }
-        while let Some(index) = self.paused.iter().position(|paused| paused.is_overdue(now)) {
-            overdue.extend(self.paused.remove(index));
-        }
-        for running in overdue {
-            self.metrics.overdue.inc();
-            let error = running.job.overdue();
-            running.fail(error);
-        }
-    }
-
     /// Takes a request out of those that run, and of its prefill.
     fn take_out(&mut self, index: usize) -> Running {
         self.leave_prefill(index);
@@ -399,91 +357,5 @@ impl Engine {
             self.experts.switch(placement);
             answer();
         }
-    }
-
-    /// Starts waiting requests while batch and cache have room and experts are placed: interactive ones before others, of
-    /// each class those that were preempted first, then in the order of arrival. Where one does not fit, others pass it
-    /// for a while; batch requests that run give way to interactive ones.
-    fn admit(&mut self) {
-        // What comes before the first placement waits for it; HTTP takes nothing until then.
-        if self.experts.placement().generation == 0 {
-            return;
-        }
-        let now = Instant::now();
-        for priority in [Priority::Interactive, Priority::Batch] {
-            loop {
-                match self.next(priority, now) {
-                    Next::Paused(index) => {
-                        let Some(paused) = self.paused.remove(index) else { break };
-                        self.begin(paused);
-                    }
-                    Next::Waiting(index) => {
-                        let Some(job) = self.waiting.remove(index) else { break };
-                        let recording =
-                            self.recorder.as_ref().map(|recorder| recorder.begin(&job.request.prompt));
-                        self.admitted += 1;
-                        self.begin(Running::new(self.admitted, job, &self.vocabulary, recording));
-                    }
-                    Next::Nothing => break,
-                    Next::DoesNotFit { passed } => {
-                        let is_batch = |running: &Running| running.request().priority == Priority::Batch;
-                        match self.running.iter().rposition(is_batch) {
-                            Some(batch) if priority == Priority::Interactive => self.preempt(batch),
-                            Some(_) | None if passed => return,
-                            Some(_) | None => break,
-                        }
-                    }
-                }
-            }
-        }
-    }
-
-    /// The request of a class that starts next, and fits.
-    fn next(&self, priority: Priority, now: Instant) -> Next {
-        let headroom = self.settings.headroom;
-        let mut waits = false;
-        for (index, paused) in self.paused.iter().enumerate() {
-            if paused.request().priority != priority {
-                continue;
-            }
-            if self.fits(paused.request().choices, paused.growth(headroom)) {
-                return Next::Paused(index);
-            }
-            waits = true;
-            if paused.has_been_passed(now) {
-                return Next::DoesNotFit { passed: true };
-            }
-        }
-        for (index, job) in self.waiting.iter().enumerate() {
-            if job.request.priority != priority {
-                continue;
-            }
-            if self.fits(job.request.choices, expected_pages(&job.request, headroom)) {
-                return Next::Waiting(index);
-            }
-            waits = true;
-            if now.saturating_duration_since(job.submitted) > MOST_PASSED {
-                return Next::DoesNotFit { passed: true };
-            }
-        }
-        if waits { Next::DoesNotFit { passed: false } } else { Next::Nothing }
-    }
-
-    fn begin(&mut self, mut next: Running) {
-        next.begin(&mut self.pages);
-        let (asked, found) = next.prefix();
-        self.metrics.prefix_tokens.inc_by(asked as u64);
-        self.metrics.prefix_tokens_found.inc_by(found as u64);
-        self.running.push(next);
-    }
-
-    /// Whether a request with so many choices that will need so many pages soon can run beside those that do.
-    fn fits(&self, choices: usize, pages: usize) -> bool {
-        let headroom = self.settings.headroom;
-        let batch: usize = self.running.iter().map(|running| running.request().choices).sum();
-        let growth: usize = self.running.iter().map(|running| running.growth(headroom)).sum();
-        let fits = batch + choices <= self.settings.max_batch
-            && self.pages.held() + growth + pages <= self.pages.limit();
-        fits || self.running.is_empty()
     }
 }

@@ -235,7 +235,6 @@ fn main_pod(
         ("--served-model-name", served_name(owner)),
         ("--kv-cache-bytes", plan.main.kv_cache_bytes.to_string()),
         ("--fallback-bytes", plan.main.fallback_bytes.to_string()),
-        ("--target-itl", format!("{}ms", std::time::Duration::from(owner.spec.slo.tpot).as_secs_f64() * 1e3)),
     ] {
         arguments.extend([flag.to_owned(), value]);
     }
