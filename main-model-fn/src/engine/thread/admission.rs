@@ -1,4 +1,4 @@
-//! Who leaves the queue, and who has waited for too long.
+//! Admission: which requests leave the queue, and which have waited for too long.
 
 use super::super::handle::Job;
 use super::super::request::{Event, Priority};
@@ -18,7 +18,7 @@ enum Next {
     /// One that has just come, by its index.
     Waiting(usize),
     Nothing,
-    /// None of those that wait fits, and whether the first would without the batch requests that run.
+    /// No waiting request fits; true if the first of them would without the batch requests that run.
     DoesNotFit {
         fits_without_batch: bool,
     },
@@ -129,7 +129,7 @@ impl Engine {
         self.running.push(next);
     }
 
-    /// What is free beside the requests that run and `stay`.
+    /// Sequences and pages that are free beside the requests that run and `stay`.
     fn room(&self, stay: impl Fn(&Running) -> bool) -> Room {
         let headroom = self.settings.headroom;
         let (staying, leaving): (Vec<&Running>, Vec<&Running>) =
