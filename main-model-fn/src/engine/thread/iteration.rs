@@ -41,21 +41,22 @@ impl Engine {
             let is_batch = |running: &Running| running.request().priority == Priority::Batch;
             let last = self.running.iter().rposition(is_batch).or(self.running.len().checked_sub(1));
             let Some(last) = last else { return rows };
+            if self.running.len() == 1 {
+                // What a request may come to hold was checked when it was submitted.
+                let error = ServiceError::new(ErrorCode::Internal, "a single request exceeds the KV cache");
+                self.take_out(last).fail(error);
+                return Vec::new();
+            }
             self.preempt(last);
         }
     }
 
-    /// Pauses the request at `index`. One that is alone fails.
+    /// Pauses the request at `index`: it goes on later from what is still kept of it then.
     pub(super) fn preempt(&mut self, index: usize) {
         let mut preempted = self.take_out(index);
         self.metrics.preemptions.inc();
         preempted.pause();
-        if self.running.is_empty() {
-            // What a request may come to hold was checked when it was submitted.
-            preempted.fail(ServiceError::new(ErrorCode::Internal, "a single request exceeds the KV cache"));
-        } else {
-            self.paused.push_front(preempted);
-        }
+        self.paused.push_front(preempted);
     }
 
     /// One forward for all sequences that decode, and a step for every request that took part. False where none does. Never
