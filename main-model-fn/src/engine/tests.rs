@@ -556,10 +556,13 @@ async fn what_does_not_fit_lets_others_pass() {
 /// A batch request that takes the only place gives it to an interactive request, and goes on later with what it had drawn.
 #[tokio::test]
 async fn batch_requests_give_way_and_go_on() {
-    let mut engine = Engine::unplaced("mixtral-basic", Dtype::F32, 1, |settings| settings.max_batch = 1);
+    let mut engine = Engine::unplaced("mixtral-basic", Dtype::F32, 1, |settings| {
+        settings.max_batch = 1;
+        settings.limits.context_length = 100_000;
+    });
     engine.place().await;
     let vocab = engine.vocab;
-    let batch = || Request { priority: Priority::Batch, ..request(prompt_of(9, 1, vocab), 1, 100) };
+    let batch = || Request { priority: Priority::Batch, ..request(prompt_of(9, 1, vocab), 1, 2000) };
     let (alone, _) = finish(engine.handle.submit(batch()).unwrap(), 1).await;
     let mut running = engine.handle.submit(batch()).unwrap();
     let Some(Event::Delta(first)) = running.recv().await else { panic!("no token") };
