@@ -19,7 +19,7 @@ pub struct ApiError {
     status: StatusCode,
     /// In seconds, where the same request may succeed later.
     retry_after: Option<u64>,
-    /// The client would rather have an error than wait: nobody repeats the request by itself.
+    /// True for a request that clients and gateways are not to repeat unless asked: its client prefers an error to a wait.
     is_final: bool,
     body: ErrorBody,
 }

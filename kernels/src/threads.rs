@@ -100,7 +100,7 @@ impl Progress {
         }
     }
 
-    /// What is left of the threads' ranges, of whose units none is being computed.
+    /// The rest of the threads' ranges, while no unit is being computed.
     fn left(&self) -> Left {
         if self.ranges.iter().all(Range::is_empty) {
             return Left::All(0);
@@ -134,7 +134,7 @@ pub(crate) struct Suspended {
 }
 
 impl Suspended {
-    /// Of `plan`, of which nothing is done.
+    /// Begins `plan`.
     pub(crate) fn new(plan: Plan) -> Self {
         let left = Phase::ALL.map(|phase| Left::All(plan.units(phase)));
         Self { plan, left, pool: None }
@@ -261,7 +261,7 @@ impl Shared {
         if *suspended.pool.get_or_insert(this) != this {
             return Err(KernelError::OtherPool);
         }
-        // SAFETY: no call is open and nobody has joined, as in `call`.
+        // SAFETY: no call is open and no worker has joined, as in `call`.
         let plan = unsafe { &mut *self.plan.get() };
         std::mem::swap(plan, &mut suspended.plan);
         for (progress, left) in self.phases.iter().zip(&suspended.left) {
@@ -278,7 +278,7 @@ impl Shared {
         for (progress, left) in self.phases.iter().zip(&mut suspended.left) {
             *left = progress.left();
         }
-        // SAFETY: as above; nobody has joined any more.
+        // SAFETY: as above; all workers have left.
         std::mem::swap(unsafe { &mut *self.plan.get() }, &mut suspended.plan);
         computed.map(|()| suspended.left.iter().all(Left::is_done))
     }

@@ -85,7 +85,7 @@ pub(crate) struct Waiter {
     pub(super) ticket: Ticket,
     pub(super) cold: bool,
     pub(super) until: Instant,
-    /// Its queue deadline comes before every other limit.
+    /// True if the queue deadline comes before every other limit.
     pub(super) by_queue_deadline: bool,
     pub(super) receiver: oneshot::Receiver<Result<Grant, ServiceError>>,
 }

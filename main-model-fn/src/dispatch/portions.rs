@@ -20,7 +20,6 @@ use std::time::Instant;
 pub(crate) struct Portions {
     /// The placement that the rest is split by.
     generation: u64,
-    is_new: bool,
     /// Slots by expert.
     local: BTreeMap<u32, Vec<u32>>,
     /// The slots of local experts whose computation has begun.
@@ -48,7 +47,6 @@ impl Portions {
         let left: BTreeSet<u32> =
             self.local.values().chain(&self.remote).flat_map(|slots| slots.iter().copied()).collect();
         *self = Self {
-            is_new: self.is_new,
             begun: self.begun.take(),
             computed: std::mem::take(&mut self.computed),
             answers: std::mem::take(&mut self.answers),
@@ -64,16 +62,7 @@ impl Portions {
     fn new(routed: &Routed, hosts: Option<&LayerHosts>, generation: u64, inputs: Arc<[u8]>) -> Self {
         let remote = hosts.map(|hosts| remote_slots(routed, hosts)).unwrap_or_default();
         let local = local_slots(routed, hosts);
-        Self {
-            generation,
-            is_new: true,
-            local,
-            begun: None,
-            inputs,
-            remote,
-            computed: Vec::new(),
-            answers: Vec::new(),
-        }
+        Self { generation, local, begun: None, inputs, remote, computed: Vec::new(), answers: Vec::new() }
     }
 
     /// Takes the remote pairs of the next tokens, of at most `most` units, but of [`LEAST_TOKENS`] at least.
@@ -174,11 +163,10 @@ impl Experts {
         until: &mut dyn FnMut() -> bool,
     ) -> Result<BTreeMap<u32, Vec<u32>>, ExpertError> {
         let (layer, started, mut is_over) = (call.layer, Instant::now(), false);
-        if portions.is_new && !portions.local.is_empty() {
+        let had_local = !portions.local.is_empty() || portions.begun.is_some();
+        if had_local && portions.begun.is_none() && portions.computed.is_empty() {
             tracing::trace!(layer, "local kernels start");
         }
-        let had_local = !portions.local.is_empty() || portions.begun.is_some();
-        portions.is_new = false;
         let mut driven = started;
         while !is_over {
             if portions.begun.is_none() {

@@ -41,7 +41,7 @@ impl Job {
         limit.is_some_and(|limit| now.saturating_duration_since(self.submitted) >= limit)
     }
 
-    /// What its client is told then.
+    /// The error for its client then.
     pub(crate) fn overdue(&self) -> ServiceError {
         let message = "queue deadline exceeded: other requests are computed first; retry later";
         ServiceError::new(ErrorCode::QueueDeadlineExceeded, message)

@@ -47,7 +47,7 @@ pub struct Request {
     pub activations: Option<Box<Activations>>,
     /// The span that its own are parts of.
     pub span: SpanRef,
-    /// Who goes first where there is not time for all.
+    /// Its class: interactive requests go first.
     pub priority: Priority,
     /// How long it may wait before its first row is computed; none: as long as it takes.
     pub queue_deadline: Option<Duration>,

@@ -3,14 +3,14 @@
 use super::choice::Choice;
 use super::handle::Job;
 use super::request::{
-    Delta, Event, ExpertTally, ExpertTime, Figures, FinishReason, Inspection, Request, TokenLogprobs,
+    Delta, Event, ExpertTally, ExpertTime, Figures, FinishReason, Inspection, Priority, Request,
+    TokenLogprobs,
 };
 use super::sampling::{Draw, DrawError, Drawn, Outcome, distinct, logprobs};
 use super::scheduler::Pending;
 use super::setback::Setback;
 use super::spans::Spans;
 use super::text_stream::TextStream;
-use super::thread::MOST_PASSED;
 use crate::backend::BackendError;
 use crate::grammar::{Grammar, GrammarError, Progress};
 use crate::pages::{Page, SequenceCache};
@@ -220,9 +220,9 @@ impl Running {
         self.started.is_none() && self.job.is_overdue(now)
     }
 
-    /// Whether others have passed it for as long as they may.
-    pub(super) fn has_been_passed(&self, now: Instant) -> bool {
-        now.saturating_duration_since(self.job.submitted) > MOST_PASSED
+    /// True for a request that gives way to interactive ones.
+    pub(super) fn is_batch(&self) -> bool {
+        self.request().priority == Priority::Batch
     }
 
     pub(crate) fn request(&self) -> &Request {

@@ -417,14 +417,7 @@ async fn scored_and_inspected_prompts_are_computed_whole() {
     let engine = Engine::start("mixtral-basic", Dtype::F32, 1, 100).await;
     let prompt: Vec<u32> = (3..3 + 3 * pages::pages_of(1) as u32 * 32).map(|id| id % engine.vocab).collect();
     let plain = request(prompt.clone(), 1, 1);
-    let kept = async |request: Request| {
-        let mut events = engine.handle.submit(request).unwrap();
-        loop {
-            if let Event::Done(figures) = events.recv().await.unwrap() {
-                return figures.cached_tokens;
-            }
-        }
-    };
+    let kept = async |request: Request| figures(engine.handle.submit(request).unwrap()).await.cached_tokens;
     assert_eq!(kept(plain.clone()).await, 0);
     assert_eq!(kept(plain.clone()).await, 64, "the last page has the last token");
     assert_eq!(kept(Request { prompt_logprobs: Some(0), ..plain.clone() }).await, 0);

@@ -15,7 +15,6 @@ use crate::metrics::EngineMetrics;
 use crate::pages::Pages;
 use crate::records::Recorder;
 use crate::transformer::Model;
-pub(super) use admission::MOST_PASSED;
 use prefill::Prefill;
 use remoe_kernels::{NumericsClass, Pool};
 use remoe_ledger::Attribution;

@@ -75,17 +75,18 @@ impl<B: Backend> Moe<B> {
         Ok(route(&logits, self.experts, self.top_k, &self.routing, &self.correction, self.dtype))
     }
 
-    /// What every row of `x` gets beside its routed experts: rows x hidden on the host.
-    pub(super) fn besides(
+    /// Does `then` with what every row of `x` gets beside its routed experts: rows x hidden on the host.
+    pub(super) fn with_besides<T>(
         &self,
         ops: &B,
         x: &B::Tensor,
         rows: usize,
-    ) -> Result<Option<Vec<u8>>, ForwardError> {
+        then: impl FnOnce(Option<&[u8]>) -> T,
+    ) -> Result<T, ForwardError> {
         Ok(match &self.besides {
-            Besides::Nothing => None,
-            Besides::Shared(network) => Some(ops.bytes(&network.forward(ops, x)?)?.into_owned()),
-            Besides::Bias(row) => Some(row.repeat(rows)),
+            Besides::Nothing => then(None),
+            Besides::Shared(network) => then(Some(&ops.bytes(&network.forward(ops, x)?)?)),
+            Besides::Bias(row) => then(Some(&row.repeat(rows))),
         })
     }
 
@@ -106,18 +107,11 @@ impl<B: Backend> Moe<B> {
         let call = LayerCall { layer, inputs: &inputs, routed: &routed };
         // Messages leave, and remote functions work while shared and local experts are computed.
         let outstanding = experts.send_off(&call);
-        let shared;
-        let besides = match &self.besides {
-            Besides::Nothing => None,
-            Besides::Shared(network) => {
-                shared = network.forward(ops, x)?;
-                Some(ops.bytes(&shared)?)
-            }
-            Besides::Bias(row) => Some(row.repeat(routed.tokens()).into()),
-        };
-        ops.filled(routed.tokens(), self.hidden, |output| {
-            Ok(experts.finish(&call, outstanding, besides.as_deref(), output)?)
-        })
+        self.with_besides(ops, x, routed.tokens(), |besides| {
+            ops.filled(routed.tokens(), self.hidden, |output| {
+                Ok(experts.finish(&call, outstanding, besides, output)?)
+            })
+        })?
     }
 }
 

@@ -274,6 +274,11 @@ impl<B: Backend> Layer<B> {
     }
 }
 
+/// `x` times `factor`, which most models leave at 1.
+fn scaled<B: Backend>(ops: &B, x: B::Tensor, factor: f64) -> Result<B::Tensor, BackendError> {
+    if factor == 1.0 { Ok(x) } else { ops.scale(x, factor) }
+}
+
 impl<B: Backend> Transformer<B> {
     /// Bytes of memory that the weights take, all of them outside of routed experts.
     pub(crate) fn weight_bytes(&self) -> usize {
@@ -293,7 +298,7 @@ impl<B: Backend> Transformer<B> {
         positions: &[usize],
     ) -> Result<(B::Tensor, Option<B::Angles>), ForwardError> {
         let ops = &self.ops;
-        let x = self.scaled(ops.embed(&self.embedding, tokens)?, self.multipliers.embedding)?;
+        let x = scaled(ops, ops.embed(&self.embedding, tokens)?, self.multipliers.embedding)?;
         match &self.positions {
             Positions::Rotary(rope) => Ok((x, Some(ops.angles(rope, positions)?))),
             Positions::Learned(table) => {
@@ -304,10 +309,6 @@ impl<B: Backend> Transformer<B> {
         }
     }
 
-    fn scaled(&self, x: B::Tensor, factor: f64) -> Result<B::Tensor, BackendError> {
-        if factor == 1.0 { Ok(x) } else { self.ops.scale(x, factor) }
-    }
-
     fn layers_forward(
         &mut self,
         rows: &SegmentRows,
@@ -316,13 +317,12 @@ impl<B: Backend> Transformer<B> {
     ) -> Result<B::Tensor, ForwardError> {
         let (mut x, angles) = self.embedded(&rows.tokens, &rows.positions)?;
         let ops = &self.ops;
-        let scaled = |x: B::Tensor, factor: f64| if factor == 1.0 { Ok(x) } else { ops.scale(x, factor) };
         let residual = self.multipliers.residual;
         let mut at = Context { ops, pages: &mut self.pages, angles: angles.as_ref(), spans: &rows.spans };
         for (id, layer) in self.layers.iter().enumerate() {
             let normed = ops.norm(&layer.before_attention, &x)?;
             let output = layer.attention.forward(id, &normed, &mut at)?;
-            x = ops.add(x, &scaled(output, residual)?)?;
+            x = ops.add(x, &scaled(ops, output, residual)?)?;
             let normed = ops.norm(&layer.before_mlp, &x)?;
             let output = match &layer.mlp {
                 Mlp::Dense(network) => ops.gated(network, &normed)?,
@@ -331,7 +331,7 @@ impl<B: Backend> Transformer<B> {
                     moe.forward(id, ops, &normed, experts, routing)?
                 }
             };
-            x = ops.add(x, &scaled(output, residual)?)?;
+            x = ops.add(x, &scaled(ops, output, residual)?)?;
         }
         Ok(x)
     }

@@ -7,7 +7,7 @@
 
 use super::attention::Context;
 use super::mlp::{Mlp, recorded};
-use super::{ForwardError, InspectLevel, Layer, Trace, Transformer};
+use super::{ForwardError, InspectLevel, Layer, Trace, Transformer, scaled};
 use crate::backend::{Backend, PAGE_POSITIONS, Span};
 use crate::dispatch::{Experts, LayerCall, Portions, RemoteUnits, Routed};
 use std::ops::Range;
@@ -264,7 +264,7 @@ impl<B: Backend> Transformer<B> {
         let normed = ops.norm(&layer.before_attention, &ops.rows(&pass.x, &indices)?)?;
         let mut at = Context { ops, pages: &mut self.pages, angles: angles.as_ref(), spans: &spans };
         let output = layer.attention.forward(pass.layer, &normed, &mut at)?;
-        let output = self.scaled(output, self.multipliers.residual)?;
+        let output = scaled(&self.ops, output, self.multipliers.residual)?;
         self.ops.add_rows(&mut pass.x, block.start, &output)?;
         let stage = match pass.block(block.end) {
             Some(_) => Stage::Attention(block.end),
@@ -315,7 +315,7 @@ impl<B: Backend> Transformer<B> {
         let Some((rows, normed)) = self.normed_rows(pass, next, forced, budget)? else {
             return Ok((Stage::Dense(next), Step::None));
         };
-        let output = self.scaled(self.ops.gated(network, &normed)?, self.multipliers.residual)?;
+        let output = scaled(&self.ops, self.ops.gated(network, &normed)?, self.multipliers.residual)?;
         self.ops.add_rows(&mut pass.x, rows.start, &output)?;
         let stage = if rows.end < pass.rows() { Stage::Dense(rows.end) } else { pass.next_layer() };
         Ok((stage, Step::Taken(StepKind::Rows, row_units(rows.len()))))
@@ -338,7 +338,9 @@ impl<B: Backend> Transformer<B> {
         };
         hidden.extend_from_slice(&self.ops.bytes(&normed)?);
         inputs.routed.append(moe.route(&self.ops, &normed)?);
-        inputs.besides.extend(moe.besides(&self.ops, &normed, rows.len())?.unwrap_or_default());
+        moe.with_besides(&self.ops, &normed, rows.len(), |besides| {
+            inputs.besides.extend_from_slice(besides.unwrap_or_default());
+        })?;
         let stage = if rows.end < pass.rows() {
             Stage::Route(rows.end, hidden, inputs)
         } else {
@@ -372,7 +374,7 @@ impl<B: Backend> Transformer<B> {
         let output: B::Tensor = self.ops.filled(rows.len(), width, |output| {
             experts.join_portions(&call, &portions, rows.clone(), besides, output).map_err(ForwardError::from)
         })?;
-        let output = self.scaled(output, self.multipliers.residual)?;
+        let output = scaled(&self.ops, output, self.multipliers.residual)?;
         self.ops.add_rows(&mut pass.x, rows.start, &output)?;
         let stage =
             if rows.end < pass.rows() { Stage::Sum(rows.end, inputs, portions) } else { pass.next_layer() };

@@ -9,7 +9,7 @@ use crate::pages::SequenceCache;
 use std::time::{Duration, Instant};
 
 /// A request that does not fit lets others pass for so long after it came; then what becomes free is left to it.
-pub(in super::super) const MOST_PASSED: Duration = Duration::from_secs(10);
+const MOST_PASSED: Duration = Duration::from_secs(10);
 
 /// The request that starts next.
 enum Next {
@@ -60,6 +60,9 @@ impl Engine {
         if self.experts.placement().generation == 0 {
             return;
         }
+        if self.paused.is_empty() && self.waiting.is_empty() {
+            return;
+        }
         let now = Instant::now();
         for priority in [Priority::Interactive, Priority::Batch] {
             loop {
@@ -77,8 +80,7 @@ impl Engine {
                     }
                     Next::Nothing => break,
                     Next::DoesNotFit { fits_without_batch } => {
-                        let is_batch = |running: &Running| running.request().priority == Priority::Batch;
-                        match self.running.iter().rposition(is_batch) {
+                        match self.running.iter().rposition(Running::is_batch) {
                             Some(batch) if priority == Priority::Interactive && fits_without_batch => {
                                 self.preempt(batch);
                             }
@@ -94,14 +96,14 @@ impl Engine {
     /// The request of a class that starts next, and fits. None after one that others have passed for too long.
     fn next(&self, priority: Priority, now: Instant) -> Next {
         let headroom = self.settings.headroom;
+        let passed = |job: &Job| now.saturating_duration_since(job.submitted) > MOST_PASSED;
         let paused = self.paused.iter().enumerate().map(|(index, paused)| {
             let needs = (paused.request().choices, paused.growth(headroom));
-            (Next::Paused(index), paused.request().priority, needs, paused.has_been_passed(now))
+            (Next::Paused(index), paused.request().priority, needs, passed(&paused.job))
         });
         let waiting = self.waiting.iter().enumerate().map(|(index, job)| {
             let needs = (job.request.choices, expected_pages(&job.request, headroom));
-            let passed = now.saturating_duration_since(job.submitted) > MOST_PASSED;
-            (Next::Waiting(index), job.request.priority, needs, passed)
+            (Next::Waiting(index), job.request.priority, needs, passed(job))
         });
         let room = self.room(|_| true);
         let mut blocked = None;
@@ -114,10 +116,11 @@ impl Engine {
                 break;
             }
         }
-        let is_interactive = |running: &Running| running.request().priority == Priority::Interactive;
         match blocked {
             None => Next::Nothing,
-            Some(needs) => Next::DoesNotFit { fits_without_batch: self.room(is_interactive).takes(needs) },
+            Some(needs) => {
+                Next::DoesNotFit { fits_without_batch: self.room(|running| !running.is_batch()).takes(needs) }
+            }
         }
     }
 

@@ -1,6 +1,6 @@
 //! One iteration: whose rows, room for them, a forward for all of them, and what comes of it for each request.
 
-use super::super::request::{ExpertTally, ExpertTime, InspectLevel, Priority};
+use super::super::request::{ExpertTally, ExpertTime, InspectLevel};
 use super::super::sampling::make_all;
 use super::super::sequence::{Running, Share};
 use super::super::setback::takes_part;
@@ -38,8 +38,8 @@ impl Engine {
                 self.measure_caches();
                 return rows;
             }
-            let is_batch = |running: &Running| running.request().priority == Priority::Batch;
-            let last = self.running.iter().rposition(is_batch).or(self.running.len().checked_sub(1));
+            let batch = self.running.iter().rposition(Running::is_batch);
+            let last = batch.or(self.running.len().checked_sub(1));
             let Some(last) = last else { return rows };
             if self.running.len() == 1 {
                 // What a request may come to hold was checked when it was submitted.
@@ -78,13 +78,9 @@ impl Engine {
         let outcome = self.model.forward(&mut segments, &mut self.experts, traced);
         drop(segments);
         self.count_iteration(&shares);
-        self.metrics.iteration_seconds.observe(started.elapsed().as_secs_f64());
-        let passed = self.attribution.passed(Instant::now());
-        self.note_calls(&shares);
+        self.account(&shares, started, outcome.is_ok());
         match outcome {
             Ok(output) => {
-                let rows = shares.iter().map(Share::range);
-                self.attribution.share(passed, &mut self.running, rows, self.experts.pairs());
                 let (tally, time) = (self.experts.take_tally(), self.experts.time());
                 self.advance(output, &shares, &tally, time);
                 self.pace.decoded(started, Instant::now(), self.settings.target_itl);
@@ -95,6 +91,18 @@ impl Engine {
             }
         }
         true
+    }
+
+    /// Accounts for the time since `started`, in which the requests with `shares` took part; it is theirs if the forward, or
+    /// the part of one, `succeeded`.
+    pub(super) fn account(&mut self, shares: &[Share], started: Instant, succeeded: bool) {
+        self.metrics.iteration_seconds.observe(started.elapsed().as_secs_f64());
+        let passed = self.attribution.passed(Instant::now());
+        self.note_calls(shares);
+        if succeeded {
+            let rows = shares.iter().map(Share::range);
+            self.attribution.share(passed, &mut self.running, rows, self.experts.pairs());
+        }
     }
 
     /// Counts a forward that is over.

@@ -48,14 +48,13 @@ enum Candidate {
 impl Engine {
     /// Lets prompts go on until the next decode iteration is due. False where none could.
     pub(super) fn prefill(&mut self) -> bool {
+        if self.running.iter().all(Running::decodes) {
+            return false;
+        }
         let now = Instant::now();
         let decodes = |running: &Running| running.decodes() && running.setback().is_none();
         let streams = self.running.iter().any(decodes);
-        let time = if streams && self.running.iter().any(|it| !it.decodes()) {
-            self.pace.between_tokens(now, self.settings.target_itl)
-        } else {
-            ALONE
-        };
+        let time = if streams { self.pace.between_tokens(now, self.settings.target_itl) } else { ALONE };
         let (until, mut any) = (now + time, false);
         while (!any || Instant::now() < until) && self.prefill_one(until) {
             any = true;
@@ -203,11 +202,10 @@ impl Engine {
     /// that came later.
     fn preempt_for(&mut self, request: u64) -> bool {
         let Some(index) = self.running.iter().position(|running| running.id == request) else { return false };
-        let interactive = self.running[index].request().priority == Priority::Interactive;
-        let is_batch = |running: &Running| running.request().priority == Priority::Batch;
-        let batch = self.running.iter().rposition(is_batch).filter(|_| interactive);
+        let interactive = !self.running[index].is_batch();
+        let batch = self.running.iter().rposition(Running::is_batch).filter(|_| interactive);
         let later = || {
-            let gives_way = |it: &usize| interactive || is_batch(&self.running[*it]);
+            let gives_way = |it: &usize| interactive || self.running[*it].is_batch();
             (index + 1..self.running.len()).rev().find(gives_way)
         };
         match batch.or_else(later) {
@@ -268,13 +266,9 @@ impl Engine {
         let interrupted = || !jobs.is_empty() || !switches.is_empty() || stop.halt.is_cancelled();
         let mut rest = Rest { pace, until, interrupted: &interrupted };
         let outcome = model.advance_pass(id, experts, &mut rest);
-        self.metrics.iteration_seconds.observe(started.elapsed().as_secs_f64());
-        let passed = self.attribution.passed(Instant::now());
-        self.note_calls(&shares);
+        self.account(&shares, started, outcome.is_ok());
         match outcome {
             Ok(done) => {
-                let rows = shares.iter().map(Share::range);
-                self.attribution.share(passed, &mut self.running, rows, self.experts.pairs());
                 for (running, _) in self.running.iter_mut().zip(&shares).filter(|(_, share)| share.rows > 0) {
                     running.went_on(started.elapsed());
                 }
