@@ -282,6 +282,10 @@ pub(crate) struct UpArgs {
     /// of the plan; without a plan, three times what a decode iteration takes alone]
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub(crate) target_itl: Option<Duration>,
+    /// Variables of the chat template for requests that do not set them, as a JSON object, such as
+    /// {"enable_thinking": false} [default: none]
+    #[arg(long, value_name = "JSON", value_parser = json_object)]
+    pub(crate) chat_template_kwargs: Option<String>,
     /// Longest time that a request may wait for capacity, such as 30s; then it gets 503. The request field
     /// `queue_deadline` overrides it [default: no limit]
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
@@ -645,6 +649,13 @@ pub(crate) fn probability(text: &str) -> Result<f32, String> {
     } else {
         Err("expected a number above 0 and up to 1".to_owned())
     }
+}
+
+/// A JSON object, as text.
+fn json_object(text: &str) -> Result<String, String> {
+    let object: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_str(text).map_err(|error| format!("expected a JSON object: {error}"))?;
+    Ok(serde_json::Value::Object(object).to_string())
 }
 
 fn token_id(text: &str) -> Result<u32, String> {

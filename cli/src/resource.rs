@@ -97,6 +97,7 @@ struct ModelSpec {
     experts_dtype: Option<String>,
     dense_dtype: Option<String>,
     max_model_len: Option<u32>,
+    chat_template_kwargs: Option<serde_json::Map<String, serde_json::Value>>,
 }
 
 #[derive(Default, Deserialize)]
@@ -200,6 +201,7 @@ pub(crate) fn expand(path: &Path, matches: &ArgMatches) -> Result<Expanded, CliE
             "experts_dtype",
             "dense_dtype",
             "max_model_len",
+            "chat_template_kwargs",
             "idle",
             "remote_idle",
             "device",
@@ -230,6 +232,8 @@ pub(crate) fn expand(path: &Path, matches: &ArgMatches) -> Result<Expanded, CliE
     say("experts_dtype", model.experts_dtype.clone());
     say("dense_dtype", model.dense_dtype.clone());
     say("max_model_len", model.max_model_len.map(|positions| positions.to_string()));
+    let variables = model.chat_template_kwargs.clone().map(serde_json::Value::Object);
+    say("chat_template_kwargs", variables.map(|variables| variables.to_string()));
     let seconds = |field: &str, value: &Option<String>, without: &str| {
         let text = value.as_deref().unwrap_or(without);
         duration(text).map(|seconds| Some(format!("{seconds}s"))).ok_or_else(|| CliError {
@@ -443,6 +447,9 @@ mod tests {
         for flag in ["--max-model-len=2048", "--dense-dtype=int4"] {
             assert!(said.contains(&flag.to_owned()), "{said:?}");
         }
+        let variables = RESOURCE.replace("cacheClaimName: c", "chatTemplateKwargs: {enable_thinking: false}");
+        let said = expanded(&variables, &[]).unwrap();
+        assert!(said.contains(&r#"--chat-template-kwargs={"enable_thinking":false}"#.to_owned()), "{said:?}");
         let sleeps = RESOURCE.replace("replicas: 2", "scaling: {min: 0, idleWindow: 1m}");
         assert!(expanded(&sleeps, &[]).unwrap().contains(&"--idle=60s".to_owned()));
         let tiers = RESOURCE.replace("replicas: 2", "scaling: {remoteIdleWindow: 90s}");

@@ -50,6 +50,8 @@ pub struct ModelOptions {
     pub max_batch: Option<usize>,
     /// The inter-token latency that running streams keep beside prompts.
     pub target_itl: Option<Duration>,
+    /// Variables of the chat template for requests that do not set them, as a JSON object.
+    pub chat_template_kwargs: Option<String>,
     /// How long a request may wait for its first row.
     pub queue_deadline: Option<Duration>,
     /// File to which the main function appends what its requests' experts were.
@@ -117,6 +119,7 @@ fn main(options: &ModelOptions, http: Option<SocketAddr>) -> FunctionSpec {
     for (name, time) in [("--target-itl", options.target_itl), ("--queue-deadline", options.queue_deadline)] {
         flag(&mut arguments, name, time.map(|time| format!("{}ms", time.as_secs_f64() * 1e3)).as_ref());
     }
+    flag(&mut arguments, "--chat-template-kwargs", options.chat_template_kwargs.as_ref());
     if let Some(path) = &options.record_activations {
         arguments.extend(["--record-activations".into(), path.into()]);
         arguments.extend(options.record_tokens.then(|| "--record-tokens".into()));

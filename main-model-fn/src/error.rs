@@ -35,6 +35,9 @@ pub enum Error {
         /// What is against it.
         why: String,
     },
+    /// The chat template does not read a variable that is set.
+    #[error("invalid --chat-template-kwargs: the model's chat template does not read `{0}`; omit it")]
+    TemplateVariable(String),
     /// The kernels cannot be used.
     #[error(transparent)]
     Kernel(#[from] KernelError),
@@ -85,7 +88,7 @@ impl Error {
             | Self::Text(TextError::Checkpoint(error))
             | Self::Load(LoadModelError::Checkpoint(error))
             | Self::Expert(LoadError::Checkpoint(error)) => !error.is_transient(),
-            Self::Text(_) => true,
+            Self::Text(_) | Self::TemplateVariable(_) => true,
             Self::Load(_) | Self::Expert(_) => false,
             Self::Device(_)
             | Self::DenseDtype { .. }

@@ -36,6 +36,11 @@ impl ModelText {
         self.template.as_ref().map(ChatTemplate::source)
     }
 
+    /// Whether the chat template reads the variable `name`.
+    pub fn reads(&self, name: &str) -> bool {
+        self.template.as_ref().is_some_and(|template| template.reads(name))
+    }
+
     /// Ids of `text`; `special` adds what the tokenizer's post-processor adds.
     ///
     /// # Errors

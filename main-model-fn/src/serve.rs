@@ -173,6 +173,11 @@ async fn serve<B: Backend>(
         beside("metrics server stopped", pages);
     }
     let not_ready = placed.clone();
+    if let Some(name) =
+        http_options.template_variables.keys().find(|name| text.as_ref().is_none_or(|text| !text.reads(name)))
+    {
+        return Err(Error::TemplateVariable(name.clone()));
+    }
     let http_state = HttpState::new(
         engine.clone(),
         text.clone().map(|text| text as Arc<dyn TextFrontend>),
@@ -321,6 +326,7 @@ fn http_options(settings: &Settings, model: &Loaded, traces: Traces) -> HttpOpti
         cors_origins: settings.cors_origins.clone().into(),
         body_limit: settings.body_limit,
         defaults: model.checkpoint.generation().clone(),
+        template_variables: settings.chat_template_kwargs.clone().unwrap_or_default(),
         end_ids: model.end_ids(),
         primer: settings
             .primer

@@ -5,9 +5,15 @@ use remoe_function::{parse_duration, sizes};
 use remoe_kernels::{InstructionPath, MAX_THREADS};
 use remoe_model::{DenseDtype, ExpertsDtype};
 use remoe_wire::identity::Identity;
+use serde_json::{Map, Value};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
+
+/// Variables of a chat template, from a JSON object.
+fn template_variables(text: &str) -> Result<Map<String, Value>, String> {
+    crate::http::check_variables(serde_json::from_str(text).map_err(|error| error.to_string())?)
+}
 
 /// Whole numbers from 1 to `most`.
 fn up_to(most: u64) -> RangedU64ValueParser<usize> {
@@ -108,6 +114,10 @@ pub struct Settings {
     /// The request field `queue_deadline` overrides it. Default: no limit.
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub queue_deadline: Option<Duration>,
+    /// Variables of the chat template for requests that do not set them, as a JSON object, such as
+    /// {"enable_thinking": false}. The request field `chat_template_kwargs` overrides single ones.
+    #[arg(long, value_name = "JSON", value_parser = template_variables)]
+    pub chat_template_kwargs: Option<Map<String, Value>>,
     /// Memory of the fallback cache: remote experts that were loaded because no remote function answered.
     #[arg(long, value_name = "SIZE", default_value_t = 1 << 30, value_parser = sizes::<usize>(0..=u64::MAX))]
     pub fallback_bytes: usize,

@@ -1,6 +1,7 @@
 //! One continuation of a prompt.
 
 use super::text_stream::TextStream;
+use super::thought::Thought;
 use crate::grammar::Progress;
 use crate::pages::SequenceCache;
 use std::collections::HashMap;
@@ -15,6 +16,8 @@ pub(super) struct Choice {
     pub(super) counts: HashMap<u32, u32>,
     pub(super) text: Option<TextStream>,
     pub(super) progress: Option<Progress>,
+    /// Where thoughts have a budget.
+    pub(super) thought: Option<Thought>,
     /// Rows in the iteration that goes on.
     pub(super) taken: usize,
 }

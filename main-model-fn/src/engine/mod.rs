@@ -23,6 +23,7 @@ mod switch;
 #[allow(clippy::unwrap_used, clippy::panic)]
 mod tests;
 mod text_stream;
+mod thought;
 mod thread;
 
 pub use handle::{EngineHandle, Events, RequestLimits};

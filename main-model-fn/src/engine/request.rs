@@ -1,5 +1,6 @@
 //! What a caller asks of the engine and what it hears back.
 
+pub use super::thought::ThoughtBudget;
 pub use crate::dispatch::{ExpertTally, ExpertTime};
 pub use crate::transformer::{InspectLevel, LayerRouting};
 
@@ -51,6 +52,8 @@ pub struct Request {
     pub priority: Priority,
     /// How long it may wait before its first row is computed; none: as long as it takes.
     pub queue_deadline: Option<Duration>,
+    /// Most tokens of the thought that an answer begins with.
+    pub thought_budget: Option<ThoughtBudget>,
 }
 
 /// The class of a request.
@@ -84,6 +87,7 @@ impl Request {
             span: SpanRef::default(),
             priority: Priority::default(),
             queue_deadline: None,
+            thought_budget: None,
         }
     }
 }

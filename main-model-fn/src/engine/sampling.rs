@@ -47,6 +47,8 @@ pub(crate) struct Draw<'a> {
     pub(crate) drawn: Drawn<'a>,
     /// Only what this allows is drawn.
     pub(crate) grammar: Option<&'a mut Progress>,
+    /// Token that is taken whatever the logits are.
+    pub(crate) given: Option<u32>,
     /// How many alternatives are reported, where log-probabilities are.
     pub(crate) logprobs: Option<usize>,
 }
@@ -73,6 +75,12 @@ impl Draw<'_> {
         // A NaN is never the largest logit: without this check the lowest token would be drawn for ever.
         if !are_finite(self.logits) {
             return Err(DrawError::NotFinite);
+        }
+        if let Some(token) = self.given {
+            return Ok(Outcome {
+                token,
+                logprobs: self.logprobs.map(|top| logprobs(self.logits, token, top)),
+            });
         }
         let mask = self.grammar.as_mut().map(|grammar| grammar.mask()).transpose()?;
         let token = match mask.is_some() || modifies(self.sampling, &self.drawn) {
@@ -189,7 +197,7 @@ mod tests {
     fn draw_at(logits: &[f32], sampling: &Sampling, position: usize) -> u32 {
         let drawn =
             Drawn { choice: 0, position, prompt: &[0], output: &HashMap::from([(2, 2)]), banned: &[] };
-        Draw { logits, sampling, drawn, grammar: None, logprobs: None }.make().unwrap().token
+        Draw { logits, sampling, drawn, grammar: None, given: None, logprobs: None }.make().unwrap().token
     }
 
     #[test]
@@ -206,7 +214,8 @@ mod tests {
                 let drawn =
                     Drawn { choice: 0, position: 0, prompt: &[], output: &HashMap::new(), banned: &[] };
                 let sampling = &Sampling::default();
-                let mut draw = Draw { logits: &logits, sampling, drawn, grammar: None, logprobs: None };
+                let mut draw =
+                    Draw { logits: &logits, sampling, drawn, grammar: None, given: None, logprobs: None };
                 assert_eq!(draw.make().err(), Some(DrawError::NotFinite));
             }
         }
@@ -295,7 +304,7 @@ mod tests {
             let sampling: Vec<Sampling> = seeds.iter().map(sampling).collect();
             let draw = |sampling| {
                 let drawn = Drawn { choice: 0, position: 3, prompt: &[], output: &counts, banned: &[] };
-                Draw { logits: &logits, sampling, drawn, grammar: None, logprobs: Some(2) }
+                Draw { logits: &logits, sampling, drawn, grammar: None, given: None, logprobs: Some(2) }
             };
             let made = make_all(sampling.iter().map(draw).collect(), &pool);
             prop_assert_eq!(made.len(), seeds.len());

@@ -11,6 +11,7 @@ use super::scheduler::Pending;
 use super::setback::Setback;
 use super::spans::Spans;
 use super::text_stream::TextStream;
+use super::thought::Thought;
 use crate::backend::BackendError;
 use crate::grammar::{Grammar, GrammarError, Progress};
 use crate::pages::{Page, SequenceCache};
@@ -429,7 +430,7 @@ impl Running {
     ) -> usize {
         let Self { job, stage, beginnings, prompt_tokens, ends, no_counts, .. } = self;
         let request = &job.request;
-        let draw = |choice, output: &'a HashMap<u32, u32>, drawn: usize, grammar, logits| Draw {
+        let draw = |choice, output: &'a HashMap<u32, u32>, drawn: usize, grammar, given, logits| Draw {
             logits,
             sampling: &request.sampling,
             drawn: Drawn {
@@ -440,6 +441,7 @@ impl Running {
                 banned: if drawn < request.stop.min_tokens { ends } else { &[] },
             },
             grammar,
+            given,
             logprobs: request.logprobs,
         };
         let before = draws.len();
@@ -449,7 +451,7 @@ impl Running {
                 let is_done = cache.length() == request.prompt.len() && request.max_tokens > 0;
                 if let Some(last) = rows.next_back().filter(|_| is_done) {
                     let mut beginnings = beginnings.iter_mut();
-                    let draw = |choice| draw(choice, &*no_counts, 0, beginnings.next(), last);
+                    let draw = |choice| draw(choice, &*no_counts, 0, beginnings.next(), None, last);
                     draws.extend((0..request.choices).map(draw));
                 }
             }
@@ -457,7 +459,8 @@ impl Running {
                 let due = choices.iter_mut().filter(|choice| choice.is_due(&request.prompt));
                 draws.extend(due.zip(rows).map(|(choice, row)| {
                     let drawn = choice.output.len();
-                    draw(choice.index, &choice.counts, drawn, choice.progress.as_mut(), row)
+                    let given = choice.thought.as_ref().and_then(Thought::next);
+                    draw(choice.index, &choice.counts, drawn, choice.progress.as_mut(), given, row)
                 }));
             }
         }
@@ -578,7 +581,9 @@ impl Running {
                 vocabulary.tokenizer.as_ref().map(|tokenizer| TextStream::new(tokenizer, &self.job.request));
             let counts = HashMap::new();
             let progress = beginnings.next();
-            let choice = Choice { index, cache, output: Vec::new(), counts, text, progress, taken: 0 };
+            let thought = self.job.request.thought_budget.as_ref().map(Thought::new);
+            let output = Vec::new();
+            let choice = Choice { index, cache, output, counts, text, progress, thought, taken: 0 };
             going.extend(self.take(choice, outcome?)?);
         }
         self.stage = Stage::Choices(going);
@@ -606,6 +611,9 @@ impl Running {
         let may_stop = choice.output.len() >= self.job.request.stop.min_tokens;
         let step = choice.text.as_mut().map(|text| text.push(token, may_stop)).transpose()?;
         let step = step.unwrap_or_default();
+        if let Some(thought) = &mut choice.thought {
+            thought.take(token, &step.text);
+        }
         let complete = choice.progress.as_mut().map(|progress| progress.step(token)).transpose()?;
         self.emit(Event::Delta(Delta {
             choice: choice.index,

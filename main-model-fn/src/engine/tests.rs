@@ -1,7 +1,7 @@
 //! The engine's loop with the native operations, in this process.
 
 use super::request::{
-    Delta, Event, Figures, FinishReason, InspectLevel, Priority, Request, Sampling, StopRules,
+    Delta, Event, Figures, FinishReason, InspectLevel, Priority, Request, Sampling, StopRules, ThoughtBudget,
 };
 use super::{
     EngineHandle, EngineParts, EngineSettings, EngineStop, Events, RequestLimits, Switch, Vocabulary, start,
@@ -166,6 +166,7 @@ fn request(prompt: Vec<u32>, choices: usize, max_tokens: usize) -> Request {
         span: SpanRef::default(),
         priority: Priority::default(),
         queue_deadline: None,
+        thought_budget: None,
     }
 }
 
@@ -511,6 +512,21 @@ async fn short_and_interactive_prompts_go_first() {
 }
 
 /// A request whose time is over before its first row fails with an error of its own; one that is being computed does not.
+#[tokio::test]
+async fn end_of_a_thought_is_put_in_at_its_budget() {
+    let engine = Engine::start("qwen3moe-basic", Dtype::F32, 1, 100).await;
+    let budget = ThoughtBudget { tokens: 3, open: None, close: "</think>", close_ids: [5, 6].into() };
+    let free = request(vec![3, 4], 2, 8);
+    let bound = Request { thought_budget: Some(budget), ..free.clone() };
+    let (free, _) = finish(engine.handle.submit(free).unwrap(), 2).await;
+    let (bound, _) = finish(engine.handle.submit(bound).unwrap(), 2).await;
+    for (free, bound) in free.iter().zip(&bound) {
+        assert_eq!(free[..3], bound[..3], "until then it changes nothing");
+        assert_eq!((bound.len(), bound[3].0, bound[4].0), (8, 5, 6));
+    }
+    engine.end();
+}
+
 #[tokio::test]
 async fn requests_leave_the_queue_at_their_deadline() {
     let mut engine = Engine::unplaced("mixtral-basic", Dtype::F32, 1, |settings| settings.max_batch = 1);

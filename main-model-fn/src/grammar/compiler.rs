@@ -245,7 +245,7 @@ fn internal(message: &str) -> ServiceError {
 /// Compiles `source` and finds its first tokens, which is most of the work of all masks.
 fn compile(factory: &ParserFactory, source: &Source) -> Result<Grammar, String> {
     let mut limits = LIMITS;
-    if source.has_foreign_rules() {
+    if source.has_client_rules() {
         limits.max_items_in_row = FOREIGN_ITEMS;
     }
     let parser = factory.create_parser_from_init_ext(

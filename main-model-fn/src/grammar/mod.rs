@@ -18,7 +18,7 @@ mod vocabulary;
 pub(crate) use compiler::Compiler;
 pub use progress::Grammar;
 pub(crate) use progress::{GrammarError, Progress};
-pub(crate) use source::{Source, inline_schema, quoted};
+pub(crate) use source::{Source, inline_schema, inline_value_schema, quoted};
 pub(crate) use vocabulary::Tokens;
 
 #[cfg(test)]

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 /// Longest regular expression and Lark grammar in bytes.
 const REGEX_BYTES: usize = 16 << 10;
 const LARK_BYTES: usize = 64 << 10;
-/// The same of the parameters of all functions that may be called.
-const CALLS_BYTES: usize = 256 << 10;
+/// Most bytes of an answer's form: of the parameters of all functions that may be called, and of an answer's schema.
+const FORM_BYTES: usize = 256 << 10;
 /// How deep brackets lie in each other: the library reads them by recursion.
 const NESTING: usize = 100;
 /// Most choices, and bytes of all of them.
@@ -34,12 +34,14 @@ pub(crate) enum Source {
     Choice(Vec<String>),
     /// A grammar in Lark's syntax, as llguidance reads it.
     Lark(String),
-    /// The same, of rules that are ours and schemas that are checked.
-    Calls {
+    /// Rules of ours, with schemas that are checked, and with a client's rules in one of them or not.
+    Form {
         /// The grammar.
         rules: String,
         /// Lines of it, the first being 1, and the fields of the request that say them.
         fields: Vec<(usize, String)>,
+        /// A client's rules are among them.
+        has_client_rules: bool,
     },
 }
 
@@ -88,16 +90,20 @@ impl Source {
         Ok(Self::Lark(grammar))
     }
 
-    /// What an answer that calls functions must match; `fields` of the request say these lines, the first being 1.
+    /// What an answer with thoughts or calls must match; `fields` of the request say these lines, the first being 1.
     ///
     /// # Errors
     /// It is too long.
-    pub(crate) fn calls(rules: String, fields: Vec<(usize, String)>) -> Result<Self, String> {
+    pub(crate) fn form(
+        rules: String,
+        fields: Vec<(usize, String)>,
+        has_client_rules: bool,
+    ) -> Result<Self, String> {
         match rules.len() {
-            bytes if bytes > CALLS_BYTES => {
-                Err(format!("parameters too long: expected at most {CALLS_BYTES} bytes, got {bytes}"))
+            bytes if bytes > FORM_BYTES => {
+                Err(format!("parameters too long: expected at most {FORM_BYTES} bytes, got {bytes}"))
             }
-            _ => Ok(Self::Calls { rules, fields }),
+            _ => Ok(Self::Form { rules, fields, has_client_rules }),
         }
     }
 
@@ -108,13 +114,13 @@ impl Source {
             Self::Regex(regex) => format!("regex {regex}"),
             Self::Choice(choices) => format!("choice {choices:?}"),
             Self::Lark(grammar) => format!("lark {grammar}"),
-            Self::Calls { rules, .. } => format!("calls {rules}"),
+            Self::Form { rules, .. } => format!("form {rules}"),
         }
     }
 
     /// What of it is wrong by `message`, and the field that says so, where it stands in one of its own.
     pub(super) fn blamed<'a>(&self, message: &'a str) -> Option<(String, &'a str)> {
-        let Self::Calls { fields, .. } = self else { return None };
+        let Self::Form { fields, .. } = self else { return None };
         let (place, what) = message.strip_prefix("at ")?.split_once("): ")?;
         let line: usize = place.split_once('(')?.0.parse().ok()?;
         let (_, field) = fields.iter().find(|(of, _)| *of == line)?;
@@ -132,17 +138,22 @@ impl Source {
         outside_literals(grammar).filter_map(|rest| named(rest).map(|length| &rest[..length])).collect()
     }
 
-    /// JSON as it stands in rules; none of anything else.
-    pub(crate) fn inline(&self) -> Option<String> {
+    /// The right side of a rule that stands for it within other rules.
+    pub(crate) fn rule(&self) -> String {
         match self {
-            Self::Json { schema, spaces } => Some(spaced(schema, *spaces).to_string()),
-            _ => None,
+            Self::Json { schema, spaces } => format!("%json {}", spaced(schema, *spaces)),
+            Self::Regex(regex) => format!("/{}/", regex_literal(regex)),
+            Self::Choice(choices) => {
+                let choices: Vec<String> = choices.iter().map(|text| quoted(text)).collect();
+                format!("({})", choices.join(" | "))
+            }
+            Self::Lark(rules) | Self::Form { rules, .. } => format!("%lark {{\n{rules}\n}}"),
         }
     }
 
-    /// Whether its rules are a client's, and may be ambiguous in any way.
-    pub(super) fn has_foreign_rules(&self) -> bool {
-        matches!(self, Self::Lark(_))
+    /// Whether a client's rules are among its rules, which may be ambiguous in any way.
+    pub(crate) fn has_client_rules(&self) -> bool {
+        matches!(self, Self::Lark(_) | Self::Form { has_client_rules: true, .. })
     }
 
     /// As the library takes it.
@@ -155,7 +166,7 @@ impl Source {
                 // In capitals: one lexeme, whose alternatives take no room in the parser.
                 TopLevelGrammar::from_lark(format!("start: CHOICE\nCHOICE: {}", choices.join(" | ")))
             }
-            Self::Lark(rules) | Self::Calls { rules, .. } => TopLevelGrammar::from_lark(rules.clone()),
+            Self::Lark(rules) | Self::Form { rules, .. } => TopLevelGrammar::from_lark(rules.clone()),
         }
     }
 }
@@ -169,6 +180,14 @@ pub(crate) fn inline_schema(schema: Option<Value>) -> Result<String, String> {
     if let Some(object) = schema.as_object_mut() {
         object.entry("type").or_insert_with(|| "object".into());
     }
+    inline_value_schema(schema)
+}
+
+/// JSON of `schema`, as it stands in rules.
+///
+/// # Errors
+/// What of the schema is not supported.
+pub(crate) fn inline_value_schema(schema: Value) -> Result<String, String> {
     Ok(spaced(&schema::checked(schema)?, true).to_string())
 }
 
@@ -194,6 +213,21 @@ fn spaced(schema: &Value, spaces: bool) -> Value {
 pub(crate) fn quoted(text: &str) -> String {
     // JSON leaves this character as it is, Lark does not take it.
     Value::from(text).to_string().replace('\u{7f}', "\\u007f")
+}
+
+/// A regular expression between slashes.
+fn regex_literal(regex: &str) -> String {
+    let mut literal = String::with_capacity(regex.len());
+    let mut is_escaped = false;
+    for character in regex.chars() {
+        match character {
+            '/' if !is_escaped => literal.push_str("\\/"),
+            '\n' => literal.push_str("\\n"),
+            character => literal.push(character),
+        }
+        is_escaped = character == '\\' && !is_escaped;
+    }
+    literal
 }
 
 /// What a Lark grammar asks for that no bound of the library holds for.

@@ -3,11 +3,12 @@
 use super::fields::Logprobs;
 use super::generate::{AnswerOptions, Generation, Route, Shared, answer};
 use super::messages::{self, Messages};
+use super::reasoning::ReasoningOptions;
 use super::request_body::RequestBody;
 use super::state::HttpState;
 use super::text_frontend::{self, TextFrontend};
-use super::tools::{self, Asked, Calls, Format};
-use super::{effort, sampling, structured};
+use super::tools::{self, AnswerForm, Asked};
+use super::{sampling, structured};
 use axum::extract::{self, State};
 use axum::response::Response;
 use remoe_http::ApiError;
@@ -23,7 +24,11 @@ pub(super) async fn handle(
 }
 
 pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<Generation, ServiceError> {
-    let effort = std::mem::take(&mut body.reasoning_effort);
+    let dialect = &state.dialect;
+    let reasoning = match state.text.as_deref() {
+        Some(text) => ReasoningOptions::take(&mut body, text, dialect, &state.options.template_variables)?,
+        None => ReasoningOptions::default(),
+    };
     let shared = Shared::new(state, &body)?;
     if body.echo == Some(true) {
         return Err(ServiceError::invalid("echo", "`echo` is supported by /v1/completions only"));
@@ -40,10 +45,12 @@ pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<Generati
         body.messages.take().ok_or_else(|| ServiceError::invalid("messages", "missing `messages`"))?;
     let rendering = Rendering {
         tools: asked.as_ref().map(|asked| asked.tools.as_slice()),
-        reasoning_effort: effort::of(&effort, text.template())?,
+        reasoning_effort: reasoning.effort,
+        kwargs: Some(&reasoning.variables),
         add_generation_prompt: body.add_generation_prompt.unwrap_or(true),
     };
     let prompt = prompt(state, text.as_ref(), messages, rendering)?;
+    let thinking = reasoning.thinking(dialect, &prompt);
     // The template has written the special tokens.
     let special = body.add_special_tokens.unwrap_or(false);
     let context = state.engine.limits().context_length;
@@ -54,17 +61,20 @@ pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<Generati
     });
     let mut request = shared.request(prompt, max_tokens, logprobs)?;
     let mut options = AnswerOptions::new(state, &body, logprobs.is_some());
-    options.tools = asked.is_some();
-    let format = state.tool_format.unwrap_or(Format::Hermes);
-    // The answers of gpt-oss have several voices, whether it may call or not.
-    let asked = asked.or_else(|| (format == Format::Harmony).then(Asked::default));
-    let tools = asked.map(|asked| Calls { format, asked });
-    if let Some(calls) = &tools {
-        let special = |marker: &str| text.token_id(marker).filter(|&id| text.is_special(id));
-        structure = calls.structure(structure, special)?;
-        request.shown = calls.format.markers().iter().filter_map(|marker| special(marker)).collect();
-    }
-    Ok(Generation { route: Route::Chat, requests: vec![request], structure, tools, echoes: None, options })
+    let form = AnswerForm { format: dialect.format, asked: asked.unwrap_or_default(), thinking };
+    options.may_lack_content = form.may_lack_content();
+    request.thought_budget = reasoning.thought_budget(dialect, thinking, text.as_ref())?;
+    let special = |marker: &str| text.token_id(marker).filter(|&id| text.is_special(id));
+    structure = form.structure(structure, special)?;
+    request.shown = form.markers().filter_map(special).collect();
+    Ok(Generation {
+        route: Route::Chat,
+        requests: vec![request],
+        structure,
+        form: Some(form),
+        echoes: None,
+        options,
+    })
 }
 
 /// The prompt of a chat: `messages`, and what `rendering` has beside them, as the model's template writes them.
@@ -78,14 +88,11 @@ pub(super) fn prompt(
     rendering: Rendering<'_>,
 ) -> Result<String, ServiceError> {
     let messages = messages::for_template(messages)?;
-    match state.tool_format {
-        // The template shows nothing of tools and their calls: the messages do.
-        None => {
-            let messages = tools::in_messages(messages, rendering.tools.unwrap_or_default());
-            text.render_chat(&messages, Rendering { tools: None, ..rendering })
-        }
-        Some(_) => text.render_chat(&messages, rendering),
-    }
+    let dialect = &state.dialect;
+    let tools = rendering.tools.unwrap_or_default();
+    let messages = tools::in_messages(dialect, messages, tools);
+    let tools = rendering.tools.filter(|_| dialect.shows_tools);
+    text.render_chat(&messages, Rendering { tools, ..rendering })
 }
 
 fn logprobs(body: &RequestBody) -> Result<Option<usize>, ServiceError> {

@@ -28,5 +28,6 @@ pub(super) async fn respond(
     while let Some((prompt, event)) = running.next().await? {
         pieces.of(state, prompt, event)?.into_iter().for_each(&mut join);
     }
-    Ok((running.told(), Json(shape.answer(state, whole, &running)?)).into_response())
+    Ok((running.told(), Json(shape.answer(state, whole, &running, pieces.reasoning_tokens())?))
+        .into_response())
 }

@@ -62,7 +62,7 @@ pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<Generati
         route: Route::Completions,
         requests,
         structure,
-        tools: None,
+        form: None,
         echoes: echo.then_some(echoes),
         options: AnswerOptions::new(state, &body, logprobs.is_some()),
     })

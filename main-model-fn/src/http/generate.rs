@@ -7,7 +7,7 @@ use super::shapes::Shape;
 use super::state::HttpState;
 use super::structured::Structure;
 use super::timing::Timeline;
-use super::tools::Calls;
+use super::tools::AnswerForm;
 use super::urgency::Urgency;
 use super::{body, collect, sampling, stream, unsupported};
 use crate::backend::PAGE_POSITIONS;
@@ -37,8 +37,8 @@ pub(super) struct Generation {
     pub(super) requests: Vec<Request>,
     /// What their answers must match, to be compiled.
     pub(super) structure: Option<Structure>,
-    /// What their answers may call.
-    pub(super) tools: Option<Calls>,
+    /// Thoughts and calls that their answers may have.
+    pub(super) form: Option<AnswerForm>,
     /// The text that the answer repeats, one per prompt, when asked for.
     pub(super) echoes: Option<Vec<String>>,
     pub(super) options: AnswerOptions,
@@ -58,8 +58,8 @@ pub(super) struct AnswerOptions {
     pub(super) special_text: bool,
     /// There is a tokenizer, so that answers have text.
     pub(super) text: bool,
-    /// Tools may be called.
-    pub(super) tools: bool,
+    /// The answer may have thoughts or calls and no content.
+    pub(super) may_lack_content: bool,
 }
 
 /// What all prompts of a body share.
@@ -139,7 +139,7 @@ impl AnswerOptions {
             token_ids: body.return_token_ids.unwrap_or(false) || state.text.is_none(),
             special_text: special_text(body),
             text: state.text.is_some(),
-            tools: false,
+            may_lack_content: false,
         }
     }
 }

@@ -16,6 +16,7 @@ pub(super) struct Message {
     role: Option<String>,
     content: Option<Content>,
     reasoning_content: Option<String>,
+    reasoning: Option<String>,
     name: Option<String>,
     tool_call_id: Option<String>,
     tool_calls: Option<Few<Object<ToolCall>, 128>>,
@@ -165,7 +166,8 @@ fn one(index: usize, message: Message) -> Result<Value, ServiceError> {
             ready.insert(name.to_owned(), value.into());
         }
     }
-    if let Some(reasoning) = message.reasoning_content.filter(|_| role == "assistant") {
+    let reasoning = message.reasoning_content.or(message.reasoning);
+    if let Some(reasoning) = reasoning.filter(|_| role == "assistant") {
         // gpt-oss has another name for it, beside which its calls have no content.
         if calls.is_empty() || ready["content"] == "" {
             ready.insert("thinking".to_owned(), reasoning.clone().into());

@@ -15,7 +15,7 @@ pub(super) struct Piece {
     /// The first piece of this choice.
     pub(super) first: bool,
     pub(super) text: String,
-    /// What the model says to itself.
+    /// Thoughts of the model.
     pub(super) reasoning: String,
     pub(super) calls: Vec<CallDelta>,
     pub(super) logprobs: Vec<LoggedToken>,
@@ -90,7 +90,7 @@ impl Pieces {
             choices,
             first_tokens: requests.iter().map(first).collect(),
             echoes: generation.echoes,
-            readers: generation.tools.iter().flat_map(|calls| calls.readers(choices)).collect(),
+            readers: generation.form.iter().flat_map(|form| form.readers(choices)).collect(),
             offsets: vec![0; requests.len() * choices],
         };
         (pieces, requests)
@@ -99,6 +99,11 @@ impl Pieces {
     /// Choices of the answer.
     pub(super) fn total(&self) -> usize {
         self.offsets.len()
+    }
+
+    /// Tokens of the thoughts so far.
+    pub(super) fn reasoning_tokens(&self) -> usize {
+        self.readers.iter().map(Reader::reasoning_tokens).sum()
     }
 
     /// What can be said before the engine says anything: roles, and the repeated prompts unless
@@ -157,6 +162,7 @@ impl Pieces {
         let wanted = delta.logprobs.filter(|_| self.options.logprobs);
         let logprobs = wanted.map(|scored| self.log(state, index, scored.token, Some(scored)));
         let said = match self.readers.get_mut(index) {
+            Some(reader) if delta.token.is_some() => reader.push_token(&delta.text),
             Some(reader) => reader.push(&delta.text),
             None => Said { content: delta.text, ..Said::default() },
         };

@@ -3,6 +3,7 @@
 
 use super::fields::{Given, Json, LogitBias, Logprobs, Object, Prompts, Seed, Strings};
 use super::messages::Messages;
+use super::reasoning::Reasoning;
 use super::structured::{ResponseFormat, StructuredOutputs};
 use super::tools::{ToolChoice, Tools};
 use serde::Deserialize;
@@ -63,6 +64,13 @@ pub(super) struct RequestBody {
     pub(super) tool_choice: Option<ToolChoice>,
     pub(super) parallel_tool_calls: Option<bool>,
 
+    // How much the model thinks, and variables of its chat template.
+    pub(super) reasoning_effort: Given,
+    pub(super) reasoning: Option<Object<Reasoning>>,
+    pub(super) enable_thinking: Option<bool>,
+    pub(super) thinking_token_budget: Option<i64>,
+    pub(super) chat_template_kwargs: Option<Json>,
+
     // What the answer must match.
     pub(super) response_format: Option<Object<ResponseFormat>>,
     pub(super) structured_outputs: Option<Object<StructuredOutputs>>,
@@ -86,10 +94,8 @@ pub(super) struct RequestBody {
     pub(super) prompt_embeds: Given,
     pub(super) prompt_logprobs: Option<i64>,
     pub(super) chat_template: Given,
-    pub(super) chat_template_kwargs: Given,
     pub(super) continue_final_message: Given,
     pub(super) documents: Given,
-    pub(super) reasoning_effort: Given,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -49,8 +49,11 @@ struct ChatMessage {
     /// Null beside calls where nothing else is said.
     content: Option<String>,
     /// As vLLM has it.
+    /// Thoughts, by both names that clients know.
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning_content: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning: Option<String>,
     refusal: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tool_calls: Vec<ToolCall>,
@@ -101,8 +104,11 @@ struct DeltaMessage {
     role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     content: Option<String>,
+    /// Thoughts, by both names that clients know.
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning_content: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tool_calls: Vec<ToolCall>,
 }
@@ -144,9 +150,15 @@ impl Shape {
         state: &HttpState,
         pieces: Vec<Piece>,
         running: &Running,
+        reasoning_tokens: usize,
     ) -> Result<Answer, ServiceError> {
         let choices = pieces.into_iter().map(|piece| self.choice(state, piece));
-        let usage = Usage::new(running, self.options.include_figures, state.account().as_deref());
+        let usage = Usage::new(
+            running,
+            self.of_chat(reasoning_tokens),
+            self.options.include_figures,
+            state.account().as_deref(),
+        );
         Ok(self.envelope(state, choices.collect::<Result<_, _>>()?, Some(Some(usage))))
     }
 
@@ -160,11 +172,26 @@ impl Shape {
     }
 
     /// The chunk after all choices have ended, when asked for.
-    pub(super) fn usage_chunk(&self, state: &HttpState, running: &Running) -> Option<Answer> {
+    pub(super) fn usage_chunk(
+        &self,
+        state: &HttpState,
+        running: &Running,
+        reasoning_tokens: usize,
+    ) -> Option<Answer> {
         self.options.include_usage.then(|| {
-            let usage = Usage::new(running, self.options.include_figures, state.account().as_deref());
+            let usage = Usage::new(
+                running,
+                self.of_chat(reasoning_tokens),
+                self.options.include_figures,
+                state.account().as_deref(),
+            );
             self.envelope(state, Vec::new(), Some(Some(usage)))
         })
+    }
+
+    /// `reasoning_tokens` of a chat; completions have no thoughts.
+    fn of_chat(&self, reasoning_tokens: usize) -> Option<usize> {
+        (self.route == Route::Chat).then_some(reasoning_tokens)
     }
 
     fn envelope(&self, state: &HttpState, choices: Vec<Choice>, usage: Option<Option<Usage>>) -> Answer {
@@ -186,7 +213,8 @@ impl Shape {
         let text: Option<&dyn TextFrontend> = state.text.as_deref();
         let Piece { index, first, text: added, reasoning, calls, logprobs, token_ids, finish: finish_reason } =
             piece;
-        let reasoning_content = Some(reasoning).filter(|reasoning| !reasoning.is_empty());
+        let reasoning = Some(reasoning).filter(|reasoning| !reasoning.is_empty());
+        let reasoning_content = reasoning.clone();
         let is_part = self.options.stream;
         let has_called = !calls.is_empty();
         let tool_calls = calls.into_iter().map(|call| ToolCall::new(call, is_part)).collect();
@@ -207,6 +235,7 @@ impl Shape {
                     role: "assistant",
                     content: (!has_called || !added.is_empty()).then_some(added),
                     reasoning_content,
+                    reasoning,
                     refusal: None,
                     tool_calls,
                 },
@@ -219,8 +248,9 @@ impl Shape {
                 delta: DeltaMessage {
                     role: first.then_some("assistant"),
                     // Nobody knows yet whether an answer that may call says anything else.
-                    content: (first && !self.options.tools || !added.is_empty()).then_some(added),
+                    content: (first && !self.options.may_lack_content || !added.is_empty()).then_some(added),
                     reasoning_content,
+                    reasoning,
                     tool_calls,
                 },
                 logprobs: logged.then(|| for_chat(text, &logprobs)).transpose()?,

@@ -4,7 +4,7 @@ use super::metrics::HttpMetrics;
 use super::placement::PlacementView;
 use super::primer::PrimerSource;
 use super::text_frontend::{TextFrontend, TextTokens};
-use super::tools::Format;
+use super::tools::Dialect;
 use crate::engine::EngineHandle;
 use crate::grammar::{Compiler, Grammar, Source};
 use prometheus::Registry;
@@ -14,6 +14,7 @@ use remoe_model::GenerationDefaults;
 use remoe_planner::Account;
 use remoe_traces::Traces;
 use remoe_wire::{ErrorCode, ServiceError};
+use serde_json::{Map, Value};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::watch;
@@ -36,6 +37,8 @@ pub(crate) struct HttpOptions {
     pub(crate) connections: ConnectionLimits,
     /// Sampling of requests that do not say.
     pub(crate) defaults: GenerationDefaults,
+    /// Variables of the chat template, where a request does not set them.
+    pub(crate) template_variables: Map<String, Value>,
     /// Tokens that end an answer.
     pub(crate) end_ids: Vec<u32>,
     /// What gateways predict from, where they are told.
@@ -57,6 +60,7 @@ impl HttpOptions {
             body_timeout: Duration::from_secs(60),
             connections: ConnectionLimits::from_environment(|name| std::env::var(name).ok()),
             defaults: GenerationDefaults::default(),
+            template_variables: Map::new(),
             end_ids: Vec::new(),
             primer: None,
             traces: Traces::off(),
@@ -72,8 +76,8 @@ impl HttpOptions {
 pub(crate) struct HttpState {
     pub(super) engine: EngineHandle,
     pub(super) text: Option<Arc<dyn TextFrontend>>,
-    /// How the model calls tools, where its template shows them.
-    pub(super) tool_format: Option<Format>,
+    /// How the model's chat template shows tools, writes calls and opens thoughts.
+    pub(super) dialect: Dialect,
     /// Where there is text.
     grammars: Option<Compiler>,
     pub(super) options: HttpOptions,
@@ -114,7 +118,7 @@ impl HttpState {
             metrics: HttpMetrics::new(&registry)?,
             preparing: Lanes::new(cores, options.body_limit),
             engine,
-            tool_format: text.as_ref().and_then(|text| Format::of(text.template()?)),
+            dialect: text.as_ref().map_or(Dialect::PLAIN, |text| Dialect::of(text.as_ref())),
             text,
             grammars,
             options,

@@ -119,7 +119,7 @@ async fn deliver(
             }
         }
     }
-    if let Some(chunk) = shape.usage_chunk(state, &running) {
+    if let Some(chunk) = shape.usage_chunk(state, &running, pieces.reasoning_tokens()) {
         send(chunks, &chunk).await?;
     }
     Ok(running.told())

@@ -40,6 +40,9 @@ pub(crate) trait TextFrontend: Send + Sync {
     /// The chat template's text.
     fn template(&self) -> Option<&str>;
 
+    /// Whether the chat template reads the variable `name`.
+    fn reads(&self, name: &str) -> bool;
+
     /// `messages` as a prompt.
     ///
     /// # Errors
@@ -76,6 +79,10 @@ impl TextFrontend for ModelText {
 
     fn template(&self) -> Option<&str> {
         self.template()
+    }
+
+    fn reads(&self, name: &str) -> bool {
+        self.reads(name)
     }
 
     fn render_chat(&self, messages: &[Value], rendering: Rendering<'_>) -> Result<String, ServiceError> {

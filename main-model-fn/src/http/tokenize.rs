@@ -1,10 +1,11 @@
 //! `/tokenize`: the ids of a text or of a chat. `/detokenize`: the text of ids.
 
-use super::fields::Given;
+use super::fields::{Given, Json as JsonField, Object};
 use super::messages::Messages;
+use super::reasoning::{Reasoning, ReasoningFields, ReasoningOptions};
 use super::state::HttpState;
 use super::tools::{Asked, Tools};
-use super::{body, chat, effort, text_frontend};
+use super::{body, chat, text_frontend};
 use axum::Json;
 use axum::extract::{self, State};
 use remoe_http::ApiError;
@@ -23,6 +24,9 @@ struct TokenizeBody {
     add_generation_prompt: Option<bool>,
     tools: Option<Tools>,
     reasoning_effort: Given,
+    reasoning: Option<Object<Reasoning>>,
+    enable_thinking: Option<bool>,
+    chat_template_kwargs: Option<JsonField>,
 }
 
 #[derive(Serialize)]
@@ -62,9 +66,19 @@ fn tokenize(state: &HttpState, body: TokenizeBody) -> Result<Tokenized, ServiceE
         (Some(prompt), None) => encode(&prompt, body.add_special_tokens.unwrap_or(true))?,
         (None, Some(messages)) => {
             let asked = Asked::of(body.tools, None, None)?;
+            let variables = &state.options.template_variables;
+            let reasoning = ReasoningFields {
+                reasoning_effort: body.reasoning_effort,
+                reasoning: body.reasoning,
+                enable_thinking: body.enable_thinking,
+                thinking_token_budget: None,
+                chat_template_kwargs: body.chat_template_kwargs,
+            };
+            let reasoning = ReasoningOptions::of(reasoning, text.as_ref(), &state.dialect, variables)?;
             let rendering = Rendering {
                 tools: asked.as_ref().map(|asked| asked.tools.as_slice()),
-                reasoning_effort: effort::of(&body.reasoning_effort, text.template())?,
+                reasoning_effort: reasoning.effort,
+                kwargs: Some(&reasoning.variables),
                 add_generation_prompt: body.add_generation_prompt.unwrap_or(true),
             };
             let prompt = chat::prompt(state, text.as_ref(), messages, rendering)?;

@@ -19,7 +19,6 @@ pub(super) fn refuse(body: &RequestBody) -> Result<(), ServiceError> {
         ("bad_words", &body.bad_words),
         ("prompt_embeds", &body.prompt_embeds),
         ("chat_template", &body.chat_template),
-        ("chat_template_kwargs", &body.chat_template_kwargs),
         ("continue_final_message", &body.continue_final_message),
         ("documents", &body.documents),
     ];
@@ -34,12 +33,17 @@ pub(super) fn refuse(body: &RequestBody) -> Result<(), ServiceError> {
         _ => return Err(unsupported("function_call")),
     }
     // Chats have taken theirs.
-    match &body.reasoning_effort {
-        Given::Nothing => (),
-        Given::Text(effort) if effort == "none" => (),
-        _ => {
-            let message = "`reasoning_effort` is supported by /v1/chat/completions only";
-            return Err(ServiceError::invalid("reasoning_effort", message));
+    let is_none = matches!(&body.reasoning_effort, Given::Text(effort) if effort == "none");
+    for (name, is_given) in [
+        ("reasoning_effort", body.reasoning_effort != Given::Nothing && !is_none),
+        ("reasoning", body.reasoning.is_some()),
+        ("enable_thinking", body.enable_thinking == Some(true)),
+        ("thinking_token_budget", body.thinking_token_budget.is_some()),
+        ("chat_template_kwargs", body.chat_template_kwargs.is_some()),
+    ] {
+        if is_given {
+            let message = format!("`{name}` is supported by /v1/chat/completions only");
+            return Err(ServiceError::invalid(name, message));
         }
     }
     if body.modalities.iter().flatten().any(|modality| modality != "text") {

@@ -16,6 +16,9 @@ pub(super) struct Usage {
     completion_tokens: usize,
     total_tokens: usize,
     prompt_tokens_details: PromptTokensDetails,
+    /// Of chats.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    completion_tokens_details: Option<CompletionTokensDetails>,
     #[serde(skip_serializing_if = "Option::is_none")]
     remoe: Option<RemoeFigures>,
 }
@@ -25,6 +28,13 @@ pub(super) struct Usage {
 struct PromptTokensDetails {
     /// Tokens whose keys and values were kept from earlier requests.
     cached_tokens: usize,
+}
+
+/// As OpenAI names it.
+#[derive(Debug, Clone, Serialize)]
+struct CompletionTokensDetails {
+    /// Tokens of thoughts.
+    reasoning_tokens: usize,
 }
 
 /// Remoe's extension, for requests with `include_figures`.
@@ -110,13 +120,20 @@ struct Experts {
 
 impl Usage {
     /// With Remoe's own figures where the request asks for them, compared with the plan of `account`.
-    pub(super) fn new(running: &Running, include_figures: bool, account: Option<&Account>) -> Self {
+    pub(super) fn new(
+        running: &Running,
+        reasoning_tokens: Option<usize>,
+        include_figures: bool,
+        account: Option<&Account>,
+    ) -> Self {
         let figures = running.figures();
         Self {
             prompt_tokens: figures.prompt_tokens,
             completion_tokens: figures.completion_tokens,
             total_tokens: figures.prompt_tokens + figures.completion_tokens,
             prompt_tokens_details: PromptTokensDetails { cached_tokens: figures.cached_tokens },
+            completion_tokens_details: reasoning_tokens
+                .map(|reasoning_tokens| CompletionTokensDetails { reasoning_tokens }),
             remoe: include_figures.then_some(RemoeFigures {
                 experts: Experts {
                     local: figures.experts.local,

@@ -65,6 +65,8 @@ pub struct Rendering<'a> {
     pub tools: Option<&'a [Json]>,
     /// How much the model is to think, as `reasoning_effort` of OpenAI's requests; the template knows of none where absent.
     pub reasoning_effort: Option<&'a str>,
+    /// Further variables, as `chat_template_kwargs` of requests.
+    pub kwargs: Option<&'a Map<String, Json>>,
     /// Opens the assistant's answer.
     pub add_generation_prompt: bool,
 }
@@ -161,6 +163,12 @@ impl ChatTemplate {
         Ok(compiled)
     }
 
+    /// Whether the template reads the variable `name`.
+    #[must_use]
+    pub fn reads(&self, name: &str) -> bool {
+        self.source.contains(name)
+    }
+
     /// The template's text.
     #[must_use]
     pub fn source(&self) -> &str {
@@ -184,13 +192,16 @@ impl ChatTemplate {
     /// # Errors
     /// As [`Self::render`].
     pub fn render_with(&self, messages: &[Json], rendering: Rendering<'_>) -> Result<String, TextError> {
-        let Rendering { tools, reasoning_effort, add_generation_prompt } = rendering;
+        let Rendering { tools, reasoning_effort, kwargs, add_generation_prompt } = rendering;
         let mut context: BTreeMap<&str, Value> =
             self.special_tokens.iter().map(|(name, token)| (*name, Value::from(token.as_str()))).collect();
         context.insert("messages", Value::from(Serde(messages)));
         context.insert("add_generation_prompt", Value::from(add_generation_prompt));
         context.insert("tools", tools.map_or_else(|| Value::from(()), |tools| Value::from(Serde(tools))));
         context.insert("documents", Value::from(()));
+        for (name, value) in kwargs.into_iter().flatten() {
+            context.insert(name.as_str(), Value::from(Serde(value)));
+        }
         if let Some(effort) = reasoning_effort {
             context.insert("reasoning_effort", Value::from(effort));
         }

@@ -8,7 +8,7 @@ use super::workload::WorkloadSpec;
 use k8s_openapi::api::core::v1::{Affinity, Toleration};
 use kube::core::Duration;
 use kube::{CustomResource, KubeSchema};
-use schemars::JsonSchema;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -175,6 +175,21 @@ pub struct ModelSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 2_147_483_647))]
     pub max_model_len: Option<u32>,
+    /// Variables of the chat template for requests that do not set them, such as enable_thinking. The template must
+    /// read each of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "template_variables")]
+    pub chat_template_kwargs: Option<serde_json::Map<String, serde_json::Value>>,
+}
+
+/// Schema of an object with any fields.
+fn template_variables(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "object",
+        "nullable": true,
+        "maxProperties": 64,
+        "x-kubernetes-preserve-unknown-fields": true,
+    })
 }
 
 /// Quantisation of routed experts. Integers have a 2-byte scale for every 32 weights.

@@ -264,6 +264,10 @@ fn main_pod(
     if let Some(positions) = plan.model.max_model_len {
         arguments.extend(["--max-model-len".to_owned(), positions.to_string()]);
     }
+    if let Some(variables) = &owner.spec.model.chat_template_kwargs {
+        let variables = serde_json::Value::Object(variables.clone()).to_string();
+        arguments.extend(["--chat-template-kwargs".to_owned(), variables]);
+    }
     let room = room(plan);
     if room > DEFAULT_MAX_BATCH {
         arguments.extend(["--max-batch".to_owned(), room.to_string()]);

@@ -344,6 +344,18 @@ fn main_functions_are_told_how_many_positions_they_serve() {
 }
 
 #[test]
+fn main_functions_get_variables_of_the_chat_template() {
+    let variables = json!({"enable_thinking": false});
+    let owner = deployment(json!({"model": {"source": "pvc://models", "chatTemplateKwargs": variables}}));
+    for pod in pods(&owner) {
+        match pod.labels()[COMPONENT].as_str() {
+            "main" => assert_eq!(following(&pod, "--chat-template-kwargs"), variables.to_string()),
+            _ => assert!(!arguments(&pod).contains(&"--chat-template-kwargs".to_owned())),
+        }
+    }
+}
+
+#[test]
 fn functions_of_one_part_have_the_certificate_of_no_other() {
     let owner = deployment(json!({}));
     for pod in pods(&owner) {

@@ -71,6 +71,9 @@ fn valid_specs_are_accepted() {
         model(json!({"source": "pvc://models", "dtype": "float32", "expertsDtype": "int4"})),
         model(json!({"source": "pvc://models", "expertsDtype": "int4", "denseDtype": "int4"})),
         model(json!({"source": "pvc://models", "maxModelLen": 8192})),
+        model(
+            json!({"source": "pvc://models", "chatTemplateKwargs": {"enable_thinking": false, "x": {"y": [1]}}}),
+        ),
         model(json!({"source": "s3://bucket/a/b", "endpoint": "http://minio:9000"})),
         model(json!({"source": "hf://o/n", "endpoint": "https://hub.example"})),
         model(json!({"source": "https://host/path", "credentialsSecretName": "basic"})),

@@ -93,6 +93,7 @@ pub(super) fn ask(
     wanted.options.max_requests = args.max_requests;
     wanted.options.target_itl = args.target_itl.or(is_planned.then_some(args.planning.tpot));
     wanted.options.queue_deadline = args.queue_deadline;
+    wanted.options.chat_template_kwargs.clone_from(&args.chat_template_kwargs);
     if let Some(requests) = args.concurrency.concurrency {
         if let Some(most) = deployment.max_batch.filter(|most| *most < requests as usize) {
             let message =

@@ -150,7 +150,7 @@ async fn an_answer_has_openais_shape() {
             "logprobs": null,
             "finish_reason": "stop",
         }],
-        "usage": {"prompt_tokens": 19, "completion_tokens": 2, "total_tokens": 21, "prompt_tokens_details": {"cached_tokens": 9}},
+        "usage": {"prompt_tokens": 19, "completion_tokens": 2, "total_tokens": 21, "prompt_tokens_details": {"cached_tokens": 9}, "completion_tokens_details": {"reasoning_tokens": 0}},
     });
     expected["id"] = answer["id"].clone();
     expected["created"] = answer["created"].clone();

@@ -7,9 +7,12 @@ mod chats;
 mod completions;
 mod embeddings;
 mod engine;
+mod families;
+mod formats;
 mod logprobs;
 mod parameters;
 mod places;
+mod reasoning;
 mod service;
 mod sockets;
 mod streams;
@@ -74,8 +77,12 @@ impl TextFrontend for Bytes {
         None
     }
 
+    fn reads(&self, _name: &str) -> bool {
+        false
+    }
+
     fn render_chat(&self, messages: &[Value], rendering: Rendering<'_>) -> Result<String, ServiceError> {
-        let Rendering { tools, reasoning_effort, add_generation_prompt } = rendering;
+        let Rendering { tools, reasoning_effort, add_generation_prompt, .. } = rendering;
         let mut text = tools.map(|tools| json!(tools).to_string()).unwrap_or_default();
         text += &reasoning_effort.map(|effort| format!("<{effort}>")).unwrap_or_default();
         for message in messages {
@@ -108,6 +115,14 @@ trait Altered: Send + Sync {
 
     fn template(&self) -> Option<&str> {
         None
+    }
+
+    fn reads(&self, name: &str) -> bool {
+        Altered::template(self).is_some_and(|template| template.contains(name))
+    }
+
+    fn render_chat(&self, messages: &[Value], rendering: Rendering<'_>) -> Result<String, ServiceError> {
+        Bytes.render_chat(messages, rendering)
     }
 
     /// Special tokens beside [`BOS`], whose ids follow it.
@@ -147,8 +162,12 @@ impl<T: Altered> TextFrontend for T {
         Altered::template(self)
     }
 
+    fn reads(&self, name: &str) -> bool {
+        Altered::reads(self, name)
+    }
+
     fn render_chat(&self, messages: &[Value], rendering: Rendering<'_>) -> Result<String, ServiceError> {
-        Bytes.render_chat(messages, rendering)
+        Altered::render_chat(self, messages, rendering)
     }
 }
 
@@ -322,16 +341,12 @@ impl Reply {
 
 /// Deltas of one byte each, then the end.
 pub(super) fn say(choice: usize, text: &str, reason: FinishReason) -> Vec<Event> {
-    let delta = |byte: u8| {
-        Event::Delta(Delta {
-            choice,
-            token: Some(u32::from(byte)),
-            text: char::from(byte).to_string(),
-            logprobs: None,
-        })
+    let delta = |character: char| {
+        let token = u8::try_from(character).map_or(0, u32::from);
+        Event::Delta(Delta { choice, token: Some(token), text: character.to_string(), logprobs: None })
     };
     let finished = Event::Finished { choice, reason };
-    text.bytes().map(delta).chain([finished]).collect()
+    text.chars().map(delta).chain([finished]).collect()
 }
 
 /// Figures that tell fields apart.

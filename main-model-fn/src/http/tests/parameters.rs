@@ -311,7 +311,6 @@ async fn what_is_not_supported_is_refused_by_name() {
         ("prompt_embeds", json!("AAAA")),
         ("prompt_logprobs", json!(1)),
         ("chat_template", json!("x")),
-        ("chat_template_kwargs", json!({"enable_thinking": false})),
         ("continue_final_message", json!(true)),
         ("documents", json!([{"text": "x"}])),
         ("reasoning_effort", json!("low")),

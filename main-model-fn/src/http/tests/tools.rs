@@ -1,6 +1,7 @@
 //! Tools: from a request to the calls in its answer.
 
-use super::{Altered, BOS, Front, chat_with, say};
+use super::families::{FAMILIES, Family, Templated, family, tokens};
+use super::{BOS, Front, chat_with, say};
 use crate::engine::request::FinishReason;
 use crate::grammar::tests::{takes, takes_tokens};
 use serde_json::{Value, json};
@@ -8,43 +9,20 @@ use std::sync::Arc;
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// Bytes and special tokens, beside a template that says this.
-struct Family(&'static str, &'static [&'static str]);
-
-impl Altered for Family {
-    fn template(&self) -> Option<&str> {
-        Some(self.0)
-    }
-
-    fn special(&self) -> &[&str] {
-        self.1
-    }
+/// A front of `family`, its markers texts like any other.
+fn front(family: &Family) -> Front {
+    front_with(Templated::of(family, false), 0)
 }
 
-fn front(template: &'static str) -> Front {
-    front_with(template, &[])
-}
-
-fn front_with(template: &'static str, special: &'static [&'static str]) -> Front {
+/// A front of `text`, which has `special` tokens beside the usual ones.
+pub(super) fn front_with(text: Templated, special: usize) -> Front {
     let limits = crate::engine::RequestLimits {
-        context_length: 4000,
-        cache_pages: 400,
-        vocab_size: BOS as usize + 1 + special.len(),
+        context_length: 8000,
+        cache_pages: 800,
+        vocab_size: BOS as usize + 1 + special,
         ..super::Engine::limits()
     };
-    Front::build(Some(Arc::new(Family(template, special))), limits, |options| options.end_ids = vec![BOS])
-}
-
-/// `text` as tokens, special ones where it has them.
-fn tokens(mut text: &str, special: &[&str]) -> Vec<u32> {
-    let mut tokens = Vec::new();
-    while let Some(byte) = text.bytes().next() {
-        let found = (BOS + 1..).zip(special).find_map(|(id, it)| Some((id, text.strip_prefix(it)?)));
-        let (token, rest) = found.unwrap_or_else(|| (byte.into(), &text[1..]));
-        tokens.push(token);
-        text = rest;
-    }
-    tokens
+    Front::build(Some(Arc::new(text)), limits, |options| options.end_ids = vec![BOS])
 }
 
 fn tool(name: &str, extra: Value) -> Value {
@@ -61,27 +39,6 @@ fn body(extra: Value) -> Value {
     body
 }
 
-/// A template, and a call of `f` and one of `g` as it writes them.
-const FAMILIES: [(&str, &str, &str); 5] = [
-    (
-        "<tool_call>",
-        "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 1}}\n</tool_call>",
-        "\n<tool_call>\n{\"name\": \"g\", \"arguments\": {\"x\": 2}}\n</tool_call>",
-    ),
-    (
-        "[TOOL_CALLS]",
-        "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {\"x\": 1}}",
-        ", {\"name\": \"g\", \"arguments\": {\"x\": 2}}]",
-    ),
-    ("[TOOL_CALLS][ARGS]", "[TOOL_CALLS]f[ARGS]{\"x\": 1}", "[TOOL_CALLS]g[ARGS]{\"x\": 2}"),
-    (
-        "<|python_tag|>",
-        "{\"name\": \"f\", \"parameters\": {\"x\": 1}}",
-        "; {\"name\": \"g\", \"parameters\": {\"x\": 2}}",
-    ),
-    ("<|channel|>", "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"x\": 1}", ""),
-];
-
 /// The calls of an answer: name and arguments.
 fn calls(message: &Value) -> Vec<(String, String)> {
     let text = |value: &Value| value.as_str().unwrap().to_owned();
@@ -91,66 +48,69 @@ fn calls(message: &Value) -> Vec<(String, String)> {
 
 #[tokio::test]
 async fn required_calls_are_bound_to_the_familys_format_and_read_back() {
-    for (template, first, second) in FAMILIES {
-        let front = front(template);
-        let text = format!("{first}{second}");
+    for family in &FAMILIES {
+        let front = front(family);
+        let (one, two) = (family.one(), family.two());
         let ask = async |extra: Value| {
-            front.answered(CHAT, body(extra), |_| say(0, &text, FinishReason::Stop)).await
+            front.answered(CHAT, body(extra), |_| say(0, &two, FinishReason::Stop)).await
         };
         let (reply, asked) = ask(json!({"tool_choice": "required"})).await;
         let grammar = asked[0].grammar.clone().unwrap();
-        assert!(takes(&grammar, &text), "{text}");
-        for wrong in ["", "Hello", &text.replace("\"x\": 1", "\"x\": true"), &text.replace("f", "h")] {
+        assert!(takes(&grammar, &two), "{two}");
+        for wrong in ["", "Hello", &one.replace('7', "true"), &one.replace('f', "h"), &format!("Hello {one}")]
+        {
             assert!(!takes(&grammar, wrong), "{wrong}");
         }
         let choice = reply.ok()["choices"][0].clone();
-        assert_eq!(choice["finish_reason"], "tool_calls");
-        assert_eq!(choice["message"]["content"], Value::Null);
-        let mut expected = vec![("f".to_owned(), "{\"x\": 1}".to_owned())];
-        if !second.is_empty() {
-            expected.push(("g".to_owned(), "{\"x\": 2}".to_owned()));
+        assert_eq!(choice["finish_reason"], "tool_calls", "{}", family.name);
+        assert_eq!(choice["message"]["content"], Value::Null, "{}", family.name);
+        let mut expected = vec![("f".to_owned(), "{\"x\": 7}".to_owned())];
+        if !family.second.is_empty() {
+            expected.push(("g".to_owned(), "{\"x\": 8}".to_owned()));
         }
-        assert_eq!(calls(&choice["message"]), expected);
+        assert_eq!(calls(&choice["message"]), expected, "{}", family.name);
 
         let named = json!({"type": "function", "function": {"name": "g"}});
         let (_, asked) = ask(json!({ "tool_choice": named })).await;
-        assert!(!takes(asked[0].grammar.as_ref().unwrap(), first), "{template}");
-        if !second.is_empty() {
+        assert!(!takes(asked[0].grammar.as_ref().unwrap(), &one), "{}", family.name);
+        if !family.second.is_empty() {
             let (_, asked) = ask(json!({"tool_choice": "required", "parallel_tool_calls": false})).await;
-            assert!(!takes(asked[0].grammar.as_ref().unwrap(), &text), "{template}");
+            let grammar = asked[0].grammar.as_ref().unwrap();
+            assert!(takes(grammar, &one) && !takes(grammar, &two), "{}", family.name);
         }
     }
 }
 
 #[tokio::test]
 async fn a_model_is_free_unless_a_function_is_strict() {
-    for (template, first, second) in FAMILIES {
-        let front = front(template);
+    for family in &FAMILIES {
+        let front = front(family);
         let (_, asked) = front.answered(CHAT, body(json!({})), |_| say(0, "Hello", FinishReason::Stop)).await;
-        assert!(asked[0].grammar.is_none(), "{template}");
+        assert!(asked[0].grammar.is_none(), "{}", family.name);
         let strict = json!({"tools": [tool("f", json!({"strict": true})), tool("g", json!({}))]});
         let (reply, asked) =
             front.answered(CHAT, body(strict), |_| say(0, "Hello", FinishReason::Stop)).await;
         assert_eq!(reply.ok()["choices"][0]["message"]["content"], "Hello");
         let grammar = asked[0].grammar.as_ref().unwrap();
-        let text = format!("{first}{second}");
-        let answer = if template == "<|channel|>" { "<|channel|>final<|message|>Hello" } else { "Hello" };
-        assert!(takes(grammar, answer) && takes(grammar, &text), "{text}");
-        assert!(!takes(grammar, &text.replace("\"x\": 1", "\"x\": true")), "{text}");
-        assert!(takes(grammar, &text.replace("\"x\": 2", "\"x\": true")), "{text}");
+        let two = family.two();
+        let answer = if family.name == "harmony" { "<|channel|>final<|message|>Hello" } else { "Hello" };
+        assert!(takes(grammar, answer) && takes(grammar, &two), "{two}");
+        assert!(!takes(grammar, &two.replace('7', "true")), "{two}");
+        assert!(takes(grammar, &two.replace('8', "true")), "{two}");
     }
-    let hermes = front("<tool_call>");
+    let hermes = family("hermes");
     let strict = json!({"tools": [tool("f", json!({"strict": true}))]});
-    let (_, asked) = hermes.answered(CHAT, body(strict), |_| say(0, "x", FinishReason::Stop)).await;
+    let (_, asked) = front(hermes).answered(CHAT, body(strict), |_| say(0, "x", FinishReason::Stop)).await;
     let grammar = asked[0].grammar.clone().unwrap();
-    assert!(takes(&grammar, &format!("Well, 1 < 2:\n{}", FAMILIES[0].1)));
+    assert!(takes(&grammar, &format!("Well, 1 < 2:\n{}", hermes.first)));
     assert!(!takes(&grammar, "Well <tool_call>\nno"));
 }
 
 #[tokio::test]
 async fn a_stream_has_openais_deltas() {
-    let front = front("<tool_call>");
-    let text = format!("I call.\n{}{}", FAMILIES[0].1, FAMILIES[0].2);
+    let hermes = family("hermes");
+    let front = front(hermes);
+    let text = format!("I call.\n{}", hermes.two());
     let (reply, _) =
         front.answered(CHAT, body(json!({"stream": true})), |_| say(0, &text, FinishReason::Stop)).await;
     let chunks = reply.chunks();
@@ -171,44 +131,35 @@ async fn a_stream_has_openais_deltas() {
             .filter(|part| part["index"] == index)
             .map(|part| part["function"]["arguments"].as_str().unwrap())
             .collect();
-        assert_eq!(arguments, format!("{{\"x\": {}}}", index + 1));
+        assert_eq!(arguments, format!("{{\"x\": {}}}", index + 7));
     }
     assert!(parts.len() > 10, "arguments come as they are written");
     assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "tool_calls");
     assert_eq!(deltas.last().unwrap(), &&json!({}));
 }
 
-/// Special tokens of real tokenizers, in the order of [`FAMILIES`].
-const SPECIAL: [&[&str]; 5] = [
-    &["<tool_call>", "</tool_call>"],
-    &["[TOOL_CALLS]"],
-    &["[TOOL_CALLS]", "[ARGS]"],
-    &["<|python_tag|>"],
-    &["<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"],
-];
-
 /// Whether markers are special tokens or texts like any other: strict functions are called rightly, and without
 /// parallel calls there is at most one.
 #[tokio::test]
 async fn calls_beside_text_are_bound_where_somebody_asks_for_it() {
-    for ((template, first, second), special) in FAMILIES.into_iter().zip(SPECIAL) {
-        for special in [&[], special] {
-            let front = front_with(template, special);
+    for family in &FAMILIES {
+        for has_special in [false, true] {
+            let special = if has_special { family.special } else { &[] };
+            let front = front_with(Templated::of(family, has_special), special.len());
             let grammar = async |extra: Value| {
                 let asked = front.answered(CHAT, body(extra), |_| say(0, "x", FinishReason::Stop)).await.1;
                 asked[0].grammar.clone().unwrap()
             };
-            let is_harmony = template == "<|channel|>";
+            let is_harmony = family.name == "harmony";
             // Llama's calls end an answer, all others have a beginning of their own.
-            let text = match template {
-                "<|channel|>" => "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant",
-                "<|python_tag|>" => "",
+            let text = match family.name {
+                "harmony" => "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant",
+                "llama" => "",
                 _ => "Well, 1 < 2 [sic]: ",
             };
-            let end = if template == "[TOOL_CALLS]" { "]" } else { "" };
-            let one = format!("{text}{first}{end}");
-            let two = format!("{text}{first}{second}");
-            let wrong = one.replace("\"x\": 1", "\"x\": true");
+            let one = format!("{text}{}", family.one());
+            let two = format!("{text}{}", family.two());
+            let wrong = one.replace('7', "true");
             let answer = if is_harmony { "<|channel|>final<|message|>Hello" } else { "Hello" };
 
             let strict =
@@ -221,7 +172,7 @@ async fn calls_beside_text_are_bound_where_somebody_asks_for_it() {
             }
             assert!(!takes_tokens(&strict, &tokens(&wrong, special)), "{special:?}: {wrong}");
             assert!(takes_tokens(&single, &tokens(&wrong, special)), "{special:?}: {wrong}");
-            if !second.is_empty() {
+            if !family.second.is_empty() {
                 assert!(takes_tokens(&strict, &tokens(&two, special)), "{special:?}: {two}");
                 assert!(!takes_tokens(&single, &tokens(&two, special)), "{special:?}: {two}");
             }
@@ -232,11 +183,11 @@ async fn calls_beside_text_are_bound_where_somebody_asks_for_it() {
 /// Arguments as far as they were written, or nothing: never a marker, in one piece or in a stream.
 #[tokio::test]
 async fn what_is_cut_off_says_so() {
-    for (template, first, _) in FAMILIES {
-        let front = front(template);
+    for family in &FAMILIES {
+        let front = front(family);
         for choice in ["auto", "required"] {
-            for (at, _) in first.char_indices() {
-                let text = &first[..at];
+            for (at, _) in family.first.char_indices() {
+                let text = &family.first[..at];
                 let ask = json!({"tool_choice": choice});
                 let cut = |_: &_| say(0, text, FinishReason::Length);
                 let (reply, _) = front.answered(CHAT, body(ask.clone()), cut).await;
@@ -244,12 +195,12 @@ async fn what_is_cut_off_says_so() {
                 assert_eq!(whole["finish_reason"], "length");
                 let called = calls(&whole["message"]);
                 assert!(
-                    called.iter().all(|(name, text)| name == "f" && "{\"x\": 1}".starts_with(text)),
+                    called.iter().all(|(name, text)| name == "f" && "{\"x\": 7}".starts_with(text)),
                     "{text}"
                 );
                 let content = whole["message"]["content"].as_str().unwrap_or_default();
                 // An object alone may be anything.
-                let is_open = template == "<|python_tag|>" && choice == "auto";
+                let is_open = family.name == "llama" && choice == "auto";
                 assert!(content.is_empty() || is_open, "{choice}, {text}: {content}");
 
                 let mut ask = ask;
@@ -271,8 +222,9 @@ async fn what_is_cut_off_says_so() {
         }
     }
     // A stop text within arguments ends an answer, and no call.
-    let front = front("<tool_call>");
-    let text = FAMILIES[0].1.split("1}").next().unwrap();
+    let hermes = family("hermes");
+    let front = front(hermes);
+    let text = hermes.first.split("7}").next().unwrap();
     let (reply, _) = front.answered(CHAT, body(json!({})), |_| say(0, text, FinishReason::Stop)).await;
     let choice = reply.ok()["choices"][0].clone();
     assert_eq!((&choice["finish_reason"], calls(&choice["message"]).len()), (&json!("stop"), 1));
@@ -282,12 +234,13 @@ async fn what_is_cut_off_says_so() {
 /// that is asked for.
 #[tokio::test]
 async fn reasoning_is_no_content() {
-    let front = front_with("<|channel|>", SPECIAL[4]);
+    let harmony = family("harmony");
+    let front = front_with(Templated::of(harmony, true), harmony.special.len());
     let text = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hello";
     for extra in [json!({}), json!({"tools": [tool("f", json!({}))]})] {
         let (reply, asked) =
             front.answered(CHAT, chat_with(extra.clone()), |_| say(0, text, FinishReason::Stop)).await;
-        assert_eq!(asked[0].shown.len(), SPECIAL[4].len());
+        assert_eq!(asked[0].shown.len(), harmony.special.len());
         assert!(asked[0].grammar.is_none());
         let message = reply.ok()["choices"][0]["message"].clone();
         assert_eq!((&message["content"], &message["reasoning_content"]), (&json!("Hello"), &json!("Hm.")));
@@ -303,17 +256,27 @@ async fn reasoning_is_no_content() {
     let form = json!({"response_format": {"type": "json_object"}});
     let (_, asked) = front.answered(CHAT, chat_with(form), |_| say(0, text, FinishReason::Stop)).await;
     let grammar = asked[0].grammar.clone().unwrap();
-    assert!(!takes_tokens(&grammar, &tokens(text, SPECIAL[4])));
-    assert!(takes_tokens(&grammar, &tokens(&text.replace("Hello", "{\"a\": 1}"), SPECIAL[4])));
-    let regex = json!({"guided_regex": "a+"});
-    let (reply, asked) = front.answered(CHAT, chat_with(regex), |_| say(0, "aa", FinishReason::Stop)).await;
-    assert!(takes(asked[0].grammar.as_ref().unwrap(), "aa"));
-    assert_eq!(reply.ok()["choices"][0]["message"]["content"], "aa");
+    assert!(!takes_tokens(&grammar, &tokens(text, harmony.special)));
+    assert!(takes_tokens(&grammar, &tokens(&text.replace("Hello", "{\"a\": 1}"), harmony.special)));
+    for (form, right) in [
+        (json!({"guided_regex": "a+/b"}), "aa/b"),
+        (json!({"guided_choice": ["yes", "no"]}), "no"),
+        (json!({"guided_grammar": "start: A B\nA: \"{\"\nB: /b+/"}), "{bb"),
+    ] {
+        let text = text.replace("Hello", right);
+        let (reply, asked) =
+            front.answered(CHAT, chat_with(form), |_| say(0, &text, FinishReason::Stop)).await;
+        let grammar = asked[0].grammar.as_ref().unwrap();
+        assert!(takes_tokens(grammar, &tokens(&text, harmony.special)), "{text}");
+        assert!(!takes_tokens(grammar, &tokens(&text.replace(right, "x"), harmony.special)), "{text}");
+        assert_eq!(reply.ok()["choices"][0]["message"]["content"], right);
+    }
 }
 
 #[tokio::test]
 async fn an_answer_of_a_form_or_calls() {
-    let front = front("<tool_call>");
+    let hermes = family("hermes");
+    let front = front(hermes);
     let schema = json!({"type": "object", "properties": {"y": {"type": "boolean"}}, "required": ["y"]});
     let format = json!({"type": "json_schema", "json_schema": {"schema": schema}});
     let asked = async |extra: Value| {
@@ -321,13 +284,20 @@ async fn an_answer_of_a_form_or_calls() {
     };
     let request = asked(json!({"response_format": format})).await;
     let grammar = request.grammar.unwrap();
-    assert!(takes(&grammar, "{\"y\": true}") && takes(&grammar, FAMILIES[0].1));
+    assert!(takes(&grammar, "{\"y\": true}") && takes(&grammar, hermes.first));
     assert!(!takes(&grammar, "Hello") && !takes(&grammar, "{\"y\": 1}"));
     let none = asked(json!({"response_format": format, "tool_choice": "none"})).await.grammar.unwrap();
-    assert!(takes(&none, "{\"y\": true}") && !takes(&none, FAMILIES[0].1));
+    assert!(takes(&none, "{\"y\": true}") && !takes(&none, hermes.first));
     let required = body(json!({"response_format": format, "tool_choice": "required"}));
     front.post(CHAT, required).await.refuses("response_format.json_schema.schema");
-    front.post(CHAT, body(json!({"guided_regex": "a"}))).await.refuses("guided_regex");
+    let either = asked(json!({"guided_regex": "a+"})).await.grammar.unwrap();
+    assert!(takes(&either, "aa") && takes(&either, hermes.first) && !takes(&either, "b"));
+}
+
+/// A front whose template knows no tools.
+fn plain() -> Front {
+    const TEMPLATE: &str = "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}";
+    front_with(Templated::new(TEMPLATE, &[]), 0)
 }
 
 async fn prompt(front: &Front, body: Value) -> String {
@@ -348,35 +318,36 @@ async fn the_template_shows_tools_or_the_first_message_does() {
         {"role": "tool", "content": "one", "tool_call_id": "1"},
         {"role": "tool", "content": "two", "tool_call_id": "2"},
     ]);
-    let shown = prompt(&front("<tool_call>"), body(json!({"messages": called}))).await;
-    assert!(shown.starts_with("[{\"function\":{") || shown.starts_with("[{\"type\":"), "{shown}");
-    assert!(shown.contains("[tool]one[tool]two"), "{shown}");
+    let hermes = front(family("hermes"));
+    let shown = prompt(&hermes, body(json!({"messages": called}))).await;
+    assert!(shown.starts_with("<|tools|>[{\"type\": \"function\""), "{shown}");
+    assert!(shown.contains("<|observation|>one\n<|observation|>two\n"), "{shown}");
 
-    let told = prompt(&front("no word of them"), body(json!({"messages": called}))).await;
+    let told = prompt(&plain(), body(json!({"messages": called}))).await;
     assert!(told.starts_with("[system]s\n\nYou may call functions"), "{told}");
     assert!(told.contains("\"name\":\"g\""), "{told}");
     assert!(
         told.ends_with(
-            "[user]u[assistant]<tool_call>\n{\"name\":\"f\",\"arguments\":{\"x\":1}}\n</tool_call>[user]<tool_response>\none\n</tool_response>\n<tool_response>\ntwo\n</tool_response>[assistant]"
+            "[user]u[assistant]<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\":1}}\n</tool_call>[user]<tool_response>\none\n</tool_response>\n<tool_response>\ntwo\n</tool_response>[assistant]"
         ),
         "{told}"
     );
     for extra in [json!({"tool_choice": "none"}), json!({"tools": null})] {
         let mut extra = extra;
         extra["messages"] = called.clone();
-        let without = prompt(&front("no word of them"), body(extra)).await;
+        let without = prompt(&plain(), body(extra)).await;
         let told = told.split_once("[user]").unwrap().1;
         assert_eq!(without, format!("[system]s[user]{told}"));
     }
-    let first = prompt(&front("no word of them"), body(json!({}))).await;
+    let first = prompt(&plain(), body(json!({}))).await;
     assert!(first.starts_with("[system]You may call functions") && first.ends_with("[user]hi[assistant]"));
-    let none = prompt(&front("<tool_call>"), body(json!({"tool_choice": "none"}))).await;
-    assert_eq!(none, "[user]hi[assistant]");
+    let none = prompt(&hermes, body(json!({"tool_choice": "none"}))).await;
+    assert_eq!(none, "<|user|>hi\n<|assistant|>");
 }
 
 #[tokio::test]
 async fn what_is_wrong_with_tools_is_named() {
-    let front = front("<tool_call>");
+    let front = front(family("hermes"));
     let with = |function: Value| json!({"tools": [{"type": "function", "function": function}]});
     for (extra, param) in [
         (json!({"tools": [{"type": "retrieval"}]}), "tools[0].type"),

@@ -165,6 +165,16 @@ impl Asked {
         Ok(Some(Self { tools, functions, mode, parallel }))
     }
 
+    /// Whether no function may be called.
+    pub(super) fn is_empty(&self) -> bool {
+        self.functions.is_empty()
+    }
+
+    /// Schema of the arguments of the function `name`, where it has one.
+    pub(super) fn parameters(&self, name: &str) -> Option<&Value> {
+        self.functions.iter().find(|function| function.name == name)?.parameters.as_ref()
+    }
+
     /// Whether a function of this name may be called.
     pub(super) fn has(&self, name: &str) -> bool {
         self.functions.iter().any(|function| function.name == name)

@@ -1,143 +1,354 @@
-//! The rules, in Lark's syntax, of answers that call functions.
+//! Rules in Lark's syntax of answers that think, call functions or match a schema.
 
-use super::asked::Function;
-use super::calls::Calls;
-use super::format::Format;
+use super::asked::{Asked, Function};
+use super::format::{Element, Format, Layout, Parameters, Section};
+use super::parameters::Types;
+use super::thoughts::{Opening, Thinking};
 use crate::grammar::quoted;
+use serde_json::{Value, json};
+use std::fmt::Write;
 
 /// Most calls of an answer that must call.
 const CALLS: usize = 16;
 
-/// Any text, as a lexeme.
-const TEXT: &str = "TEXT: /(.|\\n)*/\n";
-
-/// Writes the rules of `calls`; those of the arguments, `arguments_0` and so on, are not among them.
+/// Rules of an answer. `%json` rules of arguments are added behind them, so that their lines are known.
 pub(super) struct Rules<'a> {
-    pub(super) calls: &'a Calls,
-    /// The id of a text that is a special token.
+    pub(super) format: &'static Format,
+    pub(super) asked: &'a Asked,
+    /// How the model writes thoughts, if it does, and how they may begin.
+    pub(super) thinking: Thinking,
+    /// The model decides whether it calls.
+    pub(super) is_free: bool,
+    /// Id of a text that is a special token.
     pub(super) special: &'a dyn Fn(&str) -> Option<u32>,
+    /// Rules below `start`, a line each.
+    text: String,
+    /// Schemas: names of rules and what they are of.
+    schemas: Vec<Schema>,
 }
 
-impl Rules<'_> {
-    /// The rule `start` and those below it. `is_free`: there may be no call, but any text, or only `answer`,
-    /// JSON of a schema.
-    pub(super) fn start(&self, is_free: bool, answer: Option<&str>) -> String {
-        if self.calls.format == Format::Harmony {
-            return self.messages(is_free, answer);
-        }
-        let rules = self.rules();
-        match answer {
-            Some(schema) => format!("start: calls | answer\nanswer: %json {schema}\n{rules}"),
-            None if !is_free => format!("start: calls\n{rules}"),
-            None => self.with_text() + &rules,
-        }
+/// Rule of JSON that matches a schema.
+pub(super) struct Schema {
+    pub(super) rule: String,
+    /// Index of the function among those asked for.
+    pub(super) function: usize,
+    /// Name of an argument; `None`: all of them as one object.
+    pub(super) argument: Option<String>,
+}
+
+impl<'a> Rules<'a> {
+    pub(super) fn new(
+        format: &'static Format,
+        asked: &'a Asked,
+        thinking: Thinking,
+        is_free: bool,
+        special: &'a dyn Fn(&str) -> Option<u32>,
+    ) -> Self {
+        Self { format, asked, thinking, is_free, special, text: String::new(), schemas: Vec::new() }
     }
 
-    /// Calls, or one, and nothing else: `calls`, of which each is a `call`, and `body`, what follows the first marker.
-    fn rules(&self) -> String {
-        let open = self.marker(self.calls.format.opening());
-        match self.calls.format {
-            Format::Hermes => {
-                let (object, close) = (self.objects("arguments"), self.marker("</tool_call>"));
-                let calls = self.several("\"\\n\"");
-                format!("calls: {calls}\ncall: {open} body\nbody: \"\\n\" {object} \"\\n\" {close}\n")
-            }
-            Format::MistralList => {
-                let (object, calls) = (self.objects("arguments"), self.several("\", \""));
-                format!("calls: {open} body\nbody: \" \"? \"[\" {calls} \"]\"\ncall: {object}\n")
-            }
-            Format::MistralNamed => {
-                let between = self.marker("[ARGS]");
-                let call = self.each(|name, arguments| format!("{} {between} {arguments}", quoted(name)));
-                format!("calls: {}\ncall: {open} body\nbody: {call}\n", self.several(""))
-            }
-            Format::Llama => {
-                format!("calls: {}\ncall: {}\n", self.several("\"; \""), self.objects("parameters"))
-            }
-            Format::Harmony => {
-                let call = self.each(|name, arguments| {
-                    format!("{} json {arguments}", quoted(&format!("commentary to=functions.{name} ")))
-                });
-                let (constrain, message) = (self.marker("<|constrain|>"), self.marker("<|message|>"));
-                format!("calls: {open} {call}\njson: {constrain} \"json\" {message}\n")
-            }
+    /// Writes the rule `start` and those below it; `answer` is the right side of a rule of what the answer must match
+    /// where it does not call. Returns the rules, and the schemas that they name.
+    pub(super) fn write(mut self, answer: Option<&str>) -> (String, Vec<Schema>) {
+        if let Some(answer) = answer {
+            self.rule("answer", answer);
         }
-    }
-
-    /// The rule `start` of calls with text around them, or of text alone.
-    fn with_text(&self) -> String {
-        let open = self.marker(self.calls.format.opening());
-        let is_special = open.starts_with('<');
-        // Of the formats in which every call has a marker.
-        let are_several =
-            self.calls.asked.parallel && matches!(self.calls.format, Format::Hermes | Format::MistralNamed);
-        let start = match are_several {
-            // They stand alone: a text that begins otherwise has none.
-            _ if self.calls.format == Format::Llama => {
-                return "start: (calls | TEXT)?\nTEXT: /\\s*[^\\s{](.|\\n)*/\n".to_owned();
+        let start = match &self.format.layout {
+            Layout::Harmony => self.messages(answer.is_some()),
+            _ => {
+                let rest = self.rest(answer.is_some());
+                self.behind_thoughts(rest)
             }
-            // A special token ends a text, which has none.
-            true if is_special => "start: TEXT (call TEXT)*".to_owned(),
-            false if is_special => "start: TEXT calls?".to_owned(),
-            // Text up to the marker: what ends it is found as soon as it is there.
-            true => format!("start: (head body)* TEXT\nhead[lazy]: TEXT {open}"),
-            false => format!("start: head body | TEXT\nhead[lazy]: TEXT {open}"),
         };
-        format!("{start}\n{TEXT}")
+        (format!("start: {start}\n{}", self.text), self.schemas)
     }
 
-    /// The messages of gpt-oss: what it says to itself or on the way, then a call or the answer.
-    fn messages(&self, is_free: bool, answer: Option<&str>) -> String {
-        let [open, message, end, start] =
-            ["<|channel|>", "<|message|>", "<|end|>", "<|start|>"].map(|text| self.marker(text));
-        let said = if end.starts_with('<') { "said" } else { "said[lazy]" };
-        let mut rules = format!(
-            "{said}: TEXT {end}\n{TEXT}thought: {open} (\"analysis\" | \"commentary\") {message} said {start} \"assistant\"\n"
-        );
-        let may_call = !self.calls.asked.functions.is_empty();
+    fn rule(&mut self, name: &str, right: &str) {
+        // Writing to memory cannot fail.
+        let _written = writeln!(self.text, "{name}: {right}");
+    }
+
+    /// An answer behind its thoughts, as the right side of a rule.
+    fn rest(&mut self, has_answer: bool) -> String {
+        if self.asked.is_empty() {
+            return if has_answer { "answer".to_owned() } else { self.any_text() };
+        }
+        let layout = &self.format.layout;
+        let several = self.asked.parallel;
+        match layout {
+            Layout::Sections(section) => {
+                let body = self.section_body(section, several);
+                let marker = self.literal(section.marker);
+                self.rule("body", &body);
+                self.rule("section", &format!("{marker} body"));
+                let sections = match section.next.filter(|_| several) {
+                    Some(next) => format!("section ({} section){{0,{}}}", self.literal(next), CALLS - 1),
+                    None => "section".to_owned(),
+                };
+                if has_answer && self.is_free {
+                    format!("{sections} | answer")
+                } else if self.is_free {
+                    self.with_text(section, several)
+                } else {
+                    sections
+                }
+            }
+            Layout::Bare { between, call, .. } => {
+                let call = self.call(call);
+                self.rule("call", &call);
+                let calls = match several {
+                    true => format!("call ({} call){{0,{}}}", self.literal(between), CALLS - 1),
+                    false => "call".to_owned(),
+                };
+                if has_answer && self.is_free {
+                    format!("{calls} | answer")
+                } else if self.is_free {
+                    // A text that begins otherwise has no calls.
+                    self.rule("OTHER", "/\\s*[^\\s{](.|\\n)*/");
+                    format!("({calls} | OTHER)?")
+                } else {
+                    calls
+                }
+            }
+            Layout::Harmony => String::new(),
+        }
+    }
+
+    /// Calls with text around them, or text alone.
+    fn with_text(&mut self, section: &Section, several: bool) -> String {
+        let text = self.any_text();
+        let marker = self.literal(section.marker);
+        // A special token ends a text, which has none; a text that is no token is looked for.
+        let is_special = marker.starts_with('<');
+        let several = several && section.next.is_some();
+        if !is_special {
+            self.rule("head[lazy]", &format!("{text} {marker}"));
+        }
+        match (several, is_special) {
+            (true, true) => format!("{text} (section {text})*"),
+            (false, true) => format!("{text} section?"),
+            (true, false) => format!("(head body)* {text}"),
+            (false, false) => format!("head body | {text}"),
+        }
+    }
+
+    /// Text and calls behind the marker of a section.
+    fn section_body(&mut self, section: &Section, several: bool) -> String {
+        let call = self.call(section.call);
+        self.rule("call", &call);
+        let calls = match section.between.filter(|_| several) {
+            Some(between) => format!("call ({} call){{0,{}}}", self.literal(between), CALLS - 1),
+            None => "call".to_owned(),
+        };
+        format!("{} {calls} {}", self.literal(section.before), self.literal(section.after))
+    }
+
+    /// A call of one of the functions.
+    fn call(&mut self, elements: &'static [Element]) -> String {
+        let asked = self.asked;
+        let mut calls = Vec::new();
+        for (index, function) in asked.functions.iter().enumerate() {
+            let parts: Vec<String> =
+                elements.iter().map(|element| self.element(element, index, function)).collect();
+            calls.push(parts.join(" "));
+        }
+        calls.join(" | ")
+    }
+
+    fn element(&mut self, element: &'static Element, index: usize, function: &Function) -> String {
+        match element {
+            Element::Text(text) => self.literal(text),
+            Element::Name => quoted(&function.name),
+            Element::Number => "/[0-9]{1,3}/".to_owned(),
+            Element::Id => "/[a-zA-Z0-9]{9}/".to_owned(),
+            Element::Arguments => self.schema(index, None),
+            Element::Object(key) => {
+                let before = quoted(&format!("{{\"name\": \"{}\", \"{key}\": ", function.name));
+                format!("{before} {} \"}}\"", self.schema(index, None))
+            }
+            Element::Parameters(parameters) => self.parameters(parameters, index, function),
+        }
+    }
+
+    /// The rule of JSON that the arguments of a function, or one of them, must match.
+    fn schema(&mut self, function: usize, argument: Option<&str>) -> String {
+        let rule = match argument {
+            None => format!("arguments_{function}"),
+            Some(_) => format!("argument_{}", self.schemas.len()),
+        };
+        if argument.is_some() || self.schemas.iter().all(|schema| schema.rule != rule) {
+            let argument = argument.map(str::to_owned);
+            self.schemas.push(Schema { rule: rule.clone(), function, argument });
+        }
+        rule
+    }
+
+    /// The arguments of a function one by one: in the order of its schema, those that may be absent in brackets.
+    fn parameters(&mut self, parameters: &Parameters, index: usize, function: &Function) -> String {
+        let properties = function.parameters.as_ref().and_then(|it| it.get("properties")?.as_object());
+        let is_bound = !self.is_free || function.strict;
+        let Some(properties) = properties.filter(|properties| is_bound && !properties.is_empty()) else {
+            let value = self.string_value(parameters);
+            let before =
+                self.literals(&[parameters.named, parameters.gap, parameters.value, parameters.padding]);
+            let key = "/[a-zA-Z0-9_.-]{1,64}/";
+            return format!("({} {key} {before} {value}){{0,64}}", self.literal(parameters.open));
+        };
+        let required: Vec<&str> = function
+            .parameters
+            .as_ref()
+            .and_then(|it| it.get("required")?.as_array())
+            .map(|names| names.iter().filter_map(Value::as_str).collect())
+            .unwrap_or_default();
+        let mut parts = Vec::new();
+        for (key, schema) in properties {
+            let before = self.literals(&[
+                parameters.open,
+                key,
+                parameters.named,
+                parameters.gap,
+                parameters.value,
+                parameters.padding,
+            ]);
+            let after = self.literals(&[parameters.padding, parameters.close, parameters.after]);
+            let choices = schema.get("enum").and_then(Value::as_array);
+            let value = match choices {
+                Some(choices) if choices.iter().all(Value::is_string) => {
+                    let choices: Vec<String> = choices.iter().filter_map(Value::as_str).map(quoted).collect();
+                    format!("({}) {after}", choices.join(" | "))
+                }
+                _ if Types::of(function.parameters.as_ref(), key).is_string() => {
+                    self.string_value(parameters)
+                }
+                _ => format!("{} {after}", self.schema(index, Some(key))),
+            };
+            let optional = if required.contains(&key.as_str()) { "" } else { "?" };
+            parts.push(format!("({before} {value}){optional}"));
+        }
+        parts.join(" ")
+    }
+
+    /// Any text up to what closes a value, and that.
+    fn string_value(&mut self, parameters: &Parameters) -> String {
+        let text = self.any_text();
+        let close = self.literal(parameters.close);
+        let after = self.literal(parameters.after);
+        if close.starts_with('<') {
+            return format!("{text} {close} {after}");
+        }
+        if !self.text.contains("value[lazy]:") {
+            let close = quoted(&[parameters.padding, parameters.close].concat());
+            self.rule("value[lazy]", &format!("{text} {close}"));
+        }
+        format!("value {after}")
+    }
+
+    /// `rest` behind the thoughts that the request has, or may have.
+    fn behind_thoughts(&mut self, rest: String) -> String {
+        let Some((thoughts, opening)) = self.thinking else { return rest };
+        if opening == Opening::Closed {
+            return rest;
+        }
+        let thought = self.thought(thoughts.close);
+        self.rule("thought", &format!("{thought} BREAK?"));
+        self.rule("BREAK", "/\\n{1,2}/");
+        self.rule("rest", &rest);
+        let opened = format!("{} thought rest", self.literal(thoughts.open));
+        match opening {
+            Opening::Open => "thought rest".to_owned(),
+            _ => format!("{opened} | rest"),
+        }
+    }
+
+    /// Text of a thought and what ends it.
+    fn thought(&mut self, close: &str) -> String {
+        let text = self.any_text();
+        let end = self.literal(close);
+        if end.starts_with('<') {
+            return format!("{text} {end}");
+        }
+        self.rule("spoken[lazy]", &format!("{text} {end}"));
+        "spoken".to_owned()
+    }
+
+    /// The messages of gpt-oss: thoughts and remarks, then a call or the answer.
+    fn messages(&mut self, has_answer: bool) -> String {
+        let [open, message, start] =
+            ["<|channel|>", "<|message|>", "<|start|>"].map(|text| self.literal(text));
+        let thought = self.thought("<|end|>");
+        let said =
+            format!("{open} (\"analysis\" | \"commentary\") {message} {thought} {start} \"assistant\"");
+        self.rule("message", &said);
+        let may_call = !self.asked.is_empty();
         if may_call {
-            rules += &self.rules();
+            let constrain = self.literal("<|constrain|>");
+            self.rule("json", &format!("{constrain} \"json\" {message}"));
+            let asked = self.asked;
+            let mut calls = Vec::new();
+            for (index, function) in asked.functions.iter().enumerate() {
+                let name = quoted(&format!("commentary to=functions.{} ", function.name));
+                calls.push(format!("{name} json {}", self.schema(index, None)));
+            }
+            self.rule("calls", &format!("{open} ({})", calls.join(" | ")));
         }
-        let last = match answer {
-            _ if !is_free => "calls",
-            _ if may_call => "(calls | final)",
-            _ => "final",
+        if self.is_free {
+            let said = if has_answer { "answer".to_owned() } else { self.any_text() };
+            self.rule("final", &format!("{open} \"final\" {message} {said}"));
+        }
+        let last = match (self.is_free, may_call) {
+            (false, _) => "calls",
+            (true, true) => "(calls | final)",
+            (true, false) => "final",
         };
-        if is_free {
-            let said = if answer.is_some() { "answer" } else { "TEXT" };
-            rules += &format!("final: {open} \"final\" {message} {said}\n");
+        format!("message* {last}")
+    }
+
+    /// Any text, as a lexeme.
+    fn any_text(&mut self) -> String {
+        if !self.text.contains("TEXT:") {
+            self.rule("TEXT", "/(.|\\n)*/");
         }
-        if let Some(schema) = answer {
-            rules += &format!("answer: %json {schema}\n");
+        "TEXT".to_owned()
+    }
+
+    fn literals(&self, texts: &[&str]) -> String {
+        // Texts side by side are one, unless a token is among them.
+        self.literal(&texts.concat())
+    }
+
+    /// A text that the format states, with the tokens in it that are special.
+    fn literal(&self, text: &str) -> String {
+        let own = self.thinking.map(|(thoughts, _)| thoughts.markers());
+        let markers = self.format.markers.iter().copied().chain(own.into_iter().flatten());
+        let found = markers.filter_map(|marker| Some((text.find(marker)?, marker, (self.special)(marker)?)));
+        let parts = match found.min_by_key(|(at, ..)| *at) {
+            Some((at, marker, id)) => {
+                let (before, after) = (&text[..at], &text[at + marker.len()..]);
+                vec![self.literal(before), format!("<[{id}]>"), self.literal(after)]
+            }
+            // White space by itself: the lexer takes the longest text that may come, and two texts of a choice that
+            // begin with a line break would hide each other.
+            None => {
+                let core = text.trim();
+                let (before, after) = text.split_once(core).unwrap_or((text, ""));
+                let texts = if core.is_empty() { vec![text] } else { vec![before, core, after] };
+                texts
+                    .into_iter()
+                    .map(|text| if text.is_empty() { String::new() } else { quoted(text) })
+                    .collect()
+            }
+        };
+        parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// The schema of the argument `key` alone, of a function with these `parameters`.
+pub(super) fn argument_schema(parameters: &Value, key: &str) -> Value {
+    let mut schema = parameters["properties"][key].clone();
+    for definitions in ["$defs", "definitions"] {
+        if let (Some(shared), Some(schema)) = (parameters.get(definitions), schema.as_object_mut()) {
+            schema.entry(definitions).or_insert_with(|| shared.clone());
         }
-        format!("start: thought* {last}\n{rules}")
     }
-
-    /// A call of each function by an object whose arguments stand behind `key`.
-    fn objects(&self, key: &str) -> String {
-        self.each(|name, arguments| {
-            let before = quoted(&format!("{{\"name\": \"{name}\", \"{key}\": "));
-            format!("{before} {arguments} \"}}\"")
-        })
-    }
-
-    /// One of the functions: `call` of its name and of the rule of its arguments.
-    fn each(&self, call: impl Fn(&str, &str) -> String) -> String {
-        let call =
-            |(index, function): (usize, &Function)| call(&function.name, &format!("arguments_{index}"));
-        let calls: Vec<String> = self.calls.asked.functions.iter().enumerate().map(call).collect();
-        format!("({})", calls.join(" | "))
-    }
-
-    /// One call, or as many as may be, with `between` them.
-    fn several(&self, between: &str) -> String {
-        match self.calls.asked.parallel && self.calls.format != Format::Harmony {
-            true => format!("call ({between} call){{0,{}}}", CALLS - 1),
-            false => "call".to_owned(),
-        }
-    }
-
-    fn marker(&self, text: &str) -> String {
-        (self.special)(text).map_or_else(|| quoted(text), |id| format!("<[{id}]>"))
-    }
+    if schema.is_null() { json!({}) } else { schema }
 }

@@ -1,24 +1,36 @@
-//! Tools: shown to the model by its template, called by it in its family's format, read back as calls.
+//! Answers of chats: thoughts, calls of tools and structure, in the words of each family of models.
 //!
 //! ```text
-//! tools, tool_choice -> asked (checked) -> template or prompt (no template for tools)
-//!                                       -> format: the grammar of the calls that must come
-//! text of an answer -> reader: content, reasoning and calls, as they come
+//! chat template -> dialect: the format that it writes, what it shows, how thoughts are marked
+//! tools, tool_choice -> asked (checked) -> template, or prompt (where it has no place for them)
+//!                                       -> answer form: the grammar of what must come
+//! text of an answer -> reader: reasoning, content and calls, as they come
 //! ```
+//!
+//! Formats are data (`format.rs`): the readers, the grammar and the writer are made for the description.
 
+mod answer_form;
 mod arguments;
 mod asked;
-mod calls;
+mod dialect;
 mod format;
 mod grammar;
+mod harmony_reader;
+mod parameters;
 mod prompt;
 mod reader;
+mod said;
+mod section_reader;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests;
+mod thoughts;
+mod writing;
 
+pub(super) use answer_form::AnswerForm;
 pub(super) use asked::{Asked, ToolChoice, Tools};
-pub(super) use calls::Calls;
-pub(super) use format::Format;
+pub(super) use dialect::Dialect;
 pub(super) use prompt::in_messages;
-pub(super) use reader::{CallDelta, Reader, Said};
+pub(super) use reader::Reader;
+pub(super) use said::{CallDelta, Said};
+pub(super) use thoughts::{Opening, Thinking};

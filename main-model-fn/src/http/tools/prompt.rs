@@ -1,25 +1,28 @@
-//! Tools for models whose template knows none: what they are told, in words, and what has been called, as
-//! text. The format is Hermes'.
+//! Messages as a model's template takes them: with tools in words, calls as content and results as messages of the
+//! user where the template has no place for them.
 
-use serde_json::{Map, Value};
+use super::dialect::Dialect;
+use super::writing::written;
+use serde_json::{Map, Value, json};
 use std::fmt::Write;
 
-/// `messages` with `tools`, if any, in the first of them, and calls and their results as text.
-pub(in crate::http) fn in_messages(messages: Vec<Value>, tools: &[Value]) -> Vec<Value> {
-    let mut messages = without_tools(messages);
-    if tools.is_empty() {
+/// `messages` with what the template of `dialect` does not write itself; `tools` are those of the request.
+pub(in crate::http) fn in_messages(dialect: &Dialect, messages: Vec<Value>, tools: &[Value]) -> Vec<Value> {
+    let mut messages = without_tools(dialect, messages);
+    if tools.is_empty() || dialect.shows_tools {
         return messages;
     }
     let mut told = String::from(
         "You may call functions to help the user. These are the functions, with their parameters as JSON Schema:\n<tools>\n",
     );
     for tool in tools {
-        // Cannot fail: it is memory.
+        // Writing to memory cannot fail.
         let _written = writeln!(told, "{tool}");
     }
-    told.push_str(
-        "</tools>\nTo call one, write its name and arguments as JSON within tags:\n<tool_call>\n{\"name\": \"function name\", \"arguments\": {\"parameter\": \"value\"}}\n</tool_call>",
-    );
+    let example = [("function_name".to_owned(), json!({"parameter": "value"}))];
+    let example = written(dialect.format, &example, 0);
+    // Writing to memory cannot fail.
+    let _written = write!(told, "</tools>\nTo call one, write its name and arguments like this:\n{example}");
     match messages.first_mut() {
         Some(first) if first["role"] == "system" => {
             let content = first["content"].as_str().unwrap_or_default();
@@ -30,14 +33,15 @@ pub(in crate::http) fn in_messages(messages: Vec<Value>, tools: &[Value]) -> Vec
     messages
 }
 
-/// `messages` with calls and their results as text.
-fn without_tools(messages: Vec<Value>) -> Vec<Value> {
+/// `messages` with calls and results as the template writes them.
+fn without_tools(dialect: &Dialect, messages: Vec<Value>) -> Vec<Value> {
     let mut out: Vec<Value> = Vec::with_capacity(messages.len());
     let mut last_was_result = false;
+    let mut number = 0;
     for mut message in messages {
-        let content = message["content"].as_str().unwrap_or_default().to_owned();
-        let is_result = message["role"] == "tool";
+        let is_result = message["role"] == "tool" && !dialect.writes_results;
         if is_result {
+            let content = message["content"].as_str().unwrap_or_default();
             let result = format!("<tool_response>\n{content}\n</tool_response>");
             // Results of several calls are one turn.
             match out.last_mut().filter(|_| last_was_result) {
@@ -48,27 +52,40 @@ fn without_tools(messages: Vec<Value>) -> Vec<Value> {
                 None => out.push(self::message("user", result)),
             }
         } else {
-            if let Some(Value::Array(calls)) =
-                message.as_object_mut().and_then(|it| it.shift_remove("tool_calls"))
-            {
-                let mut text = content;
-                for call in calls {
-                    let mut written = Map::new();
-                    for name in ["name", "arguments"] {
-                        written.insert(name.to_owned(), call["function"][name].clone());
-                    }
-                    let break_before = if text.is_empty() { "" } else { "\n" };
-                    // Cannot fail: it is memory.
-                    let _written =
-                        write!(text, "{break_before}<tool_call>\n{}\n</tool_call>", Value::Object(written));
+            match message.get_mut("tool_calls").and_then(Value::as_array_mut) {
+                Some(calls) if dialect.writes_calls && dialect.takes_text => {
+                    calls.iter_mut().for_each(as_text)
                 }
-                message["content"] = text.into();
+                Some(calls) if !dialect.writes_calls => {
+                    let calls: Vec<_> = calls.iter().map(name_and_arguments).collect();
+                    let text = written(dialect.format, &calls, number);
+                    number += calls.len();
+                    let content = message["content"].as_str().unwrap_or_default();
+                    let break_before = if content.is_empty() { "" } else { "\n" };
+                    message["content"] = format!("{content}{break_before}{text}").into();
+                    if let Some(message) = message.as_object_mut() {
+                        message.shift_remove("tool_calls");
+                    }
+                }
+                _ => (),
             }
             out.push(message);
         }
         last_was_result = is_result;
     }
     out
+}
+
+/// Arguments of a call as the text that some templates join.
+fn as_text(call: &mut Value) {
+    if let Some(arguments) = call.pointer_mut("/function/arguments").filter(|it| !it.is_string()) {
+        *arguments = arguments.to_string().into();
+    }
+}
+
+fn name_and_arguments(call: &Value) -> (String, Value) {
+    let function = &call["function"];
+    (function["name"].as_str().unwrap_or_default().to_owned(), function["arguments"].clone())
 }
 
 fn message(role: &str, content: String) -> Value {

@@ -2,9 +2,16 @@
 
 use super::arguments::{Balance, Head};
 use super::asked::{Asked, Function, Mode};
-use super::format::Format;
-use super::reader::{Reader, Said};
+use super::format::{
+    FORMATS, Format, GLM, GRANITE, HARMONY, HERMES, KIMI, LLAMA, MINIMAX, MISTRAL_ID, MISTRAL_LIST,
+    MISTRAL_NAMED, QWEN_CODER,
+};
+use super::reader::Reader;
+use super::said::Said;
+use super::thoughts::{Opening, THINK};
+use super::writing::written;
 use proptest::prelude::*;
+use serde_json::json;
 
 fn asked(mode: Mode) -> Asked {
     let function = |name: &str| Function { name: name.to_owned(), parameters: None, strict: false, place: 0 };
@@ -12,8 +19,8 @@ fn asked(mode: Mode) -> Asked {
     Asked { tools: Vec::new(), functions, mode, parallel: true }
 }
 
-fn reader(format: Format) -> Reader {
-    Reader::new(format, asked(Mode::Auto))
+fn reader(format: &'static Format) -> Reader {
+    Reader::new(format, asked(Mode::Auto), None)
 }
 
 /// What an answer says: content, reasoning, and the names and arguments of its calls.
@@ -49,76 +56,126 @@ fn hear(mut reader: Reader, pieces: &[&str], is_cut: bool) -> Heard {
 }
 
 /// The content of `pieces` and its calls: name and arguments.
-fn read(format: Format, pieces: &[&str]) -> (String, Vec<(String, String)>) {
+fn read(format: &'static Format, pieces: &[&str]) -> (String, Vec<(String, String)>) {
     let heard = hear(reader(format), pieces, false);
     (heard.content, heard.calls)
 }
 
 /// A text, what it says, and the names and arguments of its calls.
-type Case = (Format, &'static str, &'static str, Vec<(&'static str, &'static str)>);
+type Case = (&'static Format, &'static str, &'static str, Vec<(&'static str, &'static str)>);
 
 fn texts() -> Vec<Case> {
-    use Format::{Harmony, Hermes, Llama, MistralList, MistralNamed};
     let one = || vec![("f", r#"{"x": "}"}"#)];
     let two = || vec![("f", r#"{"x": 1}"#), ("g", "{}")];
     vec![
-        (Hermes, "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": \"}\"}}\n</tool_call>", "", one()),
+        (&HERMES, "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": \"}\"}}\n</tool_call>", "", one()),
         (
-            Hermes,
+            &HERMES,
             "I call.\n<tool_call>{\"name\":\"f\",\"arguments\":{\"x\": 1}}</tool_call>\n<tool_call>{\"name\":\"g\",\"arguments\":{}}</tool_call>",
             "I call.",
             two(),
         ),
         (
-            Hermes,
+            &HERMES,
             "<tool_call>{\"arguments\": {\"x\":2}, \"name\": \"f\"}</tool_call>",
             "",
             vec![("f", "{\"x\":2}")],
         ),
         (
-            Hermes,
+            &HERMES,
             "<tool_call>{\"name\": \"f\", \"arguments\": \"{\\\"x\\\":2}\"}</tool_call>",
             "",
             vec![("f", "{\"x\":2}")],
         ),
-        (Hermes, "1 < 2, <tool_cal> and\n\n", "1 < 2, <tool_cal> and\n\n", vec![]),
-        (Hermes, "a <tool_call>no</tool_call> b", "a<tool_call>no</tool_call> b", vec![]),
-        (Hermes, "a<tool_call>{\"name\": ", "a<tool_call>{\"name\": ", vec![]),
-        (Hermes, "<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": \"é", "", vec![("f", "{\"x\": \"é")]),
+        (&HERMES, "1 < 2, <tool_cal> and\n\n", "1 < 2, <tool_cal> and\n\n", vec![]),
+        (&HERMES, "a <tool_call>no</tool_call> b", "a <tool_call>no</tool_call> b", vec![]),
+        (&HERMES, "a<tool_call>{\"name\": ", "a<tool_call>{\"name\": ", vec![]),
+        (&HERMES, "<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": \"é", "", vec![("f", "{\"x\": \"é")]),
         (
-            MistralList,
+            &MISTRAL_LIST,
             "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {\"x\": 1}}, {\"name\": \"g\", \"arguments\": {}}]",
             "",
             two(),
         ),
-        (MistralNamed, "Now: [TOOL_CALLS]f[ARGS]{\"x\": 1}[TOOL_CALLS]g[CALL_ID]123[ARGS]{}", "Now:", two()),
+        (&MISTRAL_NAMED, "Now: [TOOL_CALLS]f[ARGS]{\"x\": 1}[TOOL_CALLS]g[ARGS]{}", "Now:", two()),
         (
-            Llama,
+            &MISTRAL_ID,
+            "Now: [TOOL_CALLS]f[CALL_ID]a1[ARGS]{\"x\": 1}[TOOL_CALLS]g[CALL_ID]b2[ARGS]{}",
+            "Now:",
+            two(),
+        ),
+        (
+            &QWEN_CODER,
+            "Now:\n<tool_call>\n<function=f>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=g>\n</function>\n</tool_call>",
+            "Now:",
+            two(),
+        ),
+        (
+            &QWEN_CODER,
+            "<tool_call><function=f><parameter=text>\n\na </parameter> \"b\"\n\n</parameter><parameter=x>2</parameter></function></tool_call>",
+            "",
+            vec![("f", r#"{"text": "\na </parameter> \"b\"\n", "x": 2}"#)],
+        ),
+        // The model stops within a call.
+        (
+            &QWEN_CODER,
+            "<tool_call>\n<function=f>\n<parameter=text>\nab",
+            "",
+            vec![("f", r#"{"text": "ab"}"#)],
+        ),
+        (&QWEN_CODER, "<tool_call>\n<function=f>\nno", "<tool_call>\n<function=f>\nno", vec![]),
+        (
+            &GLM,
+            "Now:\n<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>1</arg_value>\n</tool_call>\n<tool_call>g\n</tool_call>",
+            "Now:",
+            two(),
+        ),
+        (&GLM, "The tag <tool_call> opens a call.", "The tag <tool_call> opens a call.", vec![]),
+        (
+            &MINIMAX,
+            "<minimax:tool_call>\n<invoke name=\"f\">\n<parameter name=\"x\">1</parameter>\n</invoke>\n<invoke name=\"g\">\n</invoke>\n</minimax:tool_call>",
+            "",
+            two(),
+        ),
+        (
+            &KIMI,
+            "Now: <|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{\"x\": 1}<|tool_call_end|><|tool_call_begin|>functions.g:1<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
+            "Now:",
+            two(),
+        ),
+        (
+            &GRANITE,
+            "<|tool_call|>[{\"name\": \"f\", \"arguments\": {\"x\": 1}}, {\"name\": \"g\", \"arguments\": {}}]",
+            "",
+            two(),
+        ),
+        (
+            &LLAMA,
             "{\"name\": \"f\", \"parameters\": {\"x\": 1}}; {\"name\": \"g\", \"parameters\": {}}",
             "",
             two(),
         ),
         (
-            Llama,
+            &LLAMA,
             "<|python_tag|>{\"type\": \"function\", \"name\": \"f\", \"parameters\": {\"x\":1}}",
             "",
             vec![("f", "{\"x\":1}")],
         ),
-        (Llama, "{\"name\": \"Ada\", \"age\": 36}", "{\"name\": \"Ada\", \"age\": 36}", vec![]),
+        (&LLAMA, "{\"name\": \"Ada\", \"age\": 36}", "{\"name\": \"Ada\", \"age\": 36}", vec![]),
         (
-            Llama,
+            &LLAMA,
             "It is {\"name\": \"f\", \"parameters\": {}}",
             "It is {\"name\": \"f\", \"parameters\": {}}",
             vec![],
         ),
         (
-            Harmony,
+            &HARMONY,
             "<|channel|>analysis<|message|>I think.<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"x\": \"}\"}<|call|>",
             "",
             one(),
         ),
         (
-            Harmony,
+            &HARMONY,
             "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>final<|message|>a <| b",
             "a <| b",
             vec![],
@@ -155,7 +212,7 @@ fn a_cut_answer_says_a_beginning() {
         for (at, _) in text.char_indices() {
             let cut = hear(reader(format), &[&text[..at]], true);
             // What Llama writes as a call may as well be its answer, until its function is known.
-            let is_open = format == Format::Llama && !whole.calls.is_empty() && cut.calls.is_empty();
+            let is_open = *format == LLAMA && !whole.calls.is_empty() && cut.calls.is_empty();
             assert!(is_open || whole.content.starts_with(&cut.content), "{}: {cut:?}", &text[..at]);
             assert!(whole.reasoning.starts_with(&cut.reasoning), "{}: {cut:?}", &text[..at]);
             for (call, whole) in cut.calls.iter().zip(&whole.calls) {
@@ -163,7 +220,7 @@ fn a_cut_answer_says_a_beginning() {
             }
             assert!(cut.calls.len() <= whole.calls.len());
             if !whole.calls.is_empty() && whole.content.is_empty() {
-                let required = hear(Reader::new(format, asked(Mode::Required)), &[&text[..at]], true);
+                let required = hear(Reader::new(format, asked(Mode::Required), None), &[&text[..at]], true);
                 assert_eq!(required.content, "", "{}", &text[..at]);
             }
         }
@@ -172,7 +229,7 @@ fn a_cut_answer_says_a_beginning() {
 
 #[test]
 fn gpt_oss_has_several_voices() {
-    let none = || Reader::new(Format::Harmony, Asked::default());
+    let none = || Reader::new(&HARMONY, Asked::default(), None);
     for (text, content, reasoning, calls) in [
         (
             "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>final<|message|>Yes",
@@ -206,7 +263,7 @@ fn gpt_oss_has_several_voices() {
     ] {
         let singly: Vec<&str> = text.split_inclusive(|_: char| true).collect();
         for pieces in [vec![text], singly] {
-            let heard = hear(reader(Format::Harmony), &pieces, false);
+            let heard = hear(reader(&HARMONY), &pieces, false);
             assert_eq!(
                 (&*heard.content, &*heard.reasoning, heard.calls.len()),
                 (content, reasoning, calls),
@@ -222,7 +279,7 @@ fn gpt_oss_has_several_voices() {
 
 #[test]
 fn arguments_come_as_they_are_written() {
-    let mut reader = reader(Format::Hermes);
+    let mut reader = reader(&HERMES);
     assert!(reader.push("<tool_call>\n{\"name\": \"f\", \"argum").calls.is_empty());
     let begun = reader.push("ents\": {\"x\"").calls;
     assert_eq!((begun[0].index, begun[0].arguments.as_str()), (0, "{\"x\""));
@@ -250,16 +307,55 @@ fn heads_and_ends_of_calls() {
 }
 
 #[test]
-fn formats_are_known_by_their_templates() {
-    for (template, format) in [
-        ("{% if tools %}<tool_call>{% endif %}", Some(Format::Hermes)),
-        ("{{ '[TOOL_CALLS] [' }}", Some(Format::MistralList)),
-        ("{{ '[TOOL_CALLS]' + name + '[ARGS]' }}", Some(Format::MistralNamed)),
-        ("Environment: ipython <|python_tag|>", Some(Format::Llama)),
-        ("<|start|>assistant<|channel|>", Some(Format::Harmony)),
-        ("{{ messages }}", None),
+fn thoughts_are_told_from_answers_however_they_are_cut() {
+    use Opening::{Closed, Open, Possible};
+    let call = "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>";
+    let within = format!("<think>\nNot {call} yet.\n</think>\n\nNow: {call}");
+    let thought = format!("Not {call} yet.");
+    let unfinished = format!("Hm {call}");
+    for (opening, text, content, reasoning, calls) in [
+        (Possible, &*within, "Now:", &*thought, 1),
+        (Open, within.trim_start_matches("<think>\n"), "Now:", &thought, 1),
+        // A model may repeat what the prompt has opened.
+        (Open, &within, "Now:", &thought, 1),
+        (Open, &unfinished, "", &unfinished, 0),
+        (Possible, "\n<think>\n\n</think>\n\nYes", "Yes", "", 0),
+        (Possible, "Yes </think>", "Yes </think>", "", 0),
+        (Possible, "See <think>", "See <think>", "", 0),
+        (Possible, " <thin", " <thin", "", 0),
+        (Closed, "\n\nYes <think>a</think>", "Yes <think>a</think>", "", 0),
+        (Open, "a </thin b", "", "a </thin b", 0),
     ] {
-        assert_eq!(Format::of(template), format, "{template}");
+        let reader = || Reader::new(&HERMES, asked(Mode::Auto), Some((&THINK, opening)));
+        let singly: Vec<&str> = text.split_inclusive(|_: char| true).collect();
+        for pieces in [vec![text], singly] {
+            let heard = hear(reader(), &pieces, false);
+            assert_eq!(
+                (&*heard.content, &*heard.reasoning, heard.calls.len()),
+                (content, reasoning, calls),
+                "{opening:?}: {text}"
+            );
+        }
+        let whole = hear(reader(), &[text], false);
+        for (at, _) in text.char_indices() {
+            let cut = hear(reader(), &[&text[..at]], true);
+            assert!(whole.content.starts_with(&cut.content), "{opening:?}: {}: {cut:?}", &text[..at]);
+            assert!(whole.reasoning.starts_with(&cut.reasoning), "{opening:?}: {}: {cut:?}", &text[..at]);
+            assert!(cut.calls.len() <= whole.calls.len());
+        }
+    }
+}
+
+#[test]
+fn written_calls_are_read_back() {
+    let calls = [("f".to_owned(), json!({"x": 1, "text": "a\nb"})), ("g".to_owned(), json!({}))];
+    for format in FORMATS {
+        let calls = if *format == HARMONY { &calls[..1] } else { &calls };
+        let text = written(format, calls, 0);
+        let (content, read) = read(format, &[&text]);
+        let read: Vec<(String, serde_json::Value)> =
+            read.into_iter().map(|(name, text)| (name, serde_json::from_str(&text).unwrap())).collect();
+        assert_eq!((content.as_str(), read.as_slice()), ("", calls), "{}: {text}", format.name);
     }
 }
 
@@ -271,16 +367,17 @@ proptest! {
             prop_oneof![
                 Just("<tool_call>"), Just("</tool_call>"), Just("[TOOL_CALLS]"), Just("[ARGS]"), Just("{"), Just("}"),
                 Just("\"name\""), Just(":"), Just("\"f\""), Just(","), Just("\"arguments\""), Just("\\"), Just("é "),
-                Just("<|channel|>"), Just("<|message|>"), Just("<|end|>"), Just("to=functions.f"), Just(";"), Just("["),
+                Just("<function=f>"), Just("<parameter=x>"), Just("</parameter>"), Just("</function>"), Just("<arg_key>"),
+                Just("</arg_key>"), Just("<arg_value>"), Just("</arg_value>"), Just("\n"), Just("<|channel|>"), Just("<|message|>"), Just("<|end|>"), Just("to=functions.f"), Just(";"), Just("["),
             ],
             0..24,
         ),
     ) {
         let text = parts.concat();
-        for format in [Format::Hermes, Format::MistralList, Format::MistralNamed, Format::Llama, Format::Harmony] {
+        for format in FORMATS {
             let whole = read(format, &[&text]);
             prop_assert_eq!(&read(format, &parts), &whole);
-            prop_assert!(whole.0.len() <= text.len());
+            prop_assert!(whole.0.len() <= text.len(), "{}: {:?}", format.name, whole.0);
         }
     }
 }

@@ -1,0 +1,114 @@
+//! Form of a chat's answer: the thoughts, calls and structure that it may have, as a grammar and as a reader.
+
+use super::asked::{Asked, Function, Mode};
+use super::format::Format;
+use super::grammar::{Rules, Schema, argument_schema};
+use super::reader::Reader;
+use super::thoughts::{Opening, Thinking};
+use crate::grammar::{Source, inline_schema, inline_value_schema};
+use crate::http::structured::Structure;
+use remoe_wire::ServiceError;
+use std::fmt::Write;
+
+/// Functions that may be called, if any, thoughts, and how the model writes both.
+#[derive(Debug, Clone, PartialEq)]
+pub(in crate::http) struct AnswerForm {
+    pub(in crate::http) format: &'static Format,
+    pub(in crate::http) asked: Asked,
+    pub(in crate::http) thinking: Thinking,
+}
+
+impl AnswerForm {
+    /// Readers for each of `choices`.
+    pub(in crate::http) fn readers(&self, choices: usize) -> impl Iterator<Item = Reader> {
+        (0..choices).map(|_| Reader::new(self.format, self.asked.clone(), self.thinking))
+    }
+
+    /// Returns true if an answer may begin with a thought, in a format that does not tell thoughts apart by itself.
+    fn may_think(&self) -> bool {
+        self.thinking.is_some_and(|(_, opening)| opening != Opening::Closed)
+    }
+
+    /// Returns true if an answer may have no content.
+    pub(in crate::http) fn may_lack_content(&self) -> bool {
+        !self.asked.is_empty() || self.may_think() || self.format.is_harmony()
+    }
+
+    /// Texts that are shown although the tokenizer may have them as special tokens.
+    pub(in crate::http) fn markers(&self) -> impl Iterator<Item = &'static str> {
+        let calls =
+            if self.asked.is_empty() && !self.format.is_harmony() { &[] } else { self.format.markers };
+        let thoughts = self.thinking.map(|(thoughts, _)| thoughts.markers());
+        calls.iter().copied().chain(thoughts.into_iter().flatten())
+    }
+
+    /// Structure that an answer must match, behind its thoughts: calls where they are required; where the model decides, `answer`
+    /// or calls, right ones of functions that are strict, and one where they may not be parallel. `special` gives the id
+    /// of a text that is a special token.
+    ///
+    /// # Errors
+    /// A function's parameters that are not supported, or an `answer` beside which there can be no calls, by name.
+    pub(in crate::http) fn structure(
+        &self,
+        answer: Option<Structure>,
+        special: impl Fn(&str) -> Option<u32>,
+    ) -> Result<Option<Structure>, ServiceError> {
+        let Asked { functions, mode, parallel, .. } = &self.asked;
+        let is_free = *mode == Mode::Auto;
+        if let Some(answer) = answer.as_ref().filter(|_| !is_free) {
+            let message = format!("cannot combine `{}` with these `tools`", answer.field);
+            return Err(ServiceError::invalid(&answer.field, message));
+        }
+        let is_bound =
+            !functions.is_empty() && (!parallel || functions.iter().any(|function| function.strict));
+        let has_thoughts = self.may_think() || self.format.is_harmony();
+        if functions.is_empty() && !has_thoughts {
+            return Ok(answer);
+        }
+        if is_free && answer.is_none() && !is_bound {
+            return Ok(None);
+        }
+        let rule = answer.as_ref().map(|answer| answer.source.rule());
+        let rules = Rules::new(self.format, &self.asked, self.thinking, is_free, &special);
+        let (mut text, schemas) = rules.write(rule.as_deref());
+        let mut fields = Vec::new();
+        for Schema { rule, function, argument } in schemas {
+            let Some(function) = functions.get(function) else { continue };
+            fields.push((text.lines().count() + 1, parameters(function)));
+            let schema = match &argument {
+                None => arguments(function, is_free)?,
+                Some(key) => argument_of(function, key)?,
+            };
+            // Writing to memory cannot fail.
+            let _written = writeln!(text, "{rule}: %json {schema}");
+        }
+        let has_client_rules = answer.as_ref().is_some_and(|answer| answer.source.has_client_rules());
+        let source = Source::form(text, fields, has_client_rules)
+            .map_err(|message| ServiceError::invalid("tools", format!("`tools`: {message}")))?;
+        let field = answer.map(|answer| answer.field).filter(|_| functions.is_empty());
+        Ok(Some(Structure { source, field: field.unwrap_or_else(|| "tools".to_owned()) }))
+    }
+}
+
+/// Field of a request that holds the schema of a function's arguments.
+fn parameters(function: &Function) -> String {
+    format!("tools[{}].function.parameters", function.place)
+}
+
+/// The schema of a function's arguments.
+fn arguments(function: &Function, is_free: bool) -> Result<String, ServiceError> {
+    // A function that is not strict may be called with anything.
+    let parameters = function.parameters.clone().filter(|_| !is_free || function.strict);
+    inline_schema(parameters).map_err(|message| unsupported(function, &message))
+}
+
+/// The schema of the argument `key` alone.
+fn argument_of(function: &Function, key: &str) -> Result<String, ServiceError> {
+    let schema = function.parameters.as_ref().map(|parameters| argument_schema(parameters, key));
+    inline_value_schema(schema.unwrap_or_default()).map_err(|message| unsupported(function, &message))
+}
+
+fn unsupported(function: &Function, message: &str) -> ServiceError {
+    let field = parameters(function);
+    ServiceError::invalid(&field, format!("`{field}`: {message}"))
+}

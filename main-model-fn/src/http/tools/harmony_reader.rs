@@ -1,0 +1,193 @@
+//! Reads the messages of gpt-oss: thoughts, calls and content by their channels.
+//!
+//! Source: OpenAI's harmony response format.
+
+use super::arguments::Balance;
+use super::asked::{Asked, Mode};
+use super::format::HARMONY;
+use super::said::{CallWriter, Said};
+
+/// Where in an answer the reader is.
+#[derive(Debug, Clone, PartialEq)]
+enum State {
+    /// Before it is known whether the answer has messages.
+    Beginning,
+    /// In a message's head.
+    Channel,
+    /// In a message.
+    Body(Voice),
+    /// In the arguments of a call.
+    Arguments(Balance),
+}
+
+/// Recipient of a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Voice {
+    Content,
+    Reasoning,
+    /// Text behind the arguments of a call.
+    Dropped,
+}
+
+/// Outcome of a step.
+enum Step {
+    /// There may be more to do.
+    Again,
+    /// More text is needed.
+    Wait,
+}
+
+/// Reads one choice.
+#[derive(Debug)]
+pub(super) struct HarmonyReader {
+    asked: Asked,
+    state: State,
+    /// Text that is not decided yet.
+    held: String,
+    calls: CallWriter,
+    /// Messages of either voice have begun: further ones begin on a new line.
+    has_content: bool,
+    has_reasoning: bool,
+}
+
+impl HarmonyReader {
+    pub(super) fn new(asked: Asked) -> Self {
+        Self {
+            asked,
+            state: State::Beginning,
+            held: String::new(),
+            calls: CallWriter::new(HARMONY.ids),
+            has_content: false,
+            has_reasoning: false,
+        }
+    }
+
+    /// Returns true if the choice has called, and its last call is complete.
+    pub(super) fn has_called(&self) -> bool {
+        self.calls.begun > 0 && !matches!(self.state, State::Arguments(_))
+    }
+
+    /// Returns true if the last text was a thought.
+    pub(super) fn is_thinking(&self) -> bool {
+        self.state == State::Body(Voice::Reasoning)
+    }
+
+    pub(super) fn push(&mut self, text: &str, said: &mut Said) {
+        self.held.push_str(text);
+        while let Step::Again = self.step(said) {}
+    }
+
+    /// The rest, once no text follows. Where the answer was cut off, what may be the beginning of a head is left out.
+    pub(super) fn finish(&mut self, is_cut: bool, said: &mut Said) {
+        let held = std::mem::take(&mut self.held);
+        let is_cut = is_cut || self.asked.mode == Mode::Required;
+        let has_begun = self.has_content || self.has_reasoning || self.calls.begun > 0;
+        match self.state {
+            State::Beginning | State::Body(_) if is_cut => (),
+            State::Beginning | State::Body(Voice::Content) => said.content.push_str(&held),
+            State::Body(Voice::Reasoning) => said.reasoning.push_str(&held),
+            // A head without a message is none.
+            State::Channel if !is_cut && !has_begun => said.content.push_str(&held),
+            _ => (),
+        }
+    }
+
+    fn step(&mut self, said: &mut Said) -> Step {
+        match &mut self.state {
+            State::Beginning => self.beginning(),
+            State::Channel => self.channel(said),
+            State::Body(voice) => {
+                let voice = *voice;
+                self.body(voice, said)
+            }
+            State::Arguments(balance) => {
+                let (length, is_complete) = balance.take(&self.held);
+                let more = self.take(length);
+                self.calls.argue(&more, said);
+                if !is_complete {
+                    return Step::Wait;
+                }
+                self.state = State::Body(Voice::Dropped);
+                Step::Again
+            }
+        }
+    }
+
+    /// An answer without any head is content.
+    fn beginning(&mut self) -> Step {
+        // The prompt ends where a role may be followed by a recipient.
+        const HEADS: [&str; 2] = ["<|", " to="];
+        self.state =
+            match HEADS.iter().find(|head| head.starts_with(&self.held) || self.held.starts_with(**head)) {
+                Some(head) if self.held.len() < head.len() => return Step::Wait,
+                Some(_) => State::Channel,
+                None => {
+                    self.has_content = true;
+                    State::Body(Voice::Content)
+                }
+            };
+        Step::Again
+    }
+
+    /// `<|start|>assistant<|channel|>commentary to=functions.name <|constrain|>json<|message|>`, or the recipient
+    /// before the channel.
+    fn channel(&mut self, said: &mut Said) -> Step {
+        const MESSAGE: &str = "<|message|>";
+        const FUNCTIONS: &str = "functions.";
+        let Some(at) = self.held.find(MESSAGE) else { return Step::Wait };
+        let head = self.take(at);
+        self.take(MESSAGE.len());
+        let recipient = head.split("to=").nth(1).map(|rest| {
+            let end = rest.find(|c: char| c.is_whitespace() || c == '<').unwrap_or(rest.len());
+            rest[..end].to_owned()
+        });
+        let function = recipient.as_deref().and_then(|recipient| recipient.strip_prefix(FUNCTIONS));
+        self.state = match function.filter(|_| !self.asked.functions.is_empty()) {
+            Some(name) => {
+                self.calls.begin(name.to_owned(), None, None, said);
+                State::Arguments(Balance::default())
+            }
+            // A call of a function that the request does not have is not for the client either.
+            None if recipient.is_some() || head.contains("analysis") => {
+                let is_further = std::mem::replace(&mut self.has_reasoning, true);
+                said.reasoning.push_str(if is_further { "\n" } else { "" });
+                State::Body(Voice::Reasoning)
+            }
+            None => {
+                let is_further = std::mem::replace(&mut self.has_content, true);
+                said.content.push_str(if is_further { "\n" } else { "" });
+                State::Body(Voice::Content)
+            }
+        };
+        Step::Again
+    }
+
+    /// A message up to the marker that ends it.
+    fn body(&mut self, voice: Voice, said: &mut Said) -> Step {
+        const ENDS: [&str; 5] = ["<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>"];
+        let found = ENDS.iter().filter_map(|end| Some((self.held.find(end)?, end.len()))).min();
+        let keep = |text: &str| {
+            let begins = |at: &usize| ENDS.iter().any(|end| end.starts_with(&text[*at..]));
+            text.char_indices().map(|(at, _)| at).find(begins).unwrap_or(text.len())
+        };
+        let text = self.take(found.map_or_else(|| keep(&self.held), |(at, _)| at));
+        match voice {
+            Voice::Content => said.content.push_str(&text),
+            Voice::Reasoning => said.reasoning.push_str(&text),
+            Voice::Dropped => (),
+        }
+        match found {
+            Some((_, length)) => {
+                self.take(length);
+                self.state = State::Channel;
+                Step::Again
+            }
+            None => Step::Wait,
+        }
+    }
+
+    fn take(&mut self, length: usize) -> String {
+        let rest = self.held.split_off(length);
+        std::mem::replace(&mut self.held, rest)
+    }
+}

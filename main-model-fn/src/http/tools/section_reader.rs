@@ -1,0 +1,565 @@
+//! Reads calls in sections, or alone, by the description of their format.
+
+use super::arguments::{Balance, Head, whole};
+use super::asked::{Asked, Mode};
+use super::format::{Element, Format, Layout, Parameters, Section};
+use super::parameters::Types;
+use super::said::{CallWriter, Said};
+use super::thoughts::decided;
+use serde_json::Value;
+
+/// Where in an answer the reader is. Numbers are indices of the call's elements.
+#[derive(Debug, Clone, PartialEq)]
+enum State {
+    /// Text, in which a section may begin.
+    Text,
+    /// Text to the end.
+    Plain,
+    /// Behind a section's marker.
+    Before,
+    /// Before an element of a call.
+    Element(usize),
+    /// In the arguments.
+    Arguments(usize, Balance),
+    /// In an object that is written in an order of its own: its end is looked for.
+    Whole(usize),
+    /// Behind the arguments, before the end of the call's object.
+    Tail(usize),
+    /// In the name of an argument.
+    Key(usize),
+    /// Between the name of an argument and its value.
+    Value(usize, Types),
+    /// In the value of an argument.
+    Within(usize, Types),
+    /// Behind a call.
+    After,
+}
+
+/// Outcome of a step.
+enum Step {
+    /// There may be more to do.
+    Again,
+    /// More text is needed.
+    Wait,
+}
+
+/// Outcome of a comparison with a text that the format states.
+#[derive(PartialEq)]
+enum Literal {
+    Found,
+    Partial,
+    Other,
+}
+
+/// Reads one choice.
+#[derive(Debug)]
+pub(super) struct SectionReader {
+    format: &'static Format,
+    asked: Asked,
+    state: State,
+    /// Text that is not decided yet.
+    held: String,
+    /// Text of a call that has not begun yet, to be given back if it is none.
+    opened: String,
+    name: String,
+    number: Option<String>,
+    id: Option<String>,
+    /// The call that is being read has begun.
+    has_begun: bool,
+    /// An argument of it was read.
+    has_argument: bool,
+    calls: CallWriter,
+}
+
+/// Longest name of an argument in bytes.
+const KEY: usize = 256;
+
+impl SectionReader {
+    pub(super) fn new(format: &'static Format, asked: Asked) -> Self {
+        Self {
+            format,
+            asked,
+            state: State::Text,
+            held: String::new(),
+            opened: String::new(),
+            name: String::new(),
+            number: None,
+            id: None,
+            has_begun: false,
+            has_argument: false,
+            calls: CallWriter::new(format.ids),
+        }
+    }
+
+    /// Returns true if the choice has called, and its last call is complete.
+    pub(super) fn has_called(&self) -> bool {
+        let is_open = match self.state {
+            State::Arguments(..) | State::Key(_) | State::Value(..) | State::Within(..) => true,
+            State::Element(index) => {
+                self.has_begun && matches!(self.elements().get(index), Some(Element::Parameters(_)))
+            }
+            _ => false,
+        };
+        self.calls.begun > 0 && !is_open
+    }
+
+    pub(super) fn push(&mut self, text: &str, said: &mut Said) {
+        self.held.push_str(text);
+        while let Step::Again = self.step(said) {}
+    }
+
+    /// The rest, once no text follows. Where the answer was cut off, what may be the beginning of a call is left out.
+    pub(super) fn finish(&mut self, is_cut: bool, said: &mut Said) {
+        let is_cut = is_cut || self.asked.mode == Mode::Required;
+        if !is_cut && self.has_begun {
+            self.end_arguments(said);
+        }
+        let held = std::mem::take(&mut self.held);
+        match &self.state {
+            State::Text if is_cut => (),
+            State::Text if self.calls.begun > 0 && held.trim().is_empty() => (),
+            State::Text | State::Plain => said.content.push_str(&held),
+            // Behind a marker it is a call; an object without one may be anything.
+            State::Before | State::Element(_) | State::Whole(_) if is_cut && self.is_marked() => (),
+            State::Before | State::Element(_) | State::Whole(_) if !self.has_begun => {
+                said.content.push_str(&std::mem::take(&mut self.opened));
+                said.content.push_str(&held);
+            }
+            _ => (),
+        }
+    }
+
+    /// Ends arguments that are written one by one, where the model has stopped.
+    fn end_arguments(&mut self, said: &mut Said) {
+        let (State::Within(index, _) | State::Element(index)) = self.state else { return };
+        let Some(Element::Parameters(parameters)) = self.elements().get(index) else { return };
+        let held = std::mem::take(&mut self.held);
+        if let State::Within(_, types) = self.state {
+            let value = held.trim_end().strip_suffix(parameters.close).unwrap_or(&held);
+            self.end_value(parameters, value, types, said);
+        }
+        self.calls.argue("}", said);
+        self.has_begun = false;
+        self.state = State::After;
+    }
+
+    fn elements(&self) -> &'static [Element] {
+        match &self.format.layout {
+            Layout::Sections(section) => section.call,
+            Layout::Bare { call, .. } => call,
+            Layout::Harmony => &[],
+        }
+    }
+
+    fn section(&self) -> Option<&'static Section> {
+        match &self.format.layout {
+            Layout::Sections(section) => Some(section),
+            _ => None,
+        }
+    }
+
+    /// Returns true if the text that was opened is a call, whatever follows.
+    fn is_marked(&self) -> bool {
+        // A list goes on with another call.
+        self.asked.mode == Mode::Required
+            || self.calls.begun > 0
+            || self.opened.contains(self.format.marker())
+    }
+
+    fn step(&mut self, said: &mut Said) -> Step {
+        match self.state.clone() {
+            State::Text if self.section().is_none() => self.bare_text(),
+            State::Text => self.text(said),
+            State::Plain => {
+                said.content.push_str(&std::mem::take(&mut self.held));
+                Step::Wait
+            }
+            State::Before => {
+                let before = self.section().map_or("", |section| section.before);
+                match self.literal(before) {
+                    Literal::Found => self.go(State::Element(0)),
+                    Literal::Partial => Step::Wait,
+                    Literal::Other => self.give_back(said),
+                }
+            }
+            State::Element(index) => match self.elements().get(index) {
+                Some(element) => self.element(index, element, said),
+                None => {
+                    self.has_begun = false;
+                    self.go(State::After)
+                }
+            },
+            State::Arguments(index, mut balance) => {
+                let (length, is_complete) = balance.take(&self.held);
+                let more = self.take(length);
+                self.calls.argue(&more, said);
+                if !is_complete {
+                    self.state = State::Arguments(index, balance);
+                    return Step::Wait;
+                }
+                match self.elements().get(index) {
+                    Some(Element::Object(_)) => self.go(State::Tail(index)),
+                    _ => self.go(State::Element(index + 1)),
+                }
+            }
+            State::Whole(index) => self.whole(index, said),
+            State::Tail(index) => match self.held.find('}') {
+                Some(at) => {
+                    self.take(at + 1);
+                    self.go(State::Element(index + 1))
+                }
+                None => {
+                    self.held.clear();
+                    Step::Wait
+                }
+            },
+            State::Key(index) | State::Value(index, _) | State::Within(index, _) => {
+                match self.elements().get(index) {
+                    Some(Element::Parameters(parameters)) => self.parameter(index, parameters, said),
+                    _ => self.go(State::Element(index + 1)),
+                }
+            }
+            State::After => self.after(),
+        }
+    }
+
+    fn go(&mut self, state: State) -> Step {
+        self.state = state;
+        Step::Again
+    }
+
+    /// Text up to the marker that opens a section.
+    fn text(&mut self, said: &mut Said) -> Step {
+        let marker = self.format.marker();
+        if let Some(at) = self.held.find(marker) {
+            // White space between text and calls belongs to neither.
+            let text = self.held[..at].trim_end().len();
+            said.content.push_str(&self.take(text));
+            self.opened = self.take(at - text + marker.len());
+            return self.go(State::Before);
+        }
+        let keep = decided(&self.held, marker);
+        said.content.push_str(&self.take(keep));
+        Step::Wait
+    }
+
+    /// Calls without a section begin the answer.
+    fn bare_text(&mut self) -> Step {
+        let marker = self.format.marker();
+        let begun = self.held.trim_start();
+        let call = begun.strip_prefix(marker).unwrap_or(begun).trim_start();
+        if call.starts_with('{') {
+            let before = self.held.len() - call.len();
+            self.opened = self.take(before);
+            self.go(State::Element(0))
+        } else if call.is_empty() || marker.starts_with(call) {
+            Step::Wait
+        } else {
+            self.go(State::Plain)
+        }
+    }
+
+    fn element(&mut self, index: usize, element: &'static Element, said: &mut Said) -> Step {
+        match element {
+            Element::Text(text) => match self.literal(text) {
+                Literal::Found => self.go(State::Element(index + 1)),
+                Literal::Partial => Step::Wait,
+                // The arguments are there: what closes them is missing.
+                Literal::Other if self.has_begun => {
+                    self.has_begun = false;
+                    self.go(State::After)
+                }
+                Literal::Other => self.give_back(said),
+            },
+            Element::Name | Element::Number | Element::Id => {
+                let belongs = |c: char| match element {
+                    Element::Name => c.is_ascii_alphanumeric() || "_-.".contains(c),
+                    Element::Number => c.is_ascii_digit(),
+                    _ => c.is_ascii_alphanumeric(),
+                };
+                let word = self.held.trim_start();
+                match word.find(|c| !belongs(c)) {
+                    None => Step::Wait,
+                    Some(0) => self.give_back(said),
+                    Some(end) => {
+                        let word = word[..end].to_owned();
+                        let blank = self.held.len() - self.held.trim_start().len();
+                        self.open(blank + end);
+                        match element {
+                            Element::Name => self.name = word,
+                            Element::Number => self.number = Some(word),
+                            _ => self.id = Some(word),
+                        }
+                        self.go(State::Element(index + 1))
+                    }
+                }
+            }
+            Element::Arguments => match self.held.trim_start().bytes().next() {
+                None => Step::Wait,
+                Some(b'{') => {
+                    self.drop_blank();
+                    let name = std::mem::take(&mut self.name);
+                    self.begin(name, said);
+                    self.go(State::Arguments(index, Balance::default()))
+                }
+                Some(_) => self.give_back(said),
+            },
+            Element::Object(_) => self.object(index, said),
+            Element::Parameters(parameters) => self.next_parameter(index, parameters, said),
+        }
+    }
+
+    fn object(&mut self, index: usize, said: &mut Said) -> Step {
+        let blank = self.held.len() - self.held.trim_start().len();
+        self.open(blank);
+        match Head::of(&self.held) {
+            Head::Partial => Step::Wait,
+            Head::Found(name, at) if self.may_call(&name) => {
+                self.take(at);
+                self.begin(name, said);
+                self.go(State::Arguments(index, Balance::default()))
+            }
+            Head::Found(..) | Head::Other if self.held.starts_with('{') => self.go(State::Whole(index)),
+            Head::Found(..) | Head::Other => self.give_back(said),
+        }
+    }
+
+    fn whole(&mut self, index: usize, said: &mut Said) -> Step {
+        // What was looked at before is looked at again: a call is short.
+        let (length, is_complete) = Balance::default().take(&self.held);
+        if !is_complete {
+            return Step::Wait;
+        }
+        match whole(&self.held[..length]).filter(|(name, _)| self.may_call(name)) {
+            Some((name, arguments)) => {
+                self.take(length);
+                self.begin(name, said);
+                self.calls.argue(&arguments, said);
+                self.go(State::Element(index + 1))
+            }
+            None => {
+                self.open(length);
+                self.give_back(said)
+            }
+        }
+    }
+
+    /// Text that may follow the arguments that are written one by one: of the call, or else of its section.
+    fn follows(&self, index: usize) -> &'static str {
+        let rest = self.elements().get(index + 1..).unwrap_or_default();
+        let text = rest.iter().find_map(|element| match element {
+            Element::Text(text) => Some(text.trim()),
+            _ => None,
+        });
+        text.unwrap_or_else(|| self.section().map_or("", |section| section.after.trim()))
+    }
+
+    fn next_parameter(&mut self, index: usize, parameters: &'static Parameters, said: &mut Said) -> Step {
+        let begun = self.held.trim_start();
+        let follows = self.follows(index);
+        let is_next = begun.starts_with(parameters.open);
+        let is_end = begun.starts_with(follows);
+        let is_partial = parameters.open.starts_with(begun) || follows.starts_with(begun);
+        if !is_next && !is_end && is_partial {
+            return Step::Wait;
+        }
+        if !self.has_begun {
+            if !is_next && !is_end {
+                return self.give_back(said);
+            }
+            let name = std::mem::take(&mut self.name);
+            self.begin(name, said);
+            self.calls.argue("{", said);
+        }
+        self.drop_blank();
+        if is_next {
+            self.take(parameters.open.len());
+            return self.go(State::Key(index));
+        }
+        self.calls.argue("}", said);
+        self.go(State::Element(index + 1))
+    }
+
+    fn parameter(&mut self, index: usize, parameters: &'static Parameters, said: &mut Said) -> Step {
+        match self.state {
+            State::Key(_) => {
+                let Some(at) = self.held.find(parameters.named).filter(|&at| at <= KEY) else {
+                    if self.held.len() > KEY + parameters.named.len() {
+                        // No argument has such a name: the rest is read as what follows the arguments.
+                        return self.go(State::Element(index));
+                    }
+                    return Step::Wait;
+                };
+                let key = self.take(at);
+                self.take(parameters.named.len());
+                let key = key.trim();
+                let before = if std::mem::replace(&mut self.has_argument, true) { ", " } else { "" };
+                self.calls.argue(&format!("{before}{}: ", Value::from(key)), said);
+                let types = Types::of(self.asked.parameters(&self.name), key);
+                self.go(State::Value(index, types))
+            }
+            State::Value(_, types) => {
+                if !parameters.value.is_empty() && self.literal(parameters.value) == Literal::Partial {
+                    return Step::Wait;
+                }
+                if self.held.len() < parameters.padding.len() {
+                    return Step::Wait;
+                }
+                if self.held.starts_with(parameters.padding) {
+                    self.take(parameters.padding.len());
+                }
+                if types.is_string() {
+                    self.calls.argue("\"", said);
+                }
+                self.go(State::Within(index, types))
+            }
+            State::Within(_, types) => self.within(index, parameters, types, said),
+            _ => self.go(State::Element(index)),
+        }
+    }
+
+    /// In a value, which ends where its closing text is followed by another argument or the end of the call.
+    fn within(
+        &mut self,
+        index: usize,
+        parameters: &'static Parameters,
+        types: Types,
+        said: &mut Said,
+    ) -> Step {
+        let follows = self.follows(index);
+        let mut open_end = None;
+        for (at, _) in self.held.match_indices(parameters.close) {
+            let rest = self.held[at + parameters.close.len()..].trim_start();
+            if rest.starts_with(parameters.open) || rest.starts_with(follows) {
+                let value = self.take(at);
+                self.take(parameters.close.len());
+                self.end_value(parameters, &value, types, said);
+                return self.go(State::Element(index));
+            }
+            if parameters.open.starts_with(rest) || follows.starts_with(rest) {
+                open_end = Some(at);
+                break;
+            }
+        }
+        if types.is_string() {
+            let mut keep = open_end.unwrap_or_else(|| {
+                let begins = |at: &usize| parameters.close.starts_with(&self.held[*at..]);
+                let starts = self.held.char_indices().map(|(at, _)| at);
+                starts.into_iter().find(begins).unwrap_or(self.held.len())
+            });
+            if self.held[..keep].ends_with(parameters.padding) {
+                keep -= parameters.padding.len();
+            }
+            let text = self.take(keep);
+            self.calls.argue(&escaped(&text), said);
+        }
+        Step::Wait
+    }
+
+    fn end_value(&mut self, parameters: &Parameters, value: &str, types: Types, said: &mut Said) {
+        let value = value.strip_suffix(parameters.padding).unwrap_or(value);
+        let json = if types.is_string() { escaped(value) + "\"" } else { types.json(value) };
+        self.calls.argue(&json, said);
+    }
+
+    /// Behind a call: another one, the end of the section, or text.
+    fn after(&mut self) -> Step {
+        match &self.format.layout {
+            Layout::Sections(section) => {
+                let after = section.after.trim();
+                if section.between.is_none() && after.is_empty() {
+                    return self.go(State::Text);
+                }
+                match self.literal(after) {
+                    Literal::Found if !after.is_empty() => return self.go(State::Text),
+                    Literal::Partial => return Step::Wait,
+                    _ => (),
+                }
+                let Some(between) = section.between.map(str::trim) else { return self.go(State::Text) };
+                if !between.is_empty() {
+                    return match self.literal(between) {
+                        Literal::Found => self.go(State::Element(0)),
+                        Literal::Partial => Step::Wait,
+                        Literal::Other => self.go(State::Text),
+                    };
+                }
+                let first = match section.call.first() {
+                    Some(Element::Text(text)) => text.trim(),
+                    _ => "{",
+                };
+                let begun = self.held.trim_start();
+                if begun.starts_with(first) {
+                    self.go(State::Element(0))
+                } else if first.starts_with(begun) {
+                    Step::Wait
+                } else {
+                    self.go(State::Text)
+                }
+            }
+            Layout::Bare { between, .. } => match self.literal(between) {
+                Literal::Found => self.go(State::Element(0)),
+                Literal::Partial => Step::Wait,
+                Literal::Other => self.go(State::Plain),
+            },
+            Layout::Harmony => self.go(State::Plain),
+        }
+    }
+
+    /// Takes `text`, and white space before it, where what is held begins so.
+    fn literal(&mut self, text: &str) -> Literal {
+        let text = text.trim();
+        let begun = self.held.trim_start();
+        let blank = self.held.len() - begun.len();
+        if begun.starts_with(text) {
+            self.open(blank + text.len());
+            Literal::Found
+        } else if text.starts_with(begun) {
+            Literal::Partial
+        } else {
+            Literal::Other
+        }
+    }
+
+    /// Returns text to the content that was taken for a call.
+    fn give_back(&mut self, said: &mut Said) -> Step {
+        said.content.push_str(&std::mem::take(&mut self.opened));
+        self.go(if self.section().is_some() { State::Text } else { State::Plain })
+    }
+
+    /// Returns true if a call of `name` is one. Behind a marker the name need not be right.
+    fn may_call(&self, name: &str) -> bool {
+        self.section().is_some() || self.asked.has(name)
+    }
+
+    fn begin(&mut self, name: String, said: &mut Said) {
+        self.opened.clear();
+        self.has_begun = true;
+        self.has_argument = false;
+        self.name.clone_from(&name);
+        self.calls.begin(name, self.id.take(), self.number.take(), said);
+    }
+
+    /// Takes text of a call, kept as long as it may turn out to be none.
+    fn open(&mut self, length: usize) {
+        let text = self.take(length);
+        if !self.has_begun {
+            self.opened.push_str(&text);
+        }
+    }
+
+    fn drop_blank(&mut self) {
+        let blank = self.held.len() - self.held.trim_start().len();
+        self.take(blank);
+    }
+
+    fn take(&mut self, length: usize) -> String {
+        let rest = self.held.split_off(length);
+        std::mem::replace(&mut self.held, rest)
+    }
+}
+
+/// `text` within a JSON string.
+fn escaped(text: &str) -> String {
+    let quoted = Value::from(text).to_string();
+    quoted.get(1..quoted.len() - 1).unwrap_or_default().to_owned()
+}

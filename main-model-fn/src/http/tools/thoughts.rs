@@ -1,0 +1,221 @@
+//! Thoughts: what a model writes for itself before its answer.
+
+/// Texts around a family's thoughts.
+#[derive(Debug, PartialEq, Eq)]
+pub(in crate::http) struct Thoughts {
+    pub(in crate::http) open: &'static str,
+    pub(in crate::http) close: &'static str,
+    /// Texts around the answer behind them, in families that mark it as well.
+    answer: Option<(&'static str, &'static str)>,
+}
+
+/// `<think>`: DeepSeek, Qwen, GLM, MiniMax, Kimi, Nemotron.
+pub(in crate::http) static THINK: Thoughts = Thoughts { open: "<think>", close: "</think>", answer: None };
+
+/// Granite 3.3.
+static GRANITE: Thoughts =
+    Thoughts { open: "<think>", close: "</think>", answer: Some(("<response>", "</response>")) };
+
+/// Granite 3.2.
+static GRANITE_WORDS: Thoughts =
+    Thoughts { open: "Here is my thought process:", close: "Here is my response:", answer: None };
+
+static MISTRAL: Thoughts = Thoughts { open: "[THINK]", close: "[/THINK]", answer: None };
+static SEED: Thoughts = Thoughts { open: "<seed:think>", close: "</seed:think>", answer: None };
+static KIMI_VL: Thoughts = Thoughts { open: "◁think▷", close: "◁/think▷", answer: None };
+static COHERE: Thoughts = Thoughts { open: "<|START_THINKING|>", close: "<|END_THINKING|>", answer: None };
+
+static FAMILIES: [&Thoughts; 6] = [&MISTRAL, &SEED, &KIMI_VL, &COHERE, &GRANITE_WORDS, &THINK];
+
+/// How a thought may begin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::http) enum Opening {
+    /// The prompt ends within one.
+    Open,
+    /// The model may open one.
+    Possible,
+    /// The request, or the end of the prompt, rules them out.
+    Closed,
+}
+
+/// How a model writes thoughts, if it does, and how the thought of an answer may begin.
+pub(in crate::http) type Thinking = Option<(&'static Thoughts, Opening)>;
+
+impl Thoughts {
+    /// Thoughts of the model with this chat `template`, whose tokenizer has the token `<think>` or not.
+    pub(in crate::http) fn of(template: &str, has_token: bool) -> Option<&'static Self> {
+        if template.contains("<response>") && template.contains("<think>") {
+            return Some(&GRANITE);
+        }
+        let named = FAMILIES.iter().find(|it| template.contains(it.close) || template.contains(it.open));
+        named.copied().or_else(|| has_token.then_some(&THINK))
+    }
+
+    /// Texts that tokenizers may have as special tokens.
+    pub(in crate::http) fn markers(&self) -> [&'static str; 2] {
+        [self.open, self.close]
+    }
+
+    /// Returns how an answer to `prompt` may think.
+    pub(in crate::http) fn opening(&self, prompt: &str) -> Opening {
+        let end = prompt.trim_end();
+        if end.ends_with(self.open) {
+            Opening::Open
+        } else if end.ends_with(self.close) {
+            Opening::Closed
+        } else {
+            Opening::Possible
+        }
+    }
+}
+
+/// Where in an answer the reader is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Before what decides whether there are thoughts.
+    Beginning,
+    /// At the beginning of a thought.
+    Opened,
+    Thought,
+    /// At the beginning of the answer behind a thought.
+    Closed,
+    Answer,
+    /// In an answer whose end is marked.
+    Marked,
+}
+
+/// Tells thoughts from the rest of an answer.
+#[derive(Debug)]
+pub(super) struct ThoughtReader {
+    thoughts: &'static Thoughts,
+    state: State,
+    /// Text that is not decided yet.
+    held: String,
+}
+
+impl ThoughtReader {
+    pub(super) fn new(thoughts: &'static Thoughts, opening: Opening) -> Self {
+        let state = match opening {
+            Opening::Open => State::Opened,
+            Opening::Possible => State::Beginning,
+            Opening::Closed => State::Closed,
+        };
+        Self { thoughts, state, held: String::new() }
+    }
+
+    /// Returns true until it is known that the answer has a thought, or has none.
+    pub(super) fn is_undecided(&self) -> bool {
+        self.state == State::Beginning
+    }
+
+    /// Returns true if the last text ended within a thought.
+    pub(super) fn is_thinking(&self) -> bool {
+        matches!(self.state, State::Opened | State::Thought)
+    }
+
+    /// Takes more of an answer, adds thoughts to `reasoning` and returns the rest.
+    pub(super) fn push(&mut self, text: &str, reasoning: &mut String) -> String {
+        if self.state == State::Answer {
+            return text.to_owned();
+        }
+        self.held.push_str(text);
+        let mut answer = String::new();
+        while self.step(reasoning, &mut answer) {}
+        answer
+    }
+
+    /// The rest, once no text follows.
+    pub(super) fn finish(&mut self, is_cut: bool, reasoning: &mut String) -> String {
+        let held = std::mem::take(&mut self.held);
+        match self.state {
+            State::Beginning | State::Closed | State::Marked if is_cut => String::new(),
+            State::Thought | State::Opened if is_cut => String::new(),
+            State::Thought | State::Opened => {
+                reasoning.push_str(held.trim_end());
+                String::new()
+            }
+            State::Beginning | State::Closed | State::Marked | State::Answer => held,
+        }
+    }
+
+    /// Goes on with what is held; false where more text is needed.
+    fn step(&mut self, reasoning: &mut String, answer: &mut String) -> bool {
+        let Thoughts { open, close, answer: marks } = *self.thoughts;
+        let begun = self.held.trim_start();
+        match self.state {
+            State::Beginning if begun.starts_with(open) => {
+                self.held = begun[open.len()..].to_owned();
+                self.state = State::Opened;
+            }
+            State::Beginning if open.starts_with(begun) => return false,
+            State::Beginning => self.state = State::Answer,
+            State::Opened => {
+                // A model may repeat what the prompt has opened.
+                if let Some(rest) = begun.strip_prefix(open) {
+                    self.held = rest.to_owned();
+                } else if open.starts_with(begun) {
+                    return false;
+                } else {
+                    self.held = begun.to_owned();
+                    self.state = State::Thought;
+                }
+            }
+            State::Thought => match self.held.find(close) {
+                Some(at) => {
+                    reasoning.push_str(self.held[..at].trim_end());
+                    self.held.drain(..at + close.len());
+                    self.state = State::Closed;
+                }
+                None => {
+                    let keep = decided(&self.held, close);
+                    reasoning.push_str(&self.held[..keep]);
+                    self.held.drain(..keep);
+                    return false;
+                }
+            },
+            State::Closed => {
+                let opened = marks.map(|(opened, _)| opened);
+                match opened {
+                    _ if begun.is_empty() => return false,
+                    Some(opened) if begun.starts_with(opened) => {
+                        self.held = begun[opened.len()..].trim_start().to_owned();
+                        self.state = State::Marked;
+                    }
+                    Some(opened) if opened.starts_with(begun) => return false,
+                    _ => {
+                        self.held = begun.to_owned();
+                        self.state = State::Answer;
+                    }
+                }
+            }
+            State::Marked => {
+                let end = marks.map_or("", |(_, end)| end);
+                match self.held.find(end) {
+                    Some(at) => {
+                        answer.push_str(&self.held[..at]);
+                        self.held.drain(..at + end.len());
+                        self.state = State::Answer;
+                    }
+                    None => {
+                        let keep = decided(&self.held, end);
+                        answer.push_str(&self.held[..keep]);
+                        self.held.drain(..keep);
+                        return false;
+                    }
+                }
+            }
+            State::Answer => {
+                answer.push_str(&std::mem::take(&mut self.held));
+                return false;
+            }
+        }
+        true
+    }
+}
+
+/// Length of the beginning of `text` that neither belongs to the beginning of `marker` nor is white space before it.
+pub(super) fn decided(text: &str, marker: &str) -> usize {
+    let begins = |at: &usize| marker.starts_with(&text[*at..]);
+    let keep = text.char_indices().map(|(at, _)| at).find(begins).unwrap_or(text.len());
+    text[..keep].trim_end().len()
+}

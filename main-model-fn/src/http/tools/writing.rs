@@ -1,0 +1,60 @@
+//! Writes calls as a format has them, for templates that do not.
+
+use super::format::{Element, Format, Layout};
+use serde_json::Value;
+
+/// `calls`, of functions by name with their arguments, as `format` has them. `number` is that of the first one in the
+/// conversation.
+pub(super) fn written(format: &Format, calls: &[(String, Value)], number: usize) -> String {
+    let each: Vec<String> = match &format.layout {
+        Layout::Sections(section) => (number..).zip(calls).map(|(number, it)| call(section.call, it, number)).collect(),
+        Layout::Bare { call: elements, .. } => calls.iter().map(|it| call(elements, it, 0)).collect(),
+        Layout::Harmony => calls
+            .iter()
+            .map(|(name, arguments)| {
+                let arguments = json(arguments);
+                format!("<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}<|call|>")
+            })
+            .collect(),
+    };
+    match &format.layout {
+        Layout::Sections(section) => {
+            let wrapped =
+                |calls: &str| format!("{}{}{calls}{}", section.marker, section.before, section.after);
+            match section.between {
+                Some(between) => wrapped(&each.join(between)),
+                None => {
+                    let sections: Vec<String> = each.iter().map(|call| wrapped(call)).collect();
+                    sections.join(section.next.unwrap_or_default())
+                }
+            }
+        }
+        Layout::Bare { between, .. } => each.join(between),
+        Layout::Harmony => each.concat(),
+    }
+}
+
+/// Arguments as JSON; text that is none stays as it is.
+fn json(arguments: &Value) -> String {
+    arguments.as_str().map_or_else(|| arguments.to_string(), str::to_owned)
+}
+
+fn call(elements: &[Element], (name, arguments): &(String, Value), number: usize) -> String {
+    let part = |element: &Element| match element {
+        Element::Text(text) => (*text).to_owned(),
+        Element::Name => name.clone(),
+        Element::Number => number.to_string(),
+        Element::Id => format!("{number:09}"),
+        Element::Arguments => json(arguments),
+        Element::Object(key) => format!("{{\"name\": \"{name}\", \"{key}\": {}}}", json(arguments)),
+        Element::Parameters(it) => {
+            let one = |(key, value): (&String, &Value)| {
+                let value = json(value);
+                let before = [it.open, key, it.named, it.gap, it.value, it.padding].concat();
+                [&before, &value, it.padding, it.close, it.after].concat()
+            };
+            arguments.as_object().into_iter().flatten().map(one).collect()
+        }
+    };
+    elements.iter().map(part).collect()
+}
