@@ -404,3 +404,19 @@ async fn who_waits_for_a_model_that_ends_is_told_so() {
     stage.functions.turns.add_permits(1);
     assert_eq!(first.await.unwrap().0.status(), 200);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn warning_of_a_function_reaches_the_client() {
+    let stage = Stage::new(GatewayOptions::default(), |_| {}, 8, None).await;
+    for stream in [false, true] {
+        let mut request = body(1);
+        request["stream"] = stream.into();
+        request["warns"] = true.into();
+        let (head, text) = stage.ask(&request, &[]).await;
+        assert_eq!(
+            (head.status().as_u16(), &head.headers()["x-remoe-warning"]),
+            (200, &"a: b".parse().unwrap()),
+            "{text}"
+        );
+    }
+}

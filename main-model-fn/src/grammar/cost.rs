@@ -1,6 +1,6 @@
 //! What masks cost: `cargo test --release -p main-model-fn --lib grammar::cost -- --ignored --nocapture`.
 
-use super::{Compiler, Source, Tokens};
+use super::{Compiler, Source, Tokens, Whitespace};
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Instant;
@@ -61,8 +61,8 @@ async fn of_a_token() {
         "additionalProperties": false,
     });
     for (name, source) in [
-        ("a JSON Schema", Source::json(Some(person), true)),
-        ("any JSON object", Source::json(None, true)),
+        ("a JSON Schema", Source::json(Some(person), Whitespace::default())),
+        ("any JSON object", Source::json(None, Whitespace::default())),
         ("a regular expression", Source::regex("([a-z]+ ){5,200}[0-9]+")),
         (
             "Lark rules",

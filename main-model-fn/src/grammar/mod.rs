@@ -10,16 +10,21 @@
 
 mod compiler;
 mod finite;
+mod multiple;
 mod progress;
 mod schema;
 mod source;
 mod vocabulary;
+mod warning;
+mod whitespace;
 
 pub(crate) use compiler::Compiler;
 pub use progress::Grammar;
 pub(crate) use progress::{GrammarError, Progress};
-pub(crate) use source::{Source, inline_schema, inline_value_schema, quoted};
+pub(crate) use source::{Inlined, Source, inline_schema, inline_value_schema, quoted};
 pub(crate) use vocabulary::Tokens;
+pub(crate) use warning::Warnings;
+pub(crate) use whitespace::Whitespace;
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]

@@ -1,7 +1,8 @@
 //! JSON Schemas: what is claimed of them, and what is refused by name.
 
 use super::compiler::short;
-use super::finite;
+use super::multiple::Multiple;
+use super::{Warnings, finite};
 use llguidance::regex_to_lark;
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use regex_syntax::ast::parse::Parser;
@@ -38,7 +39,7 @@ const COUNTS: [&str; 6] =
 const MOST: u64 = 10_000;
 /// Largest `multipleOf`, and the largest sum of all of them, decimal places apart: the library has a state for every
 /// remainder.
-const DIVISOR: f64 = 10_000.0;
+pub(super) const DIVISOR: f64 = 10_000.0;
 const DIVISORS: u64 = 20_000;
 /// Most patterns and formats in options of one `allOf`: a text is followed through all of them at once.
 const PATTERNS_TOGETHER: usize = 4;
@@ -128,11 +129,18 @@ const NO_FRAGMENT: &AsciiSet = &CONTROLS
 const FORMATS: [&str; 10] =
     ["date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
 
-/// `schema`, once everything in it is claimed and within bounds.
+/// A schema that the library can compile.
+pub(super) struct Checked {
+    pub(super) schema: Value,
+    /// Keywords of it that are not enforced, and are taken out.
+    pub(super) warnings: Warnings,
+}
+
+/// `schema`, once everything in it is claimed or only an annotation, and within bounds.
 ///
 /// # Errors
 /// The first place and keyword that is not.
-pub(super) fn checked(mut schema: Value) -> Result<Value, String> {
+pub(super) fn checked(mut schema: Value) -> Result<Checked, String> {
     let bytes = schema.to_string().len();
     if bytes > BYTES {
         return Err(format!("schema too large: expected at most {BYTES} bytes, got {bytes}"));
@@ -164,7 +172,7 @@ pub(super) fn checked(mut schema: Value) -> Result<Value, String> {
             object.insert("enum".to_owned(), json!([]));
         }
     }
-    Ok(schema)
+    Ok(Checked { schema, warnings: walk.warnings })
 }
 
 /// What has been seen on the way through a schema.
@@ -185,42 +193,7 @@ struct Walk {
     multiple: Multiple,
     /// Whether two `multipleOf` may hold for the same number.
     meet: bool,
-}
-
-/// A number with decimal places.
-#[derive(Clone, Copy)]
-struct Multiple {
-    digits: u64,
-    places: u32,
-}
-
-impl Default for Multiple {
-    fn default() -> Self {
-        Self { digits: 1, places: 0 }
-    }
-}
-
-impl Multiple {
-    /// `None` where it has more digits than those of [`DIVISOR`].
-    fn of(number: f64) -> Option<Self> {
-        let (mut digits, mut places) = (number.abs(), 0);
-        while digits.fract() != 0.0 && places < 20 {
-            (digits, places) = (digits * 10.0, places + 1);
-        }
-        (digits <= DIVISOR).then_some(Self { digits: (digits as u64).max(1), places })
-    }
-
-    /// The least common multiple, as far as it can be counted.
-    fn with(self, other: Self) -> Self {
-        let places = self.places.max(other.places);
-        let scaled = |one: Self| one.digits.saturating_mul(10_u64.saturating_pow(places - one.places));
-        let (a, b) = (scaled(self), scaled(other));
-        let (mut divisor, mut rest) = (a, b);
-        while rest != 0 {
-            (divisor, rest) = (rest, divisor % rest);
-        }
-        Self { digits: (a / divisor).saturating_mul(b), places }
-    }
+    warnings: Warnings,
 }
 
 impl Walk {
@@ -242,6 +215,7 @@ impl Walk {
             _ => return Err(at(path, "invalid schema: expected an object or a boolean")),
         };
         spell_plainly(object);
+        self.annotations(object, path);
         self.keywords(object, path)?;
         for (name, value) in object.iter_mut() {
             let path = format!("{path}/{}", step(name));
@@ -264,6 +238,20 @@ impl Walk {
             }
         }
         Ok(())
+    }
+
+    /// Takes out what JSON Schema lets validators treat as annotations, with a warning.
+    fn annotations(&mut self, object: &mut Map<String, Value>, path: &str) {
+        if let Some(format) = object.get("format").and_then(Value::as_str)
+            && !FORMATS.contains(&format)
+        {
+            self.warnings.add(path, format!("unknown format {:?} is not enforced", short(format)));
+            object.shift_remove("format");
+        }
+        if object.get("uniqueItems") == Some(&Value::Bool(true)) {
+            self.warnings.add(path, "`uniqueItems` is not enforced".to_owned());
+            object.shift_remove("uniqueItems");
+        }
     }
 
     fn keywords(&mut self, object: &Map<String, Value>, path: &str) -> Result<(), String> {
@@ -313,8 +301,10 @@ impl Walk {
                     if self.together > TOGETHER {
                         return refuse(format!("too many options of `allOf`: expected at most {TOGETHER}"));
                     }
-                    let is_pattern =
-                        |option: &&Value| option.get("pattern").or_else(|| option.get("format")).is_some();
+                    let has_format = |option: &Value| {
+                        option.get("format").is_some_and(|format| FORMATS.iter().any(|known| format == known))
+                    };
+                    let is_pattern = |option: &&Value| option.get("pattern").is_some() || has_format(option);
                     if list.iter().filter(is_pattern).count() > PATTERNS_TOGETHER {
                         return refuse(format!(
                             "too many options of `allOf` with a pattern: expected at most {PATTERNS_TOGETHER}"
@@ -345,9 +335,6 @@ impl Walk {
                 patterns.keys().try_for_each(|pattern| check_pattern(name, pattern, path))
             }
             ("pattern", Value::String(pattern)) => check_pattern(name, pattern, path),
-            ("format", Value::String(format)) if !FORMATS.contains(&format.as_str()) => {
-                refuse(format!("unsupported `format` {format:?}"))
-            }
             (name, count) if COUNTS.contains(&name) && count.as_u64().is_some_and(|count| count > MOST) => {
                 refuse(format!("invalid `{name}`: expected at most {MOST}, got {count}"))
             }

@@ -1,6 +1,7 @@
 //! What a request asks of its answer, checked before anything is compiled.
 
-use super::schema;
+use super::schema::{self, Checked};
+use super::{Warnings, Whitespace};
 use llguidance::api::TopLevelGrammar;
 use serde_json::{Value, json};
 
@@ -15,9 +16,6 @@ const NESTING: usize = 100;
 const CHOICES: usize = 5000;
 const CHOICE_BYTES: usize = 256 << 10;
 
-/// Between the parts of JSON, wherever white space is allowed. Bounded: a model can get lost in it.
-pub(super) const SPACE: &str = r"[\x20\x0A\x0D\x09]{1,20}";
-
 /// What an answer must match.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Source {
@@ -26,7 +24,9 @@ pub(crate) enum Source {
         /// The schema, checked.
         schema: Value,
         /// White space between the parts of the JSON.
-        spaces: bool,
+        whitespace: Whitespace,
+        /// Keywords of the schema that are not enforced.
+        warnings: Warnings,
     },
     /// All of it matches a regular expression.
     Regex(String),
@@ -50,9 +50,10 @@ impl Source {
     ///
     /// # Errors
     /// What of the schema is not supported, or no schema.
-    pub(crate) fn json(schema: Option<Value>, spaces: bool) -> Result<Self, String> {
+    pub(crate) fn json(schema: Option<Value>, whitespace: Whitespace) -> Result<Self, String> {
         let schema = schema.unwrap_or_else(|| json!({"type": "object"}));
-        Ok(Self::Json { schema: schema::checked(schema)?, spaces })
+        let Checked { schema, warnings } = schema::checked(schema)?;
+        Ok(Self::Json { schema, whitespace, warnings })
     }
 
     /// # Errors
@@ -110,7 +111,7 @@ impl Source {
     /// What tells it from all others.
     pub(super) fn key(&self) -> String {
         match self {
-            Self::Json { schema, spaces } => format!("json {spaces} {schema}"),
+            Self::Json { schema, whitespace, .. } => format!("json {whitespace:?} {schema}"),
             Self::Regex(regex) => format!("regex {regex}"),
             Self::Choice(choices) => format!("choice {choices:?}"),
             Self::Lark(grammar) => format!("lark {grammar}"),
@@ -141,13 +142,21 @@ impl Source {
     /// The right side of a rule that stands for it within other rules.
     pub(crate) fn rule(&self) -> String {
         match self {
-            Self::Json { schema, spaces } => format!("%json {}", spaced(schema, *spaces)),
+            Self::Json { schema, whitespace, .. } => format!("%json {}", spaced(schema, whitespace)),
             Self::Regex(regex) => format!("/{}/", regex_literal(regex)),
             Self::Choice(choices) => {
                 let choices: Vec<String> = choices.iter().map(|text| quoted(text)).collect();
                 format!("({})", choices.join(" | "))
             }
             Self::Lark(rules) | Self::Form { rules, .. } => format!("%lark {{\n{rules}\n}}"),
+        }
+    }
+
+    /// Sentences about what of the schema in `field` is not enforced.
+    pub(crate) fn warnings(&self, field: &str) -> Vec<String> {
+        match self {
+            Self::Json { warnings, .. } => warnings.of(field),
+            _ => Vec::new(),
         }
     }
 
@@ -159,7 +168,9 @@ impl Source {
     /// As the library takes it.
     pub(super) fn grammar(&self) -> TopLevelGrammar {
         match self {
-            Self::Json { schema, spaces } => TopLevelGrammar::from_json_schema(spaced(schema, *spaces)),
+            Self::Json { schema, whitespace, .. } => {
+                TopLevelGrammar::from_json_schema(spaced(schema, whitespace))
+            }
             Self::Regex(regex) => TopLevelGrammar::from_regex(regex),
             Self::Choice(choices) => {
                 let choices: Vec<String> = choices.iter().map(|text| quoted(text)).collect();
@@ -171,40 +182,44 @@ impl Source {
     }
 }
 
+/// The arguments of a function as they stand in rules.
+pub(crate) struct Inlined {
+    /// Their schema.
+    pub(crate) schema: String,
+    /// Keywords of the schema that are not enforced.
+    pub(crate) warnings: Warnings,
+}
+
 /// The arguments of a function whose parameters are `schema`, as they stand in rules; any object without one.
 ///
 /// # Errors
 /// What of the schema is not supported.
-pub(crate) fn inline_schema(schema: Option<Value>) -> Result<String, String> {
+pub(crate) fn inline_schema(schema: Option<Value>, whitespace: &Whitespace) -> Result<Inlined, String> {
     let mut schema = schema.unwrap_or_else(|| json!({}));
     if let Some(object) = schema.as_object_mut() {
         object.entry("type").or_insert_with(|| "object".into());
     }
-    inline_value_schema(schema)
+    inline_value_schema(schema, whitespace)
 }
 
 /// JSON of `schema`, as it stands in rules.
 ///
 /// # Errors
 /// What of the schema is not supported.
-pub(crate) fn inline_value_schema(schema: Value) -> Result<String, String> {
-    Ok(spaced(&schema::checked(schema)?, true).to_string())
+pub(crate) fn inline_value_schema(schema: Value, whitespace: &Whitespace) -> Result<Inlined, String> {
+    let Checked { schema, warnings } = schema::checked(schema)?;
+    Ok(Inlined { schema: spaced(&schema, whitespace).to_string(), warnings })
 }
 
 /// `schema` with what the library must know about white space.
-fn spaced(schema: &Value, spaces: bool) -> Value {
+fn spaced(schema: &Value, whitespace: &Whitespace) -> Value {
     let mut schema = match schema {
         Value::Bool(true) => json!({}),
         Value::Bool(false) => json!({"allOf": [false]}),
         schema => schema.clone(),
     };
     if let Some(object) = schema.as_object_mut() {
-        let options = if spaces {
-            json!({ "whitespace_pattern": SPACE })
-        } else {
-            json!({"whitespace_flexible": false})
-        };
-        object.insert(schema::OPTIONS.to_owned(), options);
+        object.insert(schema::OPTIONS.to_owned(), whitespace.options());
     }
     schema
 }

@@ -39,6 +39,7 @@ pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<Generati
         let message = "chats need a tokenizer, which this model lacks; use /v1/completions with token ids";
         ServiceError::invalid("messages", message)
     })?;
+    let whitespace = structured::whitespace(&body)?;
     let mut structure = structured::take(&mut body)?;
     let asked = Asked::take(&mut body)?;
     let messages =
@@ -65,7 +66,7 @@ pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<Generati
     options.may_lack_content = form.may_lack_content();
     request.thought_budget = reasoning.thought_budget(dialect, thinking, text.as_ref())?;
     let special = |marker: &str| text.token_id(marker).filter(|&id| text.is_special(id));
-    structure = form.structure(structure, special)?;
+    structure = form.structure(structure, &whitespace, special)?;
     request.shown = form.markers().filter_map(special).collect();
     Ok(Generation {
         route: Route::Chat,

@@ -9,7 +9,7 @@ use super::structured::Structure;
 use super::timing::Timeline;
 use super::tools::AnswerForm;
 use super::urgency::Urgency;
-use super::{body, collect, sampling, stream, unsupported};
+use super::{body, collect, sampling, stream, unsupported, warning};
 use crate::backend::PAGE_POSITIONS;
 use crate::engine::RequestLimits;
 use crate::engine::request::{Request, Sampling, StopRules};
@@ -180,9 +180,11 @@ pub(super) async fn answer(
         request.tenant = tenant;
         request.activations.clone_from(&activations);
     }
-    if let Some(Structure { source, field }) = generation.structure.take() {
+    let mut warning = None;
+    if let Some(Structure { source, field, warnings }) = generation.structure.take() {
         let grammar = state.compile(source, &field).await?;
         generation.requests.iter_mut().for_each(|request| request.grammar = Some(grammar.clone()));
+        warning = warning::header(&warnings);
     }
     let (route, stream) = (generation.route, generation.options.stream);
     let shape = Shape::new(route, generation.options);
@@ -190,9 +192,12 @@ pub(super) async fn answer(
     let field = if route == Route::Chat { "messages" } else { "prompt" };
     span.set("gen_ai.operation.name", if route == Route::Chat { "chat" } else { "text_completion" });
     let running = Running::start(&state, requests, field, timeline, span)?;
-    if stream {
-        Ok(stream::respond(state, shape, pieces, running))
-    } else {
-        Ok(collect::respond(&state, &shape, pieces, running).await?)
+    let mut response = match stream {
+        true => stream::respond(state, shape, pieces, running),
+        false => collect::respond(&state, &shape, pieces, running).await?,
+    };
+    if let Some(warning) = warning {
+        response.headers_mut().insert(warning::WARNING, warning);
     }
+    Ok(response)
 }

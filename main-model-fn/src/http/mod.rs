@@ -47,6 +47,7 @@ mod tools;
 mod unsupported;
 mod urgency;
 mod usage;
+mod warning;
 
 pub(crate) use placement::{InForce, ModelCard, PlacementView};
 pub(crate) use primer::PrimerSource;

@@ -78,6 +78,7 @@ pub(super) struct RequestBody {
     pub(super) guided_regex: Option<String>,
     pub(super) guided_choice: Option<Vec<String>>,
     pub(super) guided_grammar: Option<String>,
+    pub(super) guided_whitespace_pattern: Option<String>,
 
     // Refused unless they ask for nothing.
     pub(super) functions: Given,

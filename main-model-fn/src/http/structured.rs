@@ -2,7 +2,7 @@
 
 use super::fields::{Json, Object};
 use super::request_body::RequestBody;
-use crate::grammar::Source;
+use crate::grammar::{Source, Whitespace};
 use remoe_wire::ServiceError;
 use serde::Deserialize;
 use serde_json::Value;
@@ -12,6 +12,8 @@ use serde_json::Value;
 pub(super) struct Structure {
     pub(super) source: Source,
     pub(super) field: String,
+    /// Sentences about what of the request the answer need not match.
+    pub(super) warnings: Vec<String>,
 }
 
 /// `response_format`.
@@ -50,7 +52,8 @@ pub(super) struct StructuredOutputs {
 /// # Errors
 /// It asks for two things at once, or for something that is not supported, by name.
 pub(super) fn take(body: &mut RequestBody) -> Result<Option<Structure>, ServiceError> {
-    let mut found = Found(None);
+    let whitespace = whitespace(body)?;
+    let mut found = Found { structure: None, whitespace };
     if let Some(Object(format)) = body.response_format.take() {
         found.response_format(format)?;
     }
@@ -58,7 +61,7 @@ pub(super) fn take(body: &mut RequestBody) -> Result<Option<Structure>, ServiceE
         found.structured_outputs(outputs)?;
     }
     if let Some(Json(schema)) = body.guided_json.take() {
-        found.add("guided_json", Source::json(Some(written_out("guided_json", schema)?), true))?;
+        found.json("guided_json", Some(written_out("guided_json", schema)?))?;
     }
     if let Some(regex) = body.guided_regex.take() {
         found.add("guided_regex", Source::regex(&regex))?;
@@ -69,34 +72,69 @@ pub(super) fn take(body: &mut RequestBody) -> Result<Option<Structure>, ServiceE
     if let Some(grammar) = body.guided_grammar.take() {
         found.add("guided_grammar", Source::lark(grammar))?;
     }
-    Ok(found.0)
+    Ok(found.structure)
 }
 
-struct Found(Option<Structure>);
+/// White space between the parts of JSON, of answers and of functions' arguments alike.
+///
+/// # Errors
+/// The pattern cannot be used, or there is another option beside it.
+pub(super) fn whitespace(body: &RequestBody) -> Result<Whitespace, ServiceError> {
+    let outputs = body.structured_outputs.as_ref().map(|Object(outputs)| outputs);
+    let is_compact = outputs.is_some_and(|outputs| outputs.disable_any_whitespace == Some(true));
+    let patterns = [
+        (
+            "structured_outputs.whitespace_pattern",
+            outputs.and_then(|outputs| outputs.whitespace_pattern.as_deref()),
+        ),
+        ("guided_whitespace_pattern", body.guided_whitespace_pattern.as_deref()),
+    ];
+    let mut given = patterns.into_iter().filter_map(|(field, pattern)| Some((field, pattern?)));
+    match (given.next(), given.next().is_some() || is_compact) {
+        (None, true) => Ok(Whitespace::Compact),
+        (None, false) => Ok(Whitespace::default()),
+        (Some((field, _)), true) => {
+            let message = format!("cannot combine `{field}` with another option of white space");
+            Err(ServiceError::invalid(field, message))
+        }
+        (Some((field, pattern)), false) => Whitespace::pattern(pattern)
+            .map_err(|message| ServiceError::invalid(field, format!("invalid `{field}`: {message}"))),
+    }
+}
+
+struct Found {
+    structure: Option<Structure>,
+    whitespace: Whitespace,
+}
 
 impl Found {
     fn add(&mut self, field: &str, source: Result<Source, String>) -> Result<(), ServiceError> {
         let source =
             source.map_err(|message| ServiceError::invalid(field, format!("`{field}`: {message}")))?;
-        if let Some(first) = &self.0 {
+        if let Some(first) = &self.structure {
             let message = format!("cannot combine `{field}` with `{}`", first.field);
             return Err(ServiceError::invalid(field, message));
         }
-        self.0 = Some(Structure { source, field: field.to_owned() });
+        let warnings = source.warnings(field);
+        self.structure = Some(Structure { source, field: field.to_owned(), warnings });
         Ok(())
+    }
+
+    fn json(&mut self, field: &str, schema: Option<Value>) -> Result<(), ServiceError> {
+        self.add(field, Source::json(schema, self.whitespace.clone()))
     }
 
     fn response_format(&mut self, format: ResponseFormat) -> Result<(), ServiceError> {
         const SCHEMA: &str = "response_format.json_schema.schema";
         match format.kind.as_str() {
             "text" => Ok(()),
-            "json_object" => self.add("response_format", Source::json(None, true)),
+            "json_object" => self.json("response_format", None),
             "json_schema" => {
                 let schema = format.json_schema.and_then(|Object(named)| named.schema);
                 let Some(Json(schema)) = schema else {
                     return Err(ServiceError::invalid(SCHEMA, format!("missing `{SCHEMA}`")));
                 };
-                self.add(SCHEMA, Source::json(Some(schema), true))
+                self.json(SCHEMA, Some(schema))
             }
             other => Err(ServiceError::invalid(
                 "response_format.type",
@@ -110,7 +148,6 @@ impl Found {
     fn structured_outputs(&mut self, outputs: StructuredOutputs) -> Result<(), ServiceError> {
         for (name, is_given) in [
             ("disable_additional_properties", outputs.disable_additional_properties == Some(true)),
-            ("whitespace_pattern", outputs.whitespace_pattern.is_some()),
             ("structural_tag", outputs.structural_tag.is_some()),
         ] {
             if is_given {
@@ -119,13 +156,12 @@ impl Found {
                 return Err(ServiceError::invalid(field, message));
             }
         }
-        let spaces = outputs.disable_any_whitespace != Some(true);
         if let Some(Json(schema)) = outputs.json {
             const FIELD: &str = "structured_outputs.json";
-            self.add(FIELD, Source::json(Some(written_out(FIELD, schema)?), spaces))?;
+            self.json(FIELD, Some(written_out(FIELD, schema)?))?;
         }
         if outputs.json_object == Some(true) {
-            self.add("structured_outputs.json_object", Source::json(None, spaces))?;
+            self.json("structured_outputs.json_object", None)?;
         }
         if let Some(regex) = outputs.regex {
             self.add("structured_outputs.regex", Source::regex(&regex))?;

@@ -94,7 +94,7 @@ async fn work(State(functions): State<Arc<Functions>>, headers: HeaderMap, body:
         if headers.contains_key("x-remoe-activations") {
             answer.headers_mut().insert("x-remoe-activations", HeaderValue::from_static("AQID"));
         }
-        return answer;
+        return warned(&body, answer);
     }
     let forever = body["forever"] == true;
     let breaks = body["breaks"] == true;
@@ -111,7 +111,15 @@ async fn work(State(functions): State<Arc<Functions>>, headers: HeaderMap, body:
             _ => None,
         }
     });
-    ([(header::CONTENT_TYPE, "text/event-stream")], Body::from_stream(events)).into_response()
+    warned(&body, ([(header::CONTENT_TYPE, "text/event-stream")], Body::from_stream(events)).into_response())
+}
+
+/// The answer with a warning, where the request asks for one.
+fn warned(body: &Value, mut answer: Response<Body>) -> Response<Body> {
+    if body["warns"] == true {
+        answer.headers_mut().insert("x-remoe-warning", HeaderValue::from_static("a: b"));
+    }
+    answer
 }
 
 async fn placement() -> Json<Value> {

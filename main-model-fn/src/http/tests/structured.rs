@@ -1,13 +1,23 @@
 //! What answers must match: read, compiled beside everything else, and given to the engine.
 
-use super::{Altered, Bytes, Front, TextFrontend, chat_with, figures, say, with};
+use super::{Altered, BOS, Bytes, Front, TextFrontend, chat_with, figures, say, with};
+use crate::engine::RequestLimits;
 use crate::engine::request::{Event, FinishReason};
+use crate::grammar::tests::takes;
 use remoe_wire::ServiceError;
 use serde_json::{Value, json};
 use std::sync::{Arc, Condvar, Mutex};
 
 fn schema() -> Value {
     json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
+}
+
+/// A context that has room for tools.
+fn front() -> Front {
+    let vocab_size = BOS as usize + 1;
+    let limits =
+        RequestLimits { context_length: 4000, cache_pages: 400, vocab_size, ..super::Engine::limits() };
+    Front::build(Some(Arc::new(Bytes)), limits, |options| options.end_ids = vec![BOS])
 }
 
 #[tokio::test]
@@ -75,6 +85,15 @@ async fn what_cannot_be_done_is_refused_by_name() {
         (json!({"structured_outputs": {"regex": "a", "choice": ["b"]}}), "structured_outputs.choice"),
         (json!({"structured_outputs": {"structural_tag": "x"}}), "structured_outputs.structural_tag"),
         (json!({"structured_outputs": {"whitespace_pattern": "x"}}), "structured_outputs.whitespace_pattern"),
+        (
+            json!({"structured_outputs": {"whitespace_pattern": " ", "disable_any_whitespace": true}}),
+            "structured_outputs.whitespace_pattern",
+        ),
+        (json!({"guided_whitespace_pattern": "\\S"}), "guided_whitespace_pattern"),
+        (
+            json!({"structured_outputs": {"whitespace_pattern": " "}, "guided_whitespace_pattern": " "}),
+            "structured_outputs.whitespace_pattern",
+        ),
     ] {
         front.post("/v1/chat/completions", chat_with(body.clone())).await.refuses(param);
         front.post("/v1/completions", with(body)).await.refuses(param);
@@ -132,4 +151,67 @@ async fn nobody_waits_for_anothers_grammar() {
     };
     let (reply, ()) = tokio::join!(front.post("/v1/completions", with(json!({"guided_regex": "a"}))), others);
     assert_eq!(reply.ok()["choices"][0]["text"], "a");
+}
+
+#[tokio::test]
+async fn whitespace_options_reach_every_form_of_json() {
+    let front = front();
+    let tool = json!({"type": "function", "function": {"name": "f", "parameters": schema()}});
+    let named = json!({"type": "json_schema", "json_schema": {"schema": schema()}});
+    for (body, before, after) in [
+        (json!({"response_format": {"type": "json_object"}}), "", ""),
+        (json!({"response_format": named}), "", ""),
+        (json!({"guided_json": schema()}), "", ""),
+        (json!({"structured_outputs": {"json": schema()}}), "", ""),
+        (
+            json!({"tools": [tool], "tool_choice": "required"}),
+            "<tool_call>\n{\"name\": \"f\", \"arguments\": ",
+            "}\n</tool_call>",
+        ),
+    ] {
+        for (options, taken, refused) in [
+            (json!({}), "{\n  \"a\": 1\n}", "{  \"a\": 1}"),
+            (json!({"disable_any_whitespace": true}), "{\"a\":1}", "{\"a\": 1}"),
+            (json!({"whitespace_pattern": "[ ]{0,3}"}), "{   \"a\":1}", "{\n\"a\":1}"),
+        ] {
+            let mut body = body.clone();
+            for (name, value) in options.as_object().unwrap() {
+                body["structured_outputs"][name] = value.clone();
+            }
+            let (reply, asked) = front.chat(chat_with(body.clone())).await;
+            reply.ok();
+            let grammar = asked[0].grammar.as_ref().unwrap();
+            assert!(takes(grammar, &format!("{before}{taken}{after}")), "{body}");
+            assert!(!takes(grammar, &format!("{before}{refused}{after}")), "{body}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn answers_warn_of_what_is_not_enforced() {
+    let front = front();
+    let loose = json!({"type": "object", "properties": {"a": {"type": "string", "format": "iban"}}});
+    let format = json!({"type": "json_schema", "json_schema": {"schema": loose}});
+    let tool = json!({"type": "function", "function": {"name": "f", "parameters": loose}});
+    const IBAN: &str = "at /properties/a: unknown format \"iban\" is not enforced";
+    for (body, warning) in [
+        (json!({}), None),
+        (json!({"guided_json": schema()}), None),
+        (json!({"tools": [tool]}), None),
+        (json!({"guided_json": loose}), Some(format!("guided_json {IBAN}"))),
+        (json!({"response_format": format}), Some(format!("response_format.json_schema.schema {IBAN}"))),
+        (
+            json!({"tools": [tool], "tool_choice": "required"}),
+            Some(format!("tools[0].function.parameters {IBAN}")),
+        ),
+    ] {
+        for stream in [false, true] {
+            let mut body = chat_with(body.clone());
+            body["stream"] = json!(stream);
+            let (reply, _) =
+                front.answered("/v1/chat/completions", body, |_| say(0, "ok", FinishReason::Stop)).await;
+            let found = reply.headers.get("x-remoe-warning").map(|value| value.to_str().unwrap().to_owned());
+            assert_eq!((found, reply.status.as_u16()), (warning.clone(), 200), "{}", reply.text);
+        }
+    }
 }

@@ -5,9 +5,10 @@ use super::format::Format;
 use super::grammar::{Rules, Schema, argument_schema};
 use super::reader::Reader;
 use super::thoughts::{Opening, Thinking};
-use crate::grammar::{Source, inline_schema, inline_value_schema};
+use crate::grammar::{Inlined, Source, Whitespace, inline_schema, inline_value_schema};
 use crate::http::structured::Structure;
 use remoe_wire::ServiceError;
+use serde_json::json;
 use std::fmt::Write;
 
 /// Functions that may be called, if any, thoughts, and how the model writes both.
@@ -43,14 +44,15 @@ impl AnswerForm {
     }
 
     /// Structure that an answer must match, behind its thoughts: calls where they are required; where the model decides, `answer`
-    /// or calls, right ones of functions that are strict, and one where they may not be parallel. `special` gives the id
-    /// of a text that is a special token.
+    /// or calls, right ones of functions that are strict, and one where they may not be parallel. `whitespace` is that of
+    /// arguments. `special` gives the id of a text that is a special token.
     ///
     /// # Errors
     /// A function's parameters that are not supported, or an `answer` beside which there can be no calls, by name.
     pub(in crate::http) fn structure(
         &self,
         answer: Option<Structure>,
+        whitespace: &Whitespace,
         special: impl Fn(&str) -> Option<u32>,
     ) -> Result<Option<Structure>, ServiceError> {
         let Asked { functions, mode, parallel, .. } = &self.asked;
@@ -72,21 +74,23 @@ impl AnswerForm {
         let rules = Rules::new(self.format, &self.asked, self.thinking, is_free, &special);
         let (mut text, schemas) = rules.write(rule.as_deref());
         let mut fields = Vec::new();
+        let mut warnings = answer.as_ref().map(|answer| answer.warnings.clone()).unwrap_or_default();
         for Schema { rule, function, argument } in schemas {
             let Some(function) = functions.get(function) else { continue };
             fields.push((text.lines().count() + 1, parameters(function)));
-            let schema = match &argument {
-                None => arguments(function, is_free)?,
-                Some(key) => argument_of(function, key)?,
+            let inlined = match &argument {
+                None => arguments(function, whitespace, is_free)?,
+                Some(key) => argument_of(function, whitespace, key)?,
             };
             // Writing to memory cannot fail.
-            let _written = writeln!(text, "{rule}: %json {schema}");
+            let _written = writeln!(text, "{rule}: %json {}", inlined.schema);
+            warnings.extend(inlined.warnings.of(&parameters(function)));
         }
         let has_client_rules = answer.as_ref().is_some_and(|answer| answer.source.has_client_rules());
         let source = Source::form(text, fields, has_client_rules)
             .map_err(|message| ServiceError::invalid("tools", format!("`tools`: {message}")))?;
         let field = answer.map(|answer| answer.field).filter(|_| functions.is_empty());
-        Ok(Some(Structure { source, field: field.unwrap_or_else(|| "tools".to_owned()) }))
+        Ok(Some(Structure { source, field: field.unwrap_or_else(|| "tools".to_owned()), warnings }))
     }
 }
 
@@ -96,16 +100,16 @@ fn parameters(function: &Function) -> String {
 }
 
 /// The schema of a function's arguments.
-fn arguments(function: &Function, is_free: bool) -> Result<String, ServiceError> {
+fn arguments(function: &Function, whitespace: &Whitespace, is_free: bool) -> Result<Inlined, ServiceError> {
     // A function that is not strict may be called with anything.
     let parameters = function.parameters.clone().filter(|_| !is_free || function.strict);
-    inline_schema(parameters).map_err(|message| unsupported(function, &message))
+    inline_schema(parameters, whitespace).map_err(|message| unsupported(function, &message))
 }
 
 /// The schema of the argument `key` alone.
-fn argument_of(function: &Function, key: &str) -> Result<String, ServiceError> {
+fn argument_of(function: &Function, whitespace: &Whitespace, key: &str) -> Result<Inlined, ServiceError> {
     let schema = function.parameters.as_ref().map(|parameters| argument_schema(parameters, key));
-    inline_value_schema(schema.unwrap_or_default()).map_err(|message| unsupported(function, &message))
+    inline_value_schema(schema.unwrap_or_else(|| json!({})), whitespace).map_err(|message| unsupported(function, &message))
 }
 
 fn unsupported(function: &Function, message: &str) -> ServiceError {
