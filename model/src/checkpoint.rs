@@ -12,7 +12,6 @@ use crate::fields::Fields;
 use crate::fingerprint::{self, Fingerprint};
 use crate::generation::GenerationDefaults;
 use crate::inspection::Inspection;
-use crate::json;
 use crate::layout::{self, LayerMlp, LayerTensors, Layout};
 use crate::shards::{Place, Shards};
 use crate::sizes::Sizes;
@@ -22,6 +21,7 @@ use crate::tensors::{
     AttentionTensors, ExpertTensors, Linear, MlpTensors, NormTensors, RouterTensors, Scales, SharedTensors,
     StoredAs, TensorRef,
 };
+use crate::{json, modelopt};
 
 /// An open checkpoint in the Hugging Face layout whose headers have been checked against its config.
 ///
@@ -66,6 +66,7 @@ impl Checkpoint {
         };
         // A config that is refused is reported before any weight file is looked at.
         ModelConfig::from_object(&path, &object, None)?;
+        modelopt::refuse(&*store)?;
         let shards = Shards::open(&*store)?;
         let config = ModelConfig::from_object(&path, &object, layout::stored_dtype(&shards))?;
         let generation = GenerationDefaults::open(&*store, &config)?;

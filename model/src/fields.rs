@@ -5,9 +5,10 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use crate::error::CheckpointError;
+use crate::json_constants::Constant;
 
 /// No count or size of a model is larger; twice the product of two of them fits 64 bits.
-const SIZE_LIMIT: u64 = 1 << 31;
+pub(crate) const SIZE_LIMIT: u64 = 1 << 31;
 
 /// No model has so many tokens of one purpose; each is compared with all others.
 const TOKEN_LIMIT: usize = 4096;
@@ -136,6 +137,14 @@ impl<'a> Fields<'a> {
             .ok_or_else(|| self.wrong(name, value, "a finite number"))
     }
 
+    /// A finite upper bound; infinity is the same as absent.
+    pub(crate) fn optional_limit(&self, name: &str) -> Result<Option<f64>, CheckpointError> {
+        match self.get(name).and_then(Constant::of) {
+            Some(Constant::Infinity) => Ok(None),
+            _ => self.optional_number(name),
+        }
+    }
+
     /// A finite number above zero, if there is one.
     pub(crate) fn optional_positive(&self, name: &str) -> Result<Option<f64>, CheckpointError> {
         match self.optional_number(name)? {
@@ -158,7 +167,7 @@ impl<'a> Fields<'a> {
     pub(crate) fn text(&self, name: &str) -> Result<Option<&'a str>, CheckpointError> {
         match self.get(name) {
             None => Ok(None),
-            Some(Value::String(text)) => Ok(Some(text)),
+            Some(value @ Value::String(text)) if Constant::of(value).is_none() => Ok(Some(text)),
             Some(other) => Err(self.wrong(name, other, "a string")),
         }
     }
@@ -230,8 +239,9 @@ impl<'a> Fields<'a> {
 }
 
 /// As much of a value as a message has room for.
-fn cut(value: &Value) -> String {
-    let mut shown = value.to_string();
+pub(crate) fn cut(value: &Value) -> String {
+    let mut shown =
+        Constant::of(value).map_or_else(|| value.to_string(), |constant| constant.name().to_owned());
     if let Some((cut, _)) = shown.char_indices().nth(80) {
         shown.truncate(cut);
         shown.push('…');

@@ -10,7 +10,8 @@ use crate::error::CheckpointError;
 use crate::family::Family::{
     self, DeepseekV2, DeepseekV3, Gpt2Moe, GptOss, GraniteMoe, Mixtral, Olmoe, Phimoe, Qwen2Moe, Qwen3Moe,
 };
-use crate::fields::{Fields, same_number};
+use crate::fields::{Fields, cut, same_number};
+use crate::json_constants::Constant;
 use crate::rope::RopeFacts;
 
 /// A value that asks for nothing; null always does.
@@ -20,9 +21,11 @@ enum Neutral {
     Number(f64),
     Text(&'static str),
     EmptyList,
+    /// Infinity, which limits nothing.
+    Unlimited,
 }
 
-use Neutral::{EmptyList, Flag, Number, Text};
+use Neutral::{EmptyList, Flag, Number, Text, Unlimited};
 
 impl Neutral {
     fn is(self, value: &Value) -> bool {
@@ -31,6 +34,7 @@ impl Neutral {
             Number(number) => same_number(value, number),
             Text(text) => value.as_str() == Some(text),
             EmptyList => value.as_array().is_some_and(Vec::is_empty),
+            Unlimited => Constant::of(value) == Some(Constant::Infinity),
         }
     }
 }
@@ -107,7 +111,7 @@ const ROWS: &[Row] = &[
     ("rope_percent", ONCE, &[]),
     // Attention.
     ("index_topk", NEVER, &[]),
-    ("clip_qkv", NEVER, &[Olmoe]),
+    ("clip_qkv", &[Unlimited], &[Olmoe]),
     ("q_lora_rank", NEVER, DEEPSEEK),
     ("kv_lora_rank", NEVER, DEEPSEEK),
     ("use_mla", OFF, DEEPSEEK),
@@ -143,7 +147,7 @@ const ROWS: &[Row] = &[
     ("norm_min", NEVER, &[]),
     ("zero_expert_num", NONE_OF_THEM, &[]),
     // What experts compute.
-    ("swiglu_limit", NEVER, &[GptOss]),
+    ("swiglu_limit", &[Unlimited], &[GptOss]),
     ("swiglu_limits", NEVER, &[]),
     ("swiglu_alpha", NEVER, &[GptOss]),
     ("use_double_wide_mlp", OFF, &[]),
@@ -178,7 +182,7 @@ pub(crate) fn refuse(fields: Fields<'_>, family: Family) -> Result<(), Checkpoin
             && !read_by.contains(&family)
             && !neutral.iter().any(|neutral| neutral.is(value))
         {
-            let message = format!("{value}: not supported by family {name}");
+            let message = format!("{}: not supported by family {name}", cut(value));
             return Err(fields.unsupported(field, message));
         }
     }
@@ -187,7 +191,9 @@ pub(crate) fn refuse(fields: Fields<'_>, family: Family) -> Result<(), Checkpoin
             && families.contains(&family)
             && value.as_bool() != Some(*only)
         {
-            return Err(fields.unsupported(field, format!("{value}: expected {only} in family {name}")));
+            return Err(
+                fields.unsupported(field, format!("{}: expected {only} in family {name}", cut(value)))
+            );
         }
     }
     // longrope has factors of its own there.

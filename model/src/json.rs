@@ -1,10 +1,12 @@
 //! Small JSON files, read with a bound.
 
+use std::borrow::Cow;
 use std::path::Path;
 
 use serde_json::{Map, Value};
 
 use crate::error::CheckpointError;
+use crate::json_constants::without_constants;
 use crate::store::{Store, read_fully_at};
 
 /// The largest JSON file that is read. A safetensors header may be as long, and no config comes near.
@@ -27,12 +29,17 @@ pub(crate) fn read_optional(store: &dyn Store, name: &str) -> Result<Option<Vec<
     Ok(Some(bytes))
 }
 
-/// Parses an object. The parser refuses more than 128 levels of nesting.
+/// Parses an object, with Python's `NaN` and `Infinity` as [`Fields`](crate::fields::Fields) know them. The parser refuses
+/// more than 128 levels of nesting.
 pub(crate) fn parse_object(path: &Path, bytes: &[u8]) -> Result<Map<String, Value>, CheckpointError> {
-    let (field, message) = match serde_json::from_slice(bytes) {
+    // Constants of Python are rare: texts without them are read once.
+    let parsed = serde_json::from_slice(bytes).or_else(|error| match without_constants(bytes) {
+        Cow::Owned(replaced) => serde_json::from_slice(&replaced),
+        Cow::Borrowed(_) => Err(error),
+    });
+    let (field, message) = match parsed {
         Ok(Value::Object(object)) => return Ok(object),
         Ok(_) => (None, "expected one JSON object".to_owned()),
-        // Python writes NaN and Infinity, which are no JSON: say whose value it is.
         Err(error) => (field_before(bytes, &error), error.to_string()),
     };
     let message = match &field {

@@ -11,6 +11,9 @@ const BLOCK: &str = "weight_block_size";
 const EXCEPT: &str = "modules_to_not_convert";
 /// Element type of fp8 weights in a header.
 pub(crate) const FP8: &str = "F8_E4M3";
+/// What to use in place of a form that is not supported.
+pub(crate) const SUPPORTED: &str = "supported are fp8 (e4m3 with block scales) and mxfp4, otherwise use a float32, bfloat16 or \
+                                    float16 checkpoint";
 /// Longest side of a block.
 const LONGEST: u64 = 65_535;
 
@@ -54,14 +57,11 @@ impl Quantisation {
             Some("fp8") => (fp8(quantisation)?, FP8_FIELDS),
             Some("mxfp4") => (ShortForm::Mxfp4, MXFP4_FIELDS),
             other => {
-                return Err(quantisation.unsupported(
-                    "quant_method",
-                    format!(
-                        "`{}`; supported are fp8 (e4m3 with block scales) and mxfp4, otherwise use a float32, \
-                         bfloat16 or float16 checkpoint",
-                        other.unwrap_or("null")
-                    ),
-                ));
+                // ModelOpt has one method for several algorithms.
+                let algorithm = quantisation.text("quant_algo")?.map(|name| format!(" ({name})"));
+                let (method, algorithm) = (other.unwrap_or("null"), algorithm.unwrap_or_default());
+                let message = format!("`{method}`{algorithm}; {SUPPORTED}");
+                return Err(quantisation.unsupported("quant_method", message));
             }
         };
         if let Some(name) =

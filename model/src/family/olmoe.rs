@@ -37,7 +37,7 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
             format!("{head_dim}; OLMoE's heads have hidden_size / num_attention_heads elements"),
         ));
     }
-    let clip = fields.optional_number("clip_qkv")?;
+    let clip = fields.optional_limit("clip_qkv")?;
     if let Some(clip) = clip.filter(|clip| *clip < 0.0 || !(*clip as f32).is_finite()) {
         return Err(fields.error("clip_qkv", format!("is {clip}, expected at least 0 and finite in float32")));
     }

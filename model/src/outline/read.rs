@@ -10,6 +10,7 @@ use crate::error::CheckpointError;
 use crate::facts::{AttentionFacts, ExpertBiases, LayerFacts, MlpFacts, NormKind, QkNorm, StoredDtype};
 use crate::fields::Fields;
 use crate::json;
+use crate::modelopt;
 use crate::store::Store;
 
 const CONFIG: &str = "config.json";
@@ -18,15 +19,22 @@ const MOST_EXPERTS: usize = 65_536;
 const WIDEST: usize = 1 << 24;
 
 impl Outline {
-    /// Reads the `config.json` in `store`, and no other file. `dtype` is what weights are counted in, whatever
-    /// they are stored in; as stored where absent.
+    /// Reads the `config.json` in `store`. `dtype` is what weights are counted in, whatever they are stored in; as
+    /// stored where absent, which `hf_quant_config.json` may say, too.
     ///
     /// # Errors
-    /// There is no config, its family is not known, or a field is missing, wrong or out of bounds.
+    /// There is no config, its family is not known, the sizes of stored weights are not known, or a field is
+    /// missing, wrong or out of bounds.
     pub fn open_in(store: &dyn Store, dtype: Option<&str>) -> Result<Self, CheckpointError> {
         let path = store.root().join(CONFIG);
         match json::object_if_present(store, CONFIG)? {
-            Some(object) => Self::from_object(&path, object, dtype),
+            Some(object) => {
+                let outline = Self::from_object(&path, object, dtype)?;
+                if dtype.is_none() {
+                    modelopt::refuse(store)?;
+                }
+                Ok(outline)
+            }
             None => Err(CheckpointError::MissingFile {
                 path,
                 message: "model sizes are read from config.json".to_owned(),

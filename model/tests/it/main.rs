@@ -6,6 +6,7 @@ mod config;
 mod hostile;
 mod mutated_configs;
 mod outlines;
+mod python_numbers;
 mod rope;
 mod short_forms;
 mod support;

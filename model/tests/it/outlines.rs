@@ -1,6 +1,9 @@
 //! Sizes from a configuration alone, against checkpoints and against what publishers count.
 
+use crate::support;
+
 use remoe_model::{Checkpoint, CheckpointError, Folder, Inspection, Outline, Weights};
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
 fn fixtures() -> PathBuf {
@@ -110,4 +113,56 @@ fn what_no_size_follows_from_is_refused_by_field() {
     assert_eq!(error.field(), Some("quantization_config.quant_method"));
     // Counted in a dtype that was named, it does not matter how it is stored.
     assert_eq!(read(&gptq, Some("bfloat16")).unwrap().parameters(), read(&valid, None).unwrap().parameters());
+}
+
+/// `hf_quant_config.json` as ModelOpt writes it.
+fn quantised(algorithm: &Value) -> String {
+    json!({
+        "producer": {"name": "modelopt", "version": "0.29.0"},
+        "quantization": {
+            "quant_algo": algorithm, "kv_cache_quant_algo": "FP8", "group_size": 16, "exclude_modules": ["lm_head"],
+        },
+    })
+    .to_string()
+}
+
+#[test]
+fn modelopt_checkpoints_are_refused_by_name() {
+    let published =
+        std::fs::read_to_string(fixtures().join("published/qwen3-235b-a22b/config.json")).unwrap();
+    let alone = support::Folder::new();
+    alone.put("config.json", &published);
+    let stored = support::mixtral().write();
+    let open = |folder: &support::Folder, dtype| Outline::open_in(&Folder::new(folder.path()), dtype);
+    for algorithm in ["NVFP4", "FP8", "W4A8_AWQ", "MIXED_PRECISION"] {
+        for folder in [&alone, &stored] {
+            folder.put("hf_quant_config.json", quantised(&json!(algorithm)));
+            for error in [open(folder, None).unwrap_err(), folder.error()] {
+                assert!(matches!(&error, CheckpointError::Unsupported { .. }), "{error}");
+                assert_eq!(error.field(), Some("quantization.quant_algo"));
+                let text = error.to_string();
+                assert!(text.contains(algorithm) && text.contains("use a float32, bfloat16"), "{text}");
+            }
+            // Counted in a dtype that was named, it does not matter how it is stored.
+            assert!(open(folder, Some("bfloat16")).is_ok());
+        }
+    }
+    // Of a KV cache alone.
+    stored.put("hf_quant_config.json", quantised(&json!(null)));
+    assert_eq!(stored.open().config().layers.len(), 3);
+    for (text, field) in
+        [("{}", "quantization"), ("{\"quantization\": {\"quant_algo\": 4}}", "quantization.quant_algo")]
+    {
+        stored.put("hf_quant_config.json", text);
+        assert_eq!(stored.error().field(), Some(field));
+    }
+    let quantisation = json!({"quant_method": "modelopt", "quant_algo": "NVFP4"});
+    let inside = published.replacen('{', &format!("{{\"quantization_config\": {quantisation},"), 1);
+    let error = Outline::from_json(Path::new("config.json"), inside.as_bytes(), None).unwrap_err();
+    assert_eq!(error.field(), Some("quantization_config.quant_method"));
+    let mut material = support::mixtral();
+    material.set("quantization_config", quantisation);
+    let error = material.write().error();
+    assert_eq!(error.field(), Some("quantization_config.quant_method"));
+    assert!(error.to_string().contains("`modelopt` (NVFP4)"), "{error}");
 }
