@@ -8,7 +8,7 @@ use crate::error::CheckpointError;
 use crate::facts::{Activation, AttentionFacts};
 use crate::facts::{LayerFacts, MlpFacts, MoeFacts, NormKind, StoredDtype};
 use crate::family::Family;
-use crate::fields::Fields;
+use crate::fields::{Fields, SIZE_LIMIT};
 use crate::foreign;
 use crate::json;
 use crate::rope::{RopeFacts, RopeScaling};
@@ -33,8 +33,10 @@ pub struct ModelConfig {
     pub norm_eps: f64,
     /// Whether the head is the embedding.
     pub tie_embeddings: bool,
-    /// Positions that the model was made for.
+    /// Positions that the model was made for: those that its config states, scaled where its rope is.
     pub context_length: usize,
+    /// Positions that its config states.
+    pub stated_positions: usize,
     /// Activation of experts, shared experts and dense layers.
     pub activation: Activation,
     /// The norms outside of attention.
@@ -339,6 +341,17 @@ impl<'a> Common<'a> {
         Ok((experts, top_k))
     }
 
+    /// Positions that `rope` reaches.
+    fn reach(&self, rope: Option<&RopeFacts>) -> Result<usize, CheckpointError> {
+        let Some(rope) = rope else { return Ok(self.context_length) };
+        let reach = rope.reach(self.context_length).floor();
+        if !(1.0..=SIZE_LIMIT as f64).contains(&reach) {
+            let message = format!("gives a context of {reach} positions, expected 1 to {SIZE_LIMIT}");
+            return Err(self.fields.error("rope_scaling.factor", message));
+        }
+        Ok(reach as usize)
+    }
+
     pub(crate) fn finish(
         self,
         family: Family,
@@ -369,6 +382,7 @@ impl<'a> Common<'a> {
                 return Err(fields.error("sliding_window", "is 0, expected at least 1"));
             }
         }
+        let rope = rope.into();
         Ok(ModelConfig {
             family,
             dtype: self.dtype,
@@ -376,13 +390,14 @@ impl<'a> Common<'a> {
             hidden_size: self.hidden_size,
             norm_eps,
             tie_embeddings: self.tie_embeddings,
-            context_length: self.context_length,
+            context_length: self.reach(rope.as_ref())?,
+            stated_positions: self.context_length,
             activation: self.activation,
             norm: NormKind::Rms,
             head_bias: false,
             multipliers: Multipliers::default(),
             layers,
-            rope: rope.into(),
+            rope,
             bos_id: token("bos_token_id", defaults.bos)?.first().copied(),
             eos_ids: token("eos_token_id", defaults.eos)?,
         })

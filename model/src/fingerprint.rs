@@ -89,6 +89,12 @@ pub(crate) fn of(
 fn facts_text(config: &ModelConfig) -> String {
     let text = format!("{config:?}").replace("gated: true, ", "").replace("output_bias: false, ", "");
     let text = text.replace("biases: None, ", "biases: false, ").replace("biases: All, ", "biases: true, ");
+    // Positions as the config states them, though its rope may reach others, unless a user has chosen how many are served.
+    let (context, stated) = (config.context_length, config.stated_positions);
+    let reached = config.rope.as_ref().map_or(stated as f64, |rope| rope.reach(stated).floor());
+    let said = if context as f64 == reached { stated } else { context };
+    let both = format!("context_length: {context}, stated_positions: {stated}, ");
+    let text = text.replace(&both, &format!("context_length: {said}, "));
     match (text.split_once("rope: Some("), config.rope.is_some()) {
         (Some((before, after)), true) => {
             format!("{before}rope: {}", after.replacen("), bos_id: ", ", bos_id: ", 1))

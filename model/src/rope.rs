@@ -110,6 +110,21 @@ pub struct RopeFacts {
 }
 
 impl RopeFacts {
+    /// Positions that the rotation reaches in a model whose config states `stated`, as vLLM's
+    /// `_get_and_verify_max_len` has it: YaRN multiplies those of the training, linear scaling those stated. The
+    /// frequencies of both are the same for any length of text. Configs of the other kinds state what is reached;
+    /// those of type dynamic would have other frequencies beyond it.
+    pub(crate) fn reach(&self, stated: usize) -> f64 {
+        match self.scaling {
+            RopeScaling::Yarn { factor, original, .. } => original as f64 * factor,
+            RopeScaling::Linear { factor } => stated as f64 * factor,
+            RopeScaling::None
+            | RopeScaling::Dynamic { .. }
+            | RopeScaling::Llama3 { .. }
+            | RopeScaling::Long { .. } => stated as f64,
+        }
+    }
+
     /// The `dim` / 2 inverse frequencies, radians per position.
     #[must_use]
     pub fn inverse_frequencies(&self) -> Vec<f32> {

@@ -315,7 +315,7 @@ fn scores_and_angles_stay_finite() {
     let scaling = |mscale: f64, all: f64| {
         let text = json!({
             "model_type": "deepseek_v2", "num_experts_per_tok": 2,
-            "rope_scaling": {"type": "yarn", "factor": 1e30, "mscale": mscale, "mscale_all_dim": all},
+            "rope_scaling": {"type": "yarn", "factor": 1e5, "mscale": mscale, "mscale_all_dim": all},
         });
         ModelConfig::from_json(Path::new("config.json"), text.to_string().as_bytes())
     };

@@ -134,3 +134,56 @@ fn the_original_context_of_the_top_level_wins() {
     };
     assert_eq!(original, 8);
 }
+
+/// As `_get_and_verify_max_len` of vLLM has it, but for type dynamic, which is served as far as its frequencies stay.
+#[test]
+fn context_length_is_what_the_rope_reaches() {
+    let yarn = |factor: f64, original: usize| json!({"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original});
+    let factors = vec![1.0; 8];
+    for (stated, rope, reached) in [
+        (40_960, json!({"rope_type": "default"}), 40_960),
+        // Qwen3's model card.
+        (40_960, yarn(4.0, 32_768), 131_072),
+        // DeepSeek-V3 and gpt-oss.
+        (163_840, yarn(40.0, 4096), 163_840),
+        (131_072, yarn(32.0, 4096), 131_072),
+        (65_536, yarn(2.0, 16_384), 32_768),
+        (1000, yarn(1.5, 333), 499),
+        (4096, json!({"rope_type": "yarn", "factor": null, "original_max_position_embeddings": 512}), 4096),
+        (4096, json!({"rope_type": "yarn", "factor": 2.0}), 8192),
+        (4096, json!({"type": "linear", "factor": 2.5}), 10_240),
+        (4096, json!({"rope_type": "dynamic", "factor": 4.0}), 4096),
+        (
+            131_072,
+            json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}),
+            131_072,
+        ),
+        (
+            131_072,
+            json!({"rope_type": "longrope", "factor": 32.0, "short_factor": factors, "long_factor": factors, "original_max_position_embeddings": 4096}),
+            131_072,
+        ),
+    ] {
+        let mut material = mixtral();
+        material
+            .unset("rope_parameters")
+            .set("head_dim", json!(16))
+            .set("max_position_embeddings", json!(stated))
+            .set("rope_scaling", rope.clone());
+        assert_eq!(parse(&material).context_length, reached, "{rope}");
+    }
+}
+
+#[test]
+fn context_length_out_of_bounds_is_refused() {
+    for factor in [1e12, 0.01] {
+        let mut material = mixtral();
+        material.unset("rope_parameters").set("max_position_embeddings", json!(64)).set(
+            "rope_scaling",
+            json!({"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": 64}),
+        );
+        let text = material.config.to_string();
+        let error = ModelConfig::from_json(Path::new("config.json"), text.as_bytes()).unwrap_err();
+        assert_eq!(error.field(), Some("rope_scaling.factor"), "{error}");
+    }
+}
