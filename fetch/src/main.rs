@@ -11,11 +11,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Files beside the weights.
-const BESIDE: [&str; 8] = [
+const BESIDE: [&str; 9] = [
     "config.json",
     "generation_config.json",
     "model.safetensors.index.json",
     "tokenizer.json",
+    "tiktoken.model",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",

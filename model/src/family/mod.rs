@@ -27,7 +27,7 @@ pub enum Family {
     Olmoe,
     /// DeepSeek-V2 (DeepSeek).
     DeepseekV2,
-    /// DeepSeek-V3 and R1 (DeepSeek).
+    /// DeepSeek-V3 and R1 (DeepSeek), Kimi-K2 (Moonshot AI).
     DeepseekV3,
     /// Qwen3-MoE (Alibaba).
     Qwen3Moe,
@@ -40,6 +40,9 @@ pub enum Family {
     /// GPT-2 (OpenAI) with its feed-forward networks cut into experts.
     Gpt2Moe,
 }
+
+/// Other values of `model_type` of models that are the same in everything that is read here.
+const ALIASES: [(&str, &str); 1] = [("kimi_k2", "deepseek_v3")];
 
 /// Names of tensors. Layer tensors stand under `model.layers.<id>.`, expert tensors of the separate
 /// layout under `<block>.experts.<id>.`.
@@ -132,7 +135,8 @@ impl Family {
         let Some(name) = fields.text("model_type")? else {
             return Err(fields.error("model_type", format!("is missing, expected one of {}", supported())));
         };
-        Self::ALL.into_iter().find(|family| family.name() == name).ok_or_else(|| {
+        let written = ALIASES.iter().find(|(alias, _)| *alias == name).map_or(name, |(_, family)| *family);
+        Self::ALL.into_iter().find(|family| family.name() == written).ok_or_else(|| {
             fields
                 .unsupported("model_type", format!("unknown family `{name}`; supported are {}", supported()))
         })

@@ -7,6 +7,7 @@ mod guard;
 mod instrument;
 mod python_json;
 mod template;
+mod tiktoken;
 mod tokenizer;
 
 pub use detokenizer::Detokenizer;

@@ -1,4 +1,4 @@
-//! `tokenizer.json`, with the checks that a server needs.
+//! `tokenizer.json` or `tiktoken.model`, with the checks that a server needs.
 
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,6 +13,7 @@ use crate::json;
 use crate::store::{Folder, Store};
 use crate::text::bound::bytes_per_token;
 use crate::text::error::TextError;
+use crate::text::tiktoken;
 
 const FILE: &str = "tokenizer.json";
 
@@ -41,8 +42,8 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Opens `tokenizer.json` of a folder, `None` where there is none. `vocab_size` is the model's:
-    /// ids beyond it are errors.
+    /// Opens `tokenizer.json` of a folder, else `tiktoken.model`, `None` where there is neither. `vocab_size` is the
+    /// model's: ids beyond it are errors.
     ///
     /// # Errors
     /// The file cannot be read or is not a tokenizer.
@@ -55,10 +56,11 @@ impl Tokenizer {
     /// # Errors
     /// As [`Self::open`].
     pub fn open_in(store: &dyn Store, vocab_size: usize) -> Result<Option<Self>, TextError> {
-        let Some(bytes) = json::read_optional(store, FILE)? else {
-            return Ok(None);
+        let found = match json::read_optional(store, FILE)? {
+            Some(bytes) => Some((store.root().join(FILE), bytes)),
+            None => tiktoken::read(store, vocab_size)?,
         };
-        Self::from_bytes(&store.root().join(FILE), &bytes, vocab_size).map(Some)
+        found.map(|(path, bytes)| Self::from_bytes(&path, &bytes, vocab_size)).transpose()
     }
 
     /// Parses the text of a `tokenizer.json`; `path` is for messages.
@@ -289,10 +291,25 @@ pub(super) fn fallback_byte(token: &str) -> Option<u8> {
 /// The byte that a character of byte-level BPE stands for: printable Latin-1 is itself, the others
 /// follow from 256 on (`bytes_to_unicode` of GPT-2).
 pub(super) fn byte_of(character: char) -> Option<u8> {
-    let printable = |byte: &u8| matches!(byte, 33..=126 | 161..=172 | 174..=255);
     match u32::from(character) {
-        code @ 0..256 => u8::try_from(code).ok().filter(printable),
-        code => (0..=255_u8).filter(|byte| !printable(byte)).nth(usize::try_from(code - 256).ok()?),
+        code @ 0..256 => u8::try_from(code).ok().filter(|byte| is_printable(*byte)),
+        code => (0..=255_u8).filter(|byte| !is_printable(*byte)).nth(usize::try_from(code - 256).ok()?),
+    }
+}
+
+fn is_printable(byte: u8) -> bool {
+    matches!(byte, 33..=126 | 161..=172 | 174..=255)
+}
+
+/// The character of byte-level BPE that stands for a byte; the inverse of [`byte_of`].
+pub(super) fn character_of(byte: u8) -> char {
+    match is_printable(byte) {
+        true => char::from(byte),
+        // 68 bytes at most: far from what is no character.
+        false => {
+            let before = (0..byte).filter(|byte| !is_printable(*byte)).count() as u32;
+            char::from_u32(256 + before).unwrap_or(char::REPLACEMENT_CHARACTER)
+        }
     }
 }
 

@@ -12,5 +12,6 @@ mod short_forms;
 mod support;
 mod template;
 mod templates;
+mod tiktoken;
 mod tokenizer;
 mod tokenizer_fixtures;

@@ -2,7 +2,7 @@
 
 use crate::support;
 
-use remoe_model::{Checkpoint, CheckpointError, Folder, Inspection, Outline, Weights};
+use remoe_model::{Checkpoint, CheckpointError, Folder, Inspection, ModelConfig, Outline, Weights};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -165,4 +165,36 @@ fn modelopt_checkpoints_are_refused_by_name() {
     let error = material.write().error();
     assert_eq!(error.field(), Some("quantization_config.quant_method"));
     assert!(error.to_string().contains("`modelopt` (NVFP4)"), "{error}");
+}
+
+/// Fields of the config of moonshotai/Kimi-K2-Instruct. Its model card counts 1 trillion parameters, 32 billion of them active.
+#[test]
+fn kimi_k2_is_a_model_of_deepseek_v3() {
+    let text = r#"{
+        "architectures": ["DeepseekV3ForCausalLM"], "model_type": "kimi_k2",
+        "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"},
+        "attention_bias": false, "aux_loss_alpha": 0.001, "bos_token_id": 163584, "eos_token_id": 163585, "ep_size": 1,
+        "first_k_dense_replace": 1, "hidden_act": "silu", "hidden_size": 7168, "intermediate_size": 18432,
+        "kv_lora_rank": 512, "max_position_embeddings": 131072, "moe_intermediate_size": 2048, "moe_layer_freq": 1,
+        "n_group": 1, "n_routed_experts": 384, "n_shared_experts": 1, "norm_topk_prob": true, "num_attention_heads": 64,
+        "num_experts_per_tok": 8, "num_hidden_layers": 61, "num_key_value_heads": 64, "num_nextn_predict_layers": 0,
+        "pretraining_tp": 1, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+        "quantization_config": {
+            "activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]
+        },
+        "rms_norm_eps": 1e-6,
+        "rope_scaling": {
+            "beta_fast": 1.0, "beta_slow": 1.0, "factor": 32.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 4096, "type": "yarn"
+        },
+        "rope_theta": 50000.0, "routed_scaling_factor": 2.827, "scoring_func": "sigmoid", "seq_aux": true,
+        "tie_word_embeddings": false, "topk_group": 1, "topk_method": "noaux_tc", "torch_dtype": "bfloat16",
+        "v_head_dim": 128, "vocab_size": 163840
+    }"#;
+    let outline = Outline::from_json(Path::new("config.json"), text.as_bytes(), None).unwrap();
+    assert_eq!((outline.family.as_str(), outline.context), ("deepseek_v3", 131_072));
+    assert_eq!(outline.weights, Weights::Fp8 { block: Some(128 * 128) });
+    let (all, active) = (outline.parameters() as f64 / 1e9, outline.active_parameters() as f64 / 1e9);
+    assert!((1020.0..1030.0).contains(&all) && (31.0..33.5).contains(&active), "{all} {active}");
+    assert!(ModelConfig::from_json(Path::new("config.json"), text.as_bytes()).is_ok());
 }
