@@ -5,7 +5,7 @@ use crate::keys::Tenant;
 use axum::extract::{ConnectInfo, Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
-use remoe_http::{ApiError, bearer};
+use remoe_http::{ApiError, presented_key};
 use remoe_wire::{ErrorCode, ServiceError};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -23,6 +23,11 @@ impl Caller {
     pub(crate) fn anybody() -> Self {
         Self { tenant: None, client: "".into() }
     }
+
+    /// Name of the tenant; empty where there are no keys.
+    pub(crate) fn tenant_name(&self) -> &str {
+        self.tenant.as_ref().map_or("", |tenant| tenant.name())
+    }
 }
 
 /// Lets requests with a key pass, all where there are none, and all that ask for health or for the page, which
@@ -33,7 +38,7 @@ pub(crate) async fn identify(
     next: Next,
 ) -> Result<Response, ApiError> {
     let keys = gateway.keys();
-    let presented = bearer(request.headers());
+    let presented = presented_key(request.headers());
     let tenant = presented.and_then(|presented| keys.tenant(presented)).cloned();
     if tenant.is_none() && !keys.is_empty() && !is_open(request.uri().path()) {
         let message = match presented {

@@ -1,9 +1,16 @@
-//! Bearer keys.
+//! API keys of requests.
 
-use axum::http::{HeaderMap, header};
+use axum::http::{HeaderMap, HeaderName, header};
 
-/// The key that a request presents as `Authorization: Bearer KEY`.
-pub fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
+/// Header in which clients of Anthropic's API present their key.
+pub const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+
+/// Returns the key that a request presents as `Authorization: Bearer KEY`, else as `x-api-key: KEY`.
+pub fn presented_key(headers: &HeaderMap) -> Option<&[u8]> {
+    bearer(headers).or_else(|| headers.get(API_KEY).map(|key| key.as_bytes().trim_ascii()))
+}
+
+fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
     let value = headers.get(header::AUTHORIZATION)?.as_bytes();
     let (scheme, key) = value.split_at_checked("Bearer ".len())?;
     scheme.eq_ignore_ascii_case(b"Bearer ").then(|| key.trim_ascii())
@@ -17,4 +24,22 @@ pub fn same(presented: &[u8], key: &[u8]) -> bool {
         difference |= std::hint::black_box(a ^ b);
     }
     std::hint::black_box(difference) == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::http::HeaderValue;
+
+    #[test]
+    fn bearer_key_goes_before_api_key() {
+        let mut headers = HeaderMap::new();
+        assert_eq!(presented_key(&headers), None);
+        headers.insert(API_KEY, HeaderValue::from_static(" one "));
+        assert_eq!(presented_key(&headers), Some(&b"one"[..]));
+        headers.insert(header::AUTHORIZATION, HeaderValue::from_static("Basic x"));
+        assert_eq!(presented_key(&headers), Some(&b"one"[..]));
+        headers.insert(header::AUTHORIZATION, HeaderValue::from_static("bearer two"));
+        assert_eq!(presented_key(&headers), Some(&b"two"[..]));
+    }
 }

@@ -14,3 +14,5 @@ pub const TOLD: HeaderName = HeaderName::from_static("x-remoe-told");
 pub const ACTIVATIONS: HeaderName = HeaderName::from_static("x-remoe-activations");
 /// Tokens of the prompt and of the answer, as main functions tell at the end: `12, 34`.
 pub const TOKENS: HeaderName = HeaderName::from_static("x-remoe-tokens");
+/// Says that the items of `previous_response_id` stand before the input already.
+pub const RESOLVED: HeaderName = HeaderName::from_static("x-remoe-resolved");

@@ -64,9 +64,28 @@ impl ApiError {
         self
     }
 
+    /// The error is about the parameter `param`.
+    #[must_use]
+    pub fn about(mut self, param: impl Into<String>) -> Self {
+        self.body.error.param = Some(param.into());
+        self
+    }
+
+    /// Status of the answer.
+    pub fn status(&self) -> StatusCode {
+        self.status
+    }
+
     /// What the client reads.
     pub fn body(&self) -> &ErrorBody {
         &self.body
+    }
+}
+
+impl ErrorBody {
+    /// Message for people.
+    pub fn message(&self) -> &str {
+        &self.error.message
     }
 }
 
@@ -117,6 +136,8 @@ impl IntoResponse for ApiError {
         if self.status == StatusCode::UNAUTHORIZED {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
+        // For APIs that write errors in another shape.
+        response.extensions_mut().insert(self.body);
         response
     }
 }

@@ -1,10 +1,13 @@
 //! Names of routes for metrics: a bounded set, whatever clients ask for.
 
 /// The routes of all fronts.
-const EXACT: [&str; 13] = [
+const EXACT: [&str; 16] = [
     "/",
     "/v1/chat/completions",
     "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
     "/v1/embeddings",
     "/v1/models",
     "/v1/placement",
@@ -23,6 +26,7 @@ pub fn route_name(path: &str) -> &'static str {
     match EXACT.into_iter().find(|route| *route == path) {
         Some(route) => route,
         None if path.starts_with("/v1/models/") => "/v1/models/{id}",
+        None if path.starts_with("/v1/responses/") => "/v1/responses/{id}",
         None if path.starts_with("/page/") => "/page",
         None => "other",
     }

@@ -251,8 +251,10 @@ pub struct TokenLogprobs {
 /// Why a choice ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FinishReason {
-    /// An end-of-sequence token, a stop token, a stop string or the end of the grammar.
+    /// An end-of-sequence token, a stop token or the end of the grammar.
     Stop,
+    /// A stop string, by its place in the request.
+    StopString(usize),
     /// `max_tokens` or the context's end.
     Length,
 }
@@ -261,7 +263,7 @@ impl FinishReason {
     /// The name in JSON answers.
     pub fn as_str(self) -> &'static str {
         match self {
-            Self::Stop => "stop",
+            Self::Stop | Self::StopString(_) => "stop",
             Self::Length => "length",
         }
     }

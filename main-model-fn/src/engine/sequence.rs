@@ -621,10 +621,10 @@ impl Running {
             text: step.text,
             logprobs,
         }));
-        if step.stopped {
+        if let Some(stop) = step.stopped {
             // Text is held no more: nothing after the stop string may leave.
             choice.text = None;
-            self.end(choice, FinishReason::Stop)?;
+            self.end(choice, FinishReason::StopString(stop))?;
             return Ok(None);
         }
         if complete == Some(true) {
@@ -643,7 +643,7 @@ impl Running {
         if !rest.text.is_empty() {
             self.emit(Event::Delta(Delta { choice: choice.index, text: rest.text, ..Delta::default() }));
         }
-        let reason = if rest.stopped { FinishReason::Stop } else { reason };
+        let reason = rest.stopped.map_or(reason, FinishReason::StopString);
         self.emit(Event::Finished { choice: choice.index, reason });
         Ok(())
     }

@@ -9,8 +9,9 @@ use std::sync::Arc;
 pub(crate) struct Step {
     /// Text that no later token can change or cut off.
     pub(crate) text: String,
-    /// A stop string is complete; the text before it has left, the string itself never does.
-    pub(crate) stopped: bool,
+    /// The stop string that is complete, by its place in the request; the text before it has left, the string itself never
+    /// does.
+    pub(crate) stopped: Option<usize>,
 }
 
 /// Turns tokens into text, holding back partial characters and possible beginnings of stop strings.
@@ -44,7 +45,7 @@ impl TextStream {
     pub(crate) fn finish(&mut self) -> Result<Step, TextError> {
         let text = self.detokenizer.finish(&self.tokenizer)?;
         let mut step = self.stops.push(&text, true);
-        if !step.stopped {
+        if step.stopped.is_none() {
             step.text.push_str(&self.stops.release());
         }
         Ok(step)
@@ -53,7 +54,8 @@ impl TextStream {
 
 /// Finds stop strings in a text that arrives in pieces.
 struct StopStrings {
-    stops: Vec<String>,
+    /// With their places in the request.
+    stops: Vec<(usize, String)>,
     held: String,
     /// Bytes at the start of `held` that came too early: what is complete within them stops nothing.
     early: usize,
@@ -61,7 +63,7 @@ struct StopStrings {
 
 impl StopStrings {
     fn new(stops: &[String]) -> Self {
-        let stops = stops.iter().filter(|stop| !stop.is_empty()).cloned().collect();
+        let stops = stops.iter().cloned().enumerate().filter(|(_, stop)| !stop.is_empty()).collect();
         Self { stops, held: String::new(), early: 0 }
     }
 
@@ -71,26 +73,26 @@ impl StopStrings {
             self.early = self.held.len();
         }
         // The stop string that is complete first wins, however the text is cut into pieces.
-        let found = |stop: &String| {
+        let found = |(place, stop): &(usize, String)| {
             // What begins before this is complete within the early text.
             let from = (self.early + 1).saturating_sub(stop.len());
             let from = (from..=self.held.len()).find(|&at| self.held.is_char_boundary(at))?;
-            self.held[from..].find(stop.as_str()).map(|at| (from + at + stop.len(), from + at))
+            self.held[from..].find(stop.as_str()).map(|at| (from + at + stop.len(), from + at, *place))
         };
-        if let Some((_, at)) = self.stops.iter().filter_map(found).min() {
+        if let Some((_, at, place)) = self.stops.iter().filter_map(found).min() {
             self.held.truncate(at);
-            return Step { text: self.release(), stopped: true };
+            return Step { text: self.release(), stopped: Some(place) };
         }
         // The longest end of the text that begins some stop string must wait.
         let keep = self
             .held
             .char_indices()
             .map(|(at, _)| at)
-            .find(|&at| self.stops.iter().any(|stop| stop.starts_with(&self.held[at..])))
+            .find(|&at| self.stops.iter().any(|(_, stop)| stop.starts_with(&self.held[at..])))
             .unwrap_or(self.held.len());
         let kept = self.held.split_off(keep);
         self.early = self.early.saturating_sub(keep);
-        Step { text: std::mem::replace(&mut self.held, kept), stopped: false }
+        Step { text: std::mem::replace(&mut self.held, kept), stopped: None }
     }
 
     fn release(&mut self) -> String {
@@ -110,7 +112,7 @@ mod tests {
         for piece in pieces {
             let step = stream.push(piece, true);
             out.push(step.text);
-            if step.stopped {
+            if step.stopped.is_some() {
                 return (out, true);
             }
         }
@@ -134,6 +136,14 @@ mod tests {
     }
 
     #[test]
+    fn stop_string_is_told_by_its_place_in_the_request() {
+        let stops = ["", "abc", "b"].map(str::to_owned);
+        let place = |text: &str| StopStrings::new(&stops).push(text, true).stopped;
+        assert_eq!((place("xb"), place("abc"), place("xa")), (Some(2), Some(2), None));
+        assert_eq!(StopStrings::new(&stops[..2]).push("abc", true).stopped, Some(1));
+    }
+
+    #[test]
     fn what_is_complete_too_early_stops_nothing() {
         let feed = |stops: &[&str], early: &[&str], late: &[&str]| {
             let stops: Vec<String> = stops.iter().map(|stop| (*stop).to_owned()).collect();
@@ -144,7 +154,7 @@ mod tests {
             for (piece, may_stop) in pieces {
                 let step = stream.push(piece, may_stop);
                 out.push_str(&step.text);
-                if step.stopped {
+                if step.stopped.is_some() {
                     return (out, true);
                 }
             }

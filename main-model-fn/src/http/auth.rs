@@ -1,10 +1,10 @@
-//! The optional bearer key.
+//! The optional API key.
 
 use super::state::HttpState;
 use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
-use remoe_http::{ApiError, bearer, same};
+use remoe_http::{ApiError, presented_key, same};
 use remoe_wire::{ErrorCode, ServiceError};
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ pub(super) async fn guard(
     if let Some(key) = &state.options.api_key
         && request.uri().path() != "/health"
     {
-        let presented = bearer(request.headers());
+        let presented = presented_key(request.headers());
         if !presented.is_some_and(|presented| same(presented, key.as_bytes())) {
             let message = match presented {
                 None => "missing API key; send `Authorization: Bearer KEY`",

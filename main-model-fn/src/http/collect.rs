@@ -1,10 +1,9 @@
 //! The answer in one piece.
 
+use super::answer_shape::AnswerShape;
 use super::pieces::{Piece, Pieces};
 use super::running::Running;
-use super::shapes::Shape;
 use super::state::HttpState;
-use axum::Json;
 use axum::response::{IntoResponse, Response};
 use remoe_wire::ServiceError;
 
@@ -14,7 +13,7 @@ use remoe_wire::ServiceError;
 /// The engine failed.
 pub(super) async fn respond(
     state: &HttpState,
-    shape: &Shape,
+    shape: &mut dyn AnswerShape,
     mut pieces: Pieces,
     mut running: Running,
 ) -> Result<Response, ServiceError> {
@@ -28,6 +27,6 @@ pub(super) async fn respond(
     while let Some((prompt, event)) = running.next().await? {
         pieces.of(state, prompt, event)?.into_iter().for_each(&mut join);
     }
-    Ok((running.told(), Json(shape.answer(state, whole, &running, pieces.reasoning_tokens())?))
-        .into_response())
+    running.reasoning_tokens = pieces.reasoning_tokens();
+    Ok((running.told(), shape.whole(state, whole, &running)?).into_response())
 }

@@ -2,7 +2,7 @@
 //! not keep, so that a small body cannot become a large one in memory.
 
 use crate::engine::request::Sampling;
-use serde::de::value::MapAccessDeserializer;
+use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
@@ -54,6 +54,38 @@ impl<'de, T: Deserialize<'de>, const MOST: usize> Deserialize<'de> for Few<T, MO
             }
         }
         deserializer.deserialize_seq(FewVisitor(PhantomData))
+    }
+}
+
+/// Most elements of a [`TextOr`].
+const ELEMENTS: usize = 16384;
+
+/// A text, or a list of objects.
+#[derive(Debug)]
+pub(super) enum TextOr<T> {
+    /// A string.
+    Text(String),
+    /// At most [`ELEMENTS`] objects.
+    List(Vec<Object<T>>),
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for TextOr<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct TextOrVisitor<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for TextOrVisitor<T> {
+            type Value = TextOr<T>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string or a list of objects")
+            }
+            fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
+                Ok(TextOr::Text(text.to_owned()))
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Self::Value, A::Error> {
+                let Few(list) = Few::<Object<T>, ELEMENTS>::deserialize(SeqAccessDeserializer::new(list))?;
+                Ok(TextOr::List(list))
+            }
+        }
+        deserializer.deserialize_any(TextOrVisitor(PhantomData))
     }
 }
 

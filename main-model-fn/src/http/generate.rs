@@ -1,5 +1,6 @@
-//! What both generation routes share: from a checked request to its answer.
+//! From a checked request to its answer, for all generation routes.
 
+use super::answer_shape::AnswerShape;
 use super::pieces::Pieces;
 use super::request_body::RequestBody;
 use super::running::Running;
@@ -21,6 +22,7 @@ use remoe_http::ApiError;
 use remoe_http::between::TENANT;
 use remoe_traces::SpanRef;
 use remoe_wire::ServiceError;
+use serde::de::DeserializeOwned;
 use std::sync::Arc;
 
 /// Which route answers, and so in which shape.
@@ -164,17 +166,35 @@ pub(super) fn span(state: &HttpState, request: &extract::Request) -> SpanRef {
     span
 }
 
-/// Reads and checks the body with `check`, hands the generation to the engine and answers.
+/// Answers in OpenAI's shape of chats and completions.
 pub(super) async fn answer(
     state: Arc<HttpState>,
     request: extract::Request,
     check: fn(&HttpState, RequestBody) -> Result<Generation, ServiceError>,
 ) -> Result<Response, ApiError> {
+    let shaped = move |state: &HttpState, body| {
+        let generation = check(state, body)?;
+        let shape = Shape::new(generation.route, generation.options);
+        Ok((generation, Box::new(shape) as Box<dyn AnswerShape>))
+    };
+    answer_shaped(state, request, shaped).await
+}
+
+/// Reads and checks the body with `check`, hands the generation to the engine and answers in its shape.
+pub(super) async fn answer_shaped<T, C>(
+    state: Arc<HttpState>,
+    request: extract::Request,
+    check: C,
+) -> Result<Response, ApiError>
+where
+    T: DeserializeOwned,
+    C: FnOnce(&HttpState, T) -> Result<(Generation, Box<dyn AnswerShape>), ServiceError> + Send + 'static,
+{
     state.check_ready()?;
     let timeline = Timeline::begin(request.headers());
     let tenant = tenant(request.headers());
     let span = span(&state, &request);
-    let mut generation = body::read(&state, request, check).await?;
+    let (mut generation, mut shape) = body::read(&state, request, check).await?;
     let activations = timeline.wants_activations().then(|| state.placement.activations()).flatten();
     for request in &mut generation.requests {
         request.tenant = tenant;
@@ -186,15 +206,13 @@ pub(super) async fn answer(
         generation.requests.iter_mut().for_each(|request| request.grammar = Some(grammar.clone()));
         warning = warning::header(&warnings);
     }
-    let (route, stream) = (generation.route, generation.options.stream);
-    let shape = Shape::new(route, generation.options);
+    let stream = generation.options.stream;
     let (pieces, requests) = Pieces::new(generation);
-    let field = if route == Route::Chat { "messages" } else { "prompt" };
-    span.set("gen_ai.operation.name", if route == Route::Chat { "chat" } else { "text_completion" });
-    let running = Running::start(&state, requests, field, timeline, span)?;
+    span.set("gen_ai.operation.name", shape.operation());
+    let running = Running::start(&state, requests, shape.prompt_field(), timeline, span)?;
     let mut response = match stream {
         true => stream::respond(state, shape, pieces, running),
-        false => collect::respond(&state, &shape, pieces, running).await?,
+        false => collect::respond(&state, shape.as_mut(), pieces, running).await?,
     };
     if let Some(warning) = warning {
         response.headers_mut().insert(warning::WARNING, warning);

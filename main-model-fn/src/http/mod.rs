@@ -1,9 +1,11 @@
-//! The OpenAI-compatible HTTP front.
+//! The HTTP front, compatible with OpenAI's APIs and Anthropic's.
 //!
 //! ```text
 //! body -> request_body (types) -> unsupported, sampling, structured, messages (rules) -> chat | completions
+//!         responses, anthropic (a chat of the same meaning) -> chat
 //!      -> generate: the grammar compiled, engine requests, one per prompt -> running: their events, merged
-//!      -> pieces: what each choice gains, calls of tools told apart -> collect (one answer) | stream (SSE) -> shapes (JSON)
+//!      -> pieces: what each choice gains, calls of tools told apart -> collect (one answer) | stream (SSE)
+//!      -> answer_shape: shapes | responses | anthropic (JSON)
 //! ```
 //!
 //! Reading and tokenising happen on blocking threads, a bounded number at a time, small bodies apart
@@ -11,6 +13,8 @@
 //! dropped drops its events, which ends the work in the engine; `connections` drops the answers of
 //! clients that do not take them.
 
+mod answer_shape;
+mod anthropic;
 mod auth;
 mod body;
 mod chat;
@@ -30,6 +34,7 @@ mod plan_metrics;
 mod primer;
 mod reasoning;
 mod request_body;
+mod responses;
 mod router;
 mod running;
 mod sampling;
@@ -44,6 +49,8 @@ mod text_frontend;
 mod timing;
 mod tokenize;
 mod tools;
+mod translated;
+mod turns;
 mod unsupported;
 mod urgency;
 mod usage;

@@ -22,6 +22,8 @@ pub(super) struct Piece {
     pub(super) token_ids: Vec<u32>,
     /// Why the choice has ended, as answers say it.
     pub(super) finish: Option<&'static str>,
+    /// The stop string that ended it, by its place in the request.
+    pub(super) stopped_by: Option<usize>,
 }
 
 impl Piece {
@@ -35,6 +37,7 @@ impl Piece {
             logprobs: Vec::new(),
             token_ids: Vec::new(),
             finish: None,
+            stopped_by: None,
         }
     }
 
@@ -51,6 +54,7 @@ impl Piece {
         self.logprobs.extend(later.logprobs);
         self.token_ids.extend(later.token_ids);
         self.finish = later.finish.or(self.finish);
+        self.stopped_by = later.stopped_by.or(self.stopped_by);
     }
 
     fn says_nothing(&self) -> bool {
@@ -152,10 +156,14 @@ impl Pieces {
             has_called = reader.has_called();
         }
         let finish = match reason {
-            FinishReason::Stop if has_called => "tool_calls",
+            FinishReason::Stop | FinishReason::StopString(_) if has_called => "tool_calls",
             reason => reason.as_str(),
         };
-        vec![rest, Piece { finish: Some(finish), ..Piece::empty(index) }]
+        let stopped_by = match reason {
+            FinishReason::StopString(place) => Some(place),
+            FinishReason::Stop | FinishReason::Length => None,
+        };
+        vec![rest, Piece { finish: Some(finish), stopped_by, ..Piece::empty(index) }]
     }
 
     fn delta(&mut self, state: &HttpState, index: usize, delta: Delta) -> Result<Piece, ServiceError> {

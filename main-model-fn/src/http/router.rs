@@ -1,11 +1,17 @@
 //! Which path leads where.
 
 use super::state::HttpState;
-use super::{auth, chat, completions, embeddings, metrics, models, placement, primer, service, tokenize};
+use super::{
+    anthropic, auth, chat, completions, embeddings, metrics, models, placement, primer, responses, service,
+    tokenize,
+};
 use axum::Router;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, post};
-use remoe_http::{allow_origins, check_host, stamp_request_id, trace_request, unknown_route, wrong_method};
+use remoe_http::{
+    allow_origins, check_host, shape_messages_errors, stamp_request_id, trace_request, unknown_route,
+    wrong_method,
+};
 use remoe_wire::Door;
 use std::io;
 use std::sync::Arc;
@@ -32,6 +38,9 @@ pub(super) fn routes(state: Arc<HttpState>) -> Router {
     let routes = Router::new()
         .route("/v1/chat/completions", post(chat::handle))
         .route("/v1/completions", post(completions::handle))
+        .route("/v1/responses", post(responses::handle))
+        .route("/v1/messages", post(anthropic::handle))
+        .route("/v1/messages/count_tokens", post(anthropic::handle_count))
         .route("/v1/embeddings", post(embeddings::handle))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::one))
@@ -48,6 +57,7 @@ pub(super) fn routes(state: Arc<HttpState>) -> Router {
         .layer(from_fn_with_state(state.clone(), auth::guard))
         .layer(from_fn(check_host))
         .layer(from_fn_with_state(state.options.cors_origins.clone(), allow_origins))
+        .layer(from_fn(shape_messages_errors))
         .layer(from_fn_with_state(state.clone(), metrics::observe));
     // Where there are none they cost nothing.
     let routes = match traces.is_on() {

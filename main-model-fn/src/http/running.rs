@@ -29,6 +29,8 @@ pub(super) struct Running {
     /// Of the HTTP request.
     pub(super) span: SpanRef,
     pub(super) stopwatch: Stopwatch,
+    /// Tokens of thoughts, known at the end.
+    pub(super) reasoning_tokens: usize,
 }
 
 impl Running {
@@ -69,6 +71,7 @@ impl Running {
             timeline,
             span,
             stopwatch,
+            reasoning_tokens: 0,
         })
     }
 

@@ -1,5 +1,6 @@
-//! Answers and chunks as JSON.
+//! Answers and chunks of chats and completions as JSON.
 
+use super::answer_shape::{AnswerShape, event};
 use super::generate::{AnswerOptions, Route};
 use super::logprobs::{ChatLogprobs, CompletionLogprobs, for_chat, for_completion};
 use super::pieces::Piece;
@@ -8,7 +9,10 @@ use super::state::{HttpState, unix_seconds};
 use super::text_frontend::TextFrontend;
 use super::tools::CallDelta;
 use super::usage::Usage;
-use remoe_http::random_id;
+use axum::Json;
+use axum::response::sse::Event;
+use axum::response::{IntoResponse, Response};
+use remoe_http::{ErrorBody, random_id};
 use remoe_wire::ServiceError;
 use serde::Serialize;
 
@@ -132,6 +136,55 @@ pub(super) struct Shape {
     created: u64,
 }
 
+impl AnswerShape for Shape {
+    fn prompt_field(&self) -> &'static str {
+        match self.route {
+            Route::Chat => "messages",
+            Route::Completions => "prompt",
+        }
+    }
+
+    fn operation(&self) -> &'static str {
+        match self.route {
+            Route::Chat => "chat",
+            Route::Completions => "text_completion",
+        }
+    }
+
+    fn piece(&mut self, state: &HttpState, piece: Piece) -> Result<Vec<Event>, ServiceError> {
+        let choice = self.choice(state, piece)?;
+        let chunk = self.envelope(state, vec![choice], self.options.include_usage.then_some(None));
+        Ok(vec![event(None, &chunk)?])
+    }
+
+    /// The chunk with the usage, if asked for, and the mark of the end.
+    fn end(&mut self, state: &HttpState, running: &Running) -> Result<Vec<Event>, ServiceError> {
+        let mut events = Vec::with_capacity(2);
+        if self.options.include_usage {
+            let usage = self.usage(state, running);
+            events.push(event(None, &self.envelope(state, Vec::new(), Some(Some(usage))))?);
+        }
+        events.push(Event::default().data("[DONE]"));
+        Ok(events)
+    }
+
+    fn failed(&mut self, _state: &HttpState, error: ServiceError) -> Result<Event, ServiceError> {
+        event(None, &ErrorBody::from(error))
+    }
+
+    fn whole(
+        &mut self,
+        state: &HttpState,
+        pieces: Vec<Piece>,
+        running: &Running,
+    ) -> Result<Response, ServiceError> {
+        let choices = pieces.into_iter().map(|piece| self.choice(state, piece));
+        let choices = choices.collect::<Result<_, _>>()?;
+        let usage = self.usage(state, running);
+        Ok(Json(self.envelope(state, choices, Some(Some(usage)))).into_response())
+    }
+}
+
 impl Shape {
     pub(super) fn new(route: Route, options: AnswerOptions) -> Self {
         let prefix = match route {
@@ -141,57 +194,11 @@ impl Shape {
         Self { route, options, id: format!("{prefix}-{}", random_id()), created: unix_seconds() }
     }
 
-    /// The whole answer.
-    ///
-    /// # Errors
-    /// A token's bytes cannot be told.
-    pub(super) fn answer(
-        &self,
-        state: &HttpState,
-        pieces: Vec<Piece>,
-        running: &Running,
-        reasoning_tokens: usize,
-    ) -> Result<Answer, ServiceError> {
-        let choices = pieces.into_iter().map(|piece| self.choice(state, piece));
-        let usage = Usage::new(
-            running,
-            self.of_chat(reasoning_tokens),
-            self.options.include_figures,
-            state.account().as_deref(),
-        );
-        Ok(self.envelope(state, choices.collect::<Result<_, _>>()?, Some(Some(usage))))
-    }
-
-    /// A chunk of a stream.
-    ///
-    /// # Errors
-    /// A token's bytes cannot be told.
-    pub(super) fn chunk(&self, state: &HttpState, piece: Piece) -> Result<Answer, ServiceError> {
-        let choice = self.choice(state, piece)?;
-        Ok(self.envelope(state, vec![choice], self.options.include_usage.then_some(None)))
-    }
-
-    /// The chunk after all choices have ended, when asked for.
-    pub(super) fn usage_chunk(
-        &self,
-        state: &HttpState,
-        running: &Running,
-        reasoning_tokens: usize,
-    ) -> Option<Answer> {
-        self.options.include_usage.then(|| {
-            let usage = Usage::new(
-                running,
-                self.of_chat(reasoning_tokens),
-                self.options.include_figures,
-                state.account().as_deref(),
-            );
-            self.envelope(state, Vec::new(), Some(Some(usage)))
-        })
-    }
-
-    /// `reasoning_tokens` of a chat; completions have no thoughts.
-    fn of_chat(&self, reasoning_tokens: usize) -> Option<usize> {
-        (self.route == Route::Chat).then_some(reasoning_tokens)
+    fn usage(&self, state: &HttpState, running: &Running) -> Usage {
+        // Completions have no thoughts.
+        let reasoning_tokens = (self.route == Route::Chat).then_some(running.reasoning_tokens);
+        let account = state.account();
+        Usage::new(running, reasoning_tokens, self.options.include_figures, account.as_deref())
     }
 
     fn envelope(&self, state: &HttpState, choices: Vec<Choice>, usage: Option<Option<Usage>>) -> Answer {
@@ -211,8 +218,17 @@ impl Shape {
 
     fn choice(&self, state: &HttpState, piece: Piece) -> Result<Choice, ServiceError> {
         let text: Option<&dyn TextFrontend> = state.text.as_deref();
-        let Piece { index, first, text: added, reasoning, calls, logprobs, token_ids, finish: finish_reason } =
-            piece;
+        let Piece {
+            index,
+            first,
+            text: added,
+            reasoning,
+            calls,
+            logprobs,
+            token_ids,
+            finish: finish_reason,
+            stopped_by: _,
+        } = piece;
         let reasoning = Some(reasoning).filter(|reasoning| !reasoning.is_empty());
         let reasoning_content = reasoning.clone();
         let is_part = self.options.stream;

@@ -1,17 +1,15 @@
 //! The answer as server-sent events.
 
+use super::answer_shape::AnswerShape;
 use super::pieces::Pieces;
 use super::running::Running;
-use super::shapes::Shape;
 use super::state::HttpState;
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use http_body_util::BodyExt;
-use remoe_http::ErrorBody;
 use remoe_wire::ServiceError;
-use serde::Serialize;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
@@ -41,7 +39,12 @@ impl From<ServiceError> for Broken {
 }
 
 /// Starts the stream. A task of its own fills it, so that a client that goes is noticed at once.
-pub(super) fn respond(state: Arc<HttpState>, shape: Shape, pieces: Pieces, running: Running) -> Response {
+pub(super) fn respond(
+    state: Arc<HttpState>,
+    mut shape: Box<dyn AnswerShape>,
+    pieces: Pieces,
+    running: Running,
+) -> Response {
     let (chunks, stream) = mpsc::channel(CHUNKS);
     let (tell, told) = oneshot::channel();
     let is_asked = running.timeline().is_asked();
@@ -49,7 +52,7 @@ pub(super) fn respond(state: Arc<HttpState>, shape: Shape, pieces: Pieces, runni
         tokio::select! {
             // Dropping it ends the engine's work.
             () = chunks.closed() => (),
-            trailers = fill(&state, &shape, pieces, running, &chunks) => {
+            trailers = fill(&state, shape.as_mut(), pieces, running, &chunks) => {
                 // Whoever has gone reads no trailers.
                 let _gone = trailers.map(|trailers| tell.send(trailers));
             }
@@ -75,26 +78,22 @@ pub(super) fn respond(state: Arc<HttpState>, shape: Shape, pieces: Pieces, runni
 /// Sends everything; what a gateway is told after a proper end.
 async fn fill(
     state: &HttpState,
-    shape: &Shape,
+    shape: &mut dyn AnswerShape,
     pieces: Pieces,
     running: Running,
     chunks: &Chunks,
 ) -> Option<HeaderMap> {
     let span = running.span.clone();
     match deliver(state, shape, pieces, running, chunks).await {
-        Ok(told) => {
-            let done = Event::default().data("[DONE]");
-            // A client that is gone by now has had its answer.
-            let _client_gone = chunks.send(Ok(done)).await;
-            return Some(told);
-        }
+        Ok(told) => return Some(told),
         Err(Broken::Client) => tracing::debug!("client disconnected"),
         Err(Broken::Engine(error)) => {
             tracing::warn!(%error, "stream failed");
             span.fail(error.code.http_status().to_string(), "stream failed after status 200");
-            let event = Event::default().json_data(ErrorBody::from(error));
-            // Nothing more can be done for a client that is gone too.
-            let _client_gone = chunks.send(event).await;
+            if let Ok(event) = shape.failed(state, error) {
+                // Nothing more can be done for a client that is gone too.
+                let _client_gone = chunks.send(Ok(event)).await;
+            }
         }
     }
     None
@@ -102,30 +101,33 @@ async fn fill(
 
 async fn deliver(
     state: &HttpState,
-    shape: &Shape,
+    shape: &mut dyn AnswerShape,
     mut pieces: Pieces,
     mut running: Running,
     chunks: &Chunks,
 ) -> Result<HeaderMap, Broken> {
+    send(chunks, shape.begin(state)?).await?;
     for piece in pieces.opening() {
-        send(chunks, &shape.chunk(state, piece)?).await?;
+        send(chunks, shape.piece(state, piece)?).await?;
     }
     while let Some((prompt, event)) = running.next().await? {
         for piece in pieces.of(state, prompt, event)? {
             let slow = chunks.capacity() == 0;
-            send(chunks, &shape.chunk(state, piece)?).await?;
+            send(chunks, shape.piece(state, piece)?).await?;
             if slow {
                 running.stopwatch.forget_pace();
             }
         }
     }
-    if let Some(chunk) = shape.usage_chunk(state, &running, pieces.reasoning_tokens()) {
-        send(chunks, &chunk).await?;
-    }
+    running.reasoning_tokens = pieces.reasoning_tokens();
+    send(chunks, shape.end(state, &running)?).await?;
     Ok(running.told())
 }
 
 /// Waits for room: as long as the client's connection is not given up.
-async fn send(chunks: &Chunks, chunk: &impl Serialize) -> Result<(), Broken> {
-    chunks.send(Event::default().json_data(chunk)).await.map_err(|_| Broken::Client)
+async fn send(chunks: &Chunks, events: Vec<Event>) -> Result<(), Broken> {
+    for event in events {
+        chunks.send(Ok(event)).await.map_err(|_| Broken::Client)?;
+    }
+    Ok(())
 }

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod access;
+mod anthropic;
 mod bodies;
 mod chats;
 mod completions;
@@ -13,6 +14,7 @@ mod logprobs;
 mod parameters;
 mod places;
 mod reasoning;
+mod responses;
 mod service;
 mod sockets;
 mod streams;
@@ -395,4 +397,48 @@ pub(super) fn chat_with(extra: Value) -> Value {
 fn merged(mut body: Value, extra: Value) -> Value {
     body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
     body
+}
+
+/// Sends `body` with every value in it replaced by values of all types: each is answered or
+/// refused.
+async fn with_all_types(front: &Front, path: &str, body: &Value) {
+    let odd = [
+        Value::Null,
+        json!(true),
+        json!(-1),
+        json!(1e300),
+        json!(""),
+        json!("\u{0}`x`"),
+        json!([]),
+        json!({}),
+        json!([[], 1]),
+        json!({"type": {"type": []}}),
+    ];
+    let mut pointers = Vec::new();
+    pointers_in(body, String::new(), &mut pointers);
+    for pointer in pointers {
+        for value in &odd {
+            let mut body = body.clone();
+            *body.pointer_mut(&pointer).unwrap() = value.clone();
+            let (reply, _) = front.answered(path, body, |_| say(0, "x", FinishReason::Stop)).await;
+            assert!([200, 400, 404].contains(&reply.status.as_u16()), "{pointer} {value}: {}", reply.text);
+        }
+    }
+}
+
+fn pointers_in(value: &Value, at: String, found: &mut Vec<String>) {
+    match value {
+        Value::Object(map) => {
+            map.iter().for_each(|(name, value)| pointers_in(value, format!("{at}/{name}"), found));
+        }
+        Value::Array(list) => {
+            list.iter()
+                .enumerate()
+                .for_each(|(index, value)| pointers_in(value, format!("{at}/{index}"), found));
+        }
+        _ => (),
+    }
+    if !at.is_empty() {
+        found.push(at);
+    }
 }

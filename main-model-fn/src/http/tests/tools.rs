@@ -10,7 +10,7 @@ use std::sync::Arc;
 const CHAT: &str = "/v1/chat/completions";
 
 /// A front of `family`, its markers texts like any other.
-fn front(family: &Family) -> Front {
+pub(super) fn front(family: &Family) -> Front {
     front_with(Templated::of(family, false), 0)
 }
 

@@ -1,0 +1,157 @@
+//! The body of `/v1/responses`, and what of it is refused.
+
+use super::item::Input;
+use crate::http::fields::{Given, Json, Object, Seed};
+use crate::http::tools::Tools;
+use crate::http::unsupported::unsupported;
+use remoe_wire::ServiceError;
+use serde::Deserialize;
+use serde_json::Value;
+
+/// Most entries of `metadata`, and the bytes of a name and of a value, as OpenAI has them.
+const METADATA: (usize, usize, usize) = (16, 64, 512);
+
+/// Value of `include` without effect: nothing is encrypted here, so that nothing is added.
+const INCLUDED: &str = "reasoning.encrypted_content";
+
+/// Fields of a request. Fields that are not named here are ignored.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(in crate::http) struct ResponsesBody {
+    pub(super) model: Option<String>,
+    pub(super) input: Option<Input>,
+    pub(super) instructions: Option<String>,
+    pub(super) max_output_tokens: Option<i64>,
+    pub(super) temperature: Option<f64>,
+    pub(super) top_p: Option<f64>,
+    pub(super) tools: Option<Tools>,
+    pub(super) tool_choice: Option<Json>,
+    pub(super) parallel_tool_calls: Option<bool>,
+    pub(super) text: Option<Object<TextOptions>>,
+    pub(super) reasoning: Option<Object<ReasoningOptions>>,
+    pub(super) stream: Option<bool>,
+    pub(super) previous_response_id: Option<String>,
+
+    // Remoe's own, as chats have them.
+    pub(super) priority: Option<String>,
+    pub(super) queue_deadline: Option<String>,
+    pub(super) seed: Option<Seed>,
+    pub(super) top_k: Option<i64>,
+    pub(super) min_p: Option<f64>,
+
+    // Repeated in the answer.
+    pub(super) metadata: Option<Json>,
+    pub(super) store: Option<bool>,
+    pub(super) user: Option<String>,
+
+    // Refused unless they ask for nothing.
+    include: Option<Vec<String>>,
+    truncation: Option<String>,
+    service_tier: Option<String>,
+    background: Given,
+    conversation: Given,
+    prompt: Given,
+    context_management: Given,
+    max_tool_calls: Given,
+    top_logprobs: Option<i64>,
+}
+
+/// `text`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct TextOptions {
+    pub(super) format: Option<Object<TextFormat>>,
+    verbosity: Option<String>,
+}
+
+/// `text.format`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct TextFormat {
+    #[serde(rename = "type")]
+    pub(super) kind: Option<String>,
+    pub(super) name: Option<String>,
+    pub(super) schema: Option<Json>,
+    pub(super) strict: Option<bool>,
+}
+
+/// `reasoning`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct ReasoningOptions {
+    pub(super) effort: Option<String>,
+    /// Accepted without effect: answers have the reasoning itself.
+    pub(super) summary: Option<String>,
+}
+
+impl ResponsesBody {
+    /// Refuses what would change the answer and is not supported.
+    ///
+    /// # Errors
+    /// The first such field.
+    pub(super) fn refuse(&mut self, is_resolved: bool) -> Result<(), ServiceError> {
+        if self.previous_response_id.is_some() && !is_resolved {
+            let message = "`previous_response_id` needs a gateway, which stores responses; send all items as \
+                           `input` instead";
+            return Err(ServiceError::invalid("previous_response_id", message));
+        }
+        for (name, given) in [
+            ("background", &self.background),
+            ("conversation", &self.conversation),
+            ("prompt", &self.prompt),
+            ("context_management", &self.context_management),
+            ("max_tool_calls", &self.max_tool_calls),
+        ] {
+            if *given != Given::Nothing {
+                return Err(unsupported(name));
+            }
+        }
+        if self.top_logprobs.is_some_and(|count| count != 0) {
+            return Err(unsupported("top_logprobs"));
+        }
+        for (name, value, allowed) in [
+            ("truncation", &self.truncation, &["disabled"][..]),
+            ("service_tier", &self.service_tier, &["auto", "default"]),
+            ("text.verbosity", &self.text.as_ref().and_then(|text| text.0.verbosity.clone()), &["medium"]),
+        ] {
+            expect_one_of(name, value.as_deref(), allowed)?;
+        }
+        for (index, included) in self.include.iter().flatten().enumerate() {
+            expect_one_of(&format!("include[{index}]"), Some(included), &[INCLUDED])?;
+        }
+        check_metadata(self.metadata.as_ref())
+    }
+}
+
+/// # Errors
+/// A value that is none of those `allowed`.
+fn expect_one_of(name: &str, value: Option<&str>, allowed: &[&str]) -> Result<(), ServiceError> {
+    match value {
+        Some(value) if !allowed.contains(&value) => {
+            let message = format!("unsupported `{name}`: expected {}, got {value:?}", allowed.join(" or "));
+            Err(ServiceError::invalid(name, message))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn check_metadata(metadata: Option<&Json>) -> Result<(), ServiceError> {
+    let (entries, name, value) = METADATA;
+    let is_good = match metadata {
+        None | Some(Json(Value::Null)) => true,
+        Some(Json(Value::Object(map))) => {
+            let fits = |(key, text): (&String, &Value)| {
+                key.len() <= name && text.as_str().is_some_and(|text| text.chars().count() <= value)
+            };
+            map.len() <= entries && map.iter().all(fits)
+        }
+        Some(_) => false,
+    };
+    if is_good {
+        return Ok(());
+    }
+    let message = format!(
+        "invalid `metadata`: expected at most {entries} names of {name} bytes with texts of {value} characters"
+    );
+    Err(ServiceError::invalid("metadata", message))
+}

@@ -1,0 +1,35 @@
+//! Items of the input: types only.
+
+use crate::http::fields::TextOr;
+use serde::Deserialize;
+
+/// `input`: a text of the user, or items.
+pub(super) type Input = TextOr<Item>;
+
+/// Text, or parts that have text.
+pub(super) type Content = TextOr<Part>;
+
+/// An item with the fields of all kinds.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Item {
+    #[serde(rename = "type")]
+    pub(super) kind: Option<String>,
+    pub(super) role: Option<String>,
+    pub(super) content: Option<Content>,
+    pub(super) summary: Option<Content>,
+    pub(super) call_id: Option<String>,
+    pub(super) name: Option<String>,
+    pub(super) arguments: Option<String>,
+    pub(super) output: Option<Content>,
+}
+
+/// A part of a content.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Part {
+    #[serde(rename = "type")]
+    pub(super) kind: Option<String>,
+    pub(super) text: Option<String>,
+    pub(super) refusal: Option<String>,
+}
