@@ -260,7 +260,11 @@ pub(crate) struct UpArgs {
     /// Folder of the ledger: usage records of requests and functions, for `remoe cost` [default: none]
     #[arg(long, value_name = "DIR")]
     pub(crate) ledger: Option<PathBuf>,
-    /// API key that clients send as a bearer token [default: none]
+    /// Folder of what outlives a restart: responses that `previous_response_id` names, in `responses/` below it
+    /// [default: none; responses are kept in memory]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) state: Option<PathBuf>,
+    /// API key that clients send as a bearer token, or as x-api-key [default: none]
     #[arg(long, value_name = "KEY", env = "REMOE_API_KEY", hide_env_values = true)]
     pub(crate) api_key: Option<String>,
     /// File of the access log, with one line of JSON per answer; `-` writes to standard error [default: none]

@@ -1,5 +1,6 @@
 //! From a request to its answer: read, let in, sent to a backend, again where that broke off.
 
+use crate::api::Api;
 use crate::ask::{Asked, timeout};
 use crate::beginnings::Beginning;
 use crate::bill::Bill;
@@ -9,7 +10,8 @@ use crate::course::Course;
 use crate::gateway::Gateway;
 use crate::keys::Privacy;
 use crate::model::{Entry, Grant, Model, Refused, Waiter};
-use crate::relay::{Account, Obtained, Relay, SILENCE};
+use crate::relay::{Account, Answering, Obtained, Relay, SILENCE};
+use crate::responses::{Recording, resolve};
 use crate::room::{NoRoom, Room};
 use axum::Extension;
 use axum::body::{Body, HttpBody};
@@ -18,7 +20,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, he
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
-use remoe_http::between::{ACTIVATIONS, RATES, TENANT, TIMING};
+use remoe_http::between::{ACTIVATIONS, RATES, RESOLVED, TENANT, TIMING};
 use remoe_http::{ApiError, REQUEST_ID, RequestId, SHOULD_RETRY, parse, receive};
 use remoe_traces::{SpanRef, TRACEPARENT, TRACESTATE, is_valid};
 use remoe_wire::identity::is_refusal;
@@ -53,8 +55,8 @@ const WHOLE: u64 = 1 << 20;
 /// Bodies up to this size are read where they came in.
 const SMALL: usize = 64 << 10;
 
-/// Headers that are one connection's own.
-const OWN: [&str; 12] = [
+/// Headers that are one connection's own, and keys of this gateway.
+const OWN: [&str; 13] = [
     "authorization",
     "connection",
     "content-length",
@@ -67,6 +69,7 @@ const OWN: [&str; 12] = [
     "trailer",
     "transfer-encoding",
     "upgrade",
+    "x-api-key",
 ];
 
 /// A request that was read and checked.
@@ -82,7 +85,7 @@ pub(crate) struct Call {
     /// What its experts do is asked for.
     is_sighted: bool,
     course: Course,
-    _room: Room,
+    _room: [Option<Room>; 2],
 }
 
 /// Answers a generation, or another request with a body that names its model.
@@ -105,7 +108,15 @@ pub(crate) async fn handle(
     let body = receive(request, options.body_limit, options.body_timeout).await?;
     room.keep(body.len());
     let asked = read(&gateway, &body).await?;
+    let api = Api::of(&target);
     let stream = asked.stream.unwrap_or(false) && streams(&target);
+    let (body, recording) = match api {
+        Api::Responses => with_earlier_items(&gateway, &caller, body, &mut headers).await?,
+        Api::Completions | Api::Messages => (body, None),
+    };
+    // Earlier items take room as well.
+    let grown = body.len().saturating_sub(room.bytes());
+    let more = (grown > 0).then(|| take_room(&gateway, &caller, grown)).transpose()?;
     // A time that no clock can show is no limit.
     let until = timeout(&asked_headers, stream)?.and_then(|time| arrived.checked_add(time));
     let model = gateway.model(asked.model.as_deref(), &caller)?;
@@ -132,6 +143,7 @@ pub(crate) async fn handle(
     let sighting = model.sight(tenant, privacy, &body);
     let is_sighted = sighting.is_some();
     let account = Account::new(bill.clone(), permit, body.len(), sighting, span);
+    let answering = Answering { api, recording };
     let beginning = Beginning::of(tenant, &body);
     let queue_deadline = asked.queue_deadline().or(options.queue_deadline);
     let queue_until = queue_deadline.and_then(|time| arrived.checked_add(time));
@@ -157,7 +169,7 @@ pub(crate) async fn handle(
         bill,
         is_sighted,
         course,
-        _room: room,
+        _room: [Some(room), more],
     };
     let mut obtaining = Box::pin(obtain(call, waiter));
     let patience = match (stream, cold) {
@@ -167,7 +179,7 @@ pub(crate) async fn handle(
     };
     let mut response = match tokio::time::timeout(patience, &mut obtaining).await {
         Ok(obtained) => {
-            let (mut head, relay) = Relay::answer(obtained?, account);
+            let (mut head, relay) = Relay::answer(obtained?, account, answering);
             if head.headers.remove(header::TRAILER).is_some() && takes_trailers {
                 head.headers.insert(header::TRAILER, HeaderValue::from_static(TRAILERS));
             }
@@ -179,7 +191,8 @@ pub(crate) async fn handle(
                 (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
                 (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
             ];
-            let mut response = (head, Body::new(Relay::stream(obtaining, account))).into_response();
+            let mut response =
+                (head, Body::new(Relay::stream(obtaining, account, answering))).into_response();
             if takes_trailers {
                 response.headers_mut().insert(header::TRAILER, HeaderValue::from_static(TRAILERS));
             }
@@ -205,7 +218,11 @@ impl From<Refused> for ApiError {
 fn room(gateway: &Gateway, request: &Request, caller: &Caller) -> Result<Room, ApiError> {
     let limit = gateway.options().body_limit;
     let most = request.body().size_hint().upper().and_then(|most| usize::try_from(most).ok());
-    gateway.rooms.take(&caller.client, most.unwrap_or(limit).min(limit)).map_err(|full| {
+    take_room(gateway, caller, most.unwrap_or(limit).min(limit))
+}
+
+fn take_room(gateway: &Gateway, caller: &Caller, bytes: usize) -> Result<Room, ApiError> {
+    gateway.rooms.take(&caller.client, bytes).map_err(|full| {
         let message = match full {
             NoRoom::Everybody => "request body budget exhausted; retry later",
             NoRoom::Client => {
@@ -229,6 +246,29 @@ async fn read(gateway: &Arc<Gateway>, body: &Bytes) -> Result<Asked, ServiceErro
     });
     let failed = |_| ServiceError::new(ErrorCode::Internal, "cannot read the request body: internal error");
     work.await.map_err(failed)?
+}
+
+/// The body with the items of the response that it goes on from, and what stores its answer. The headers tell the main
+/// function.
+async fn with_earlier_items(
+    gateway: &Arc<Gateway>,
+    caller: &Caller,
+    body: Bytes,
+    headers: &mut HeaderMap,
+) -> Result<(Bytes, Option<Recording>), ApiError> {
+    let pass = gateway.lanes.enter(body.len()).await?;
+    let (store, tenant) = (gateway.options().responses.clone(), Arc::from(caller.tenant_name()));
+    let limit = gateway.options().body_limit;
+    let work = tokio::task::spawn_blocking(move || {
+        let _until_done = pass;
+        resolve(&store, tenant, body, limit)
+    });
+    let failed = |_| ServiceError::new(ErrorCode::Internal, "cannot read the request body: internal error");
+    let resolved = work.await.map_err(failed)??;
+    if resolved.has_previous {
+        headers.insert(RESOLVED, HeaderValue::from_static("1"));
+    }
+    Ok((resolved.body, resolved.recording))
 }
 
 /// The headers that a backend gets.
@@ -258,7 +298,7 @@ fn connection_headers(headers: &HeaderMap) -> Vec<String> {
 
 fn is_own(name: &HeaderName, connection: &[String]) -> bool {
     // The gateway writes these itself.
-    [TENANT, TIMING, RATES, ACTIVATIONS].contains(name)
+    [TENANT, TIMING, RATES, ACTIVATIONS, RESOLVED].contains(name)
         || OWN.contains(&name.as_str())
         || connection.iter().any(|own| own == name.as_str())
 }
@@ -269,7 +309,8 @@ fn target(uri: &Uri) -> String {
 
 /// Whether what is asked for at `target` may be a stream. Main functions take `stream` for nothing elsewhere.
 fn streams(target: &str) -> bool {
-    target.split('?').next().is_some_and(|path| path.ends_with("/completions"))
+    let path = target.split('?').next().unwrap_or_default();
+    matches!(path, "/v1/chat/completions" | "/v1/completions" | "/v1/responses" | "/v1/messages")
 }
 
 fn takes_trailers(headers: &HeaderMap) -> bool {

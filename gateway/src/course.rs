@@ -95,7 +95,7 @@ impl Course {
 /// What is done at `target`, by the names of the semantic conventions.
 fn operation(target: &str) -> &'static str {
     match target.split('?').next() {
-        Some("/v1/chat/completions") => "chat",
+        Some("/v1/chat/completions" | "/v1/responses" | "/v1/messages") => "chat",
         Some("/v1/embeddings") => "embeddings",
         Some("/v1/completions") => "text_completion",
         // Tokens and back: no convention has a word for it.

@@ -7,6 +7,7 @@ use crate::connector::Connector;
 use crate::keys::Keys;
 use crate::metrics::GatewayMetrics;
 use crate::model::Model;
+use crate::responses::{ResponseLimits, ResponseStore};
 use crate::room::Rooms;
 use crate::router::{metrics_routes, own_metrics_routes, routes};
 use axum::Router;
@@ -54,11 +55,13 @@ pub struct GatewayOptions {
     pub traces: Traces,
     /// What is shown to functions that have to be somebody, if anything.
     pub keyring: Option<Arc<Keyring>>,
+    /// Responses that later requests go on from.
+    pub responses: Arc<ResponseStore>,
 }
 
 impl Default for GatewayOptions {
     /// No keys, no origins, 4 MiB bodies within 60 s, 256 MiB of them, connections as the environment says, no
-    /// access log, no traces, no certificate.
+    /// access log, no traces, no certificate, responses in memory.
     fn default() -> Self {
         Self {
             keys: Keys::none(),
@@ -72,6 +75,7 @@ impl Default for GatewayOptions {
             access_log: None,
             traces: Traces::off(),
             keyring: None,
+            responses: ResponseStore::in_memory(ResponseLimits::default()),
         }
     }
 }

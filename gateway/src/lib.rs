@@ -13,6 +13,7 @@
 
 mod access_log;
 mod answer;
+mod api;
 mod ask;
 mod beginnings;
 mod bill;
@@ -22,6 +23,7 @@ mod caller;
 mod connector;
 mod cost_metrics;
 mod course;
+mod ending;
 mod federation;
 mod gateway;
 mod key_file;
@@ -36,6 +38,7 @@ mod placement;
 mod queue;
 mod rates;
 mod relay;
+mod responses;
 mod room;
 mod router;
 mod timeline;
@@ -54,5 +57,6 @@ pub use model::{
 };
 pub use overhead::Overhead;
 pub use remoe_sleep::Phase;
+pub use responses::{ResponseFolderError, ResponseLimits, ResponseStore};
 pub use timeline::{ColdStart, WakeMarks};
 pub use witness::Witness;

@@ -2,18 +2,21 @@
 //! an error event where it breaks off.
 
 use crate::answer::COST;
+use crate::api::Api;
 use crate::bill::Bill;
+use crate::ending::Ending;
 use crate::keys::Permit;
 use crate::metrics::StreamFailure;
 use crate::model::{Grant, Wake};
+use crate::responses::Recording;
 use crate::witness::Sighting;
 use axum::body::HttpBody;
 use axum::http::{HeaderMap, HeaderName, header, response};
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
+use remoe_http::ApiError;
 use remoe_http::between::{ACTIVATIONS, TOKENS, TOLD};
-use remoe_http::{ApiError, ErrorBody};
 use remoe_traces::{Span, SpanRef};
 use remoe_wire::{ErrorCode, ServiceError};
 use std::future::Future;
@@ -25,8 +28,6 @@ use tokio::time::{Sleep, sleep};
 
 /// Where the time to the first token went.
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
-/// The end of a stream.
-const DONE: &[u8] = b"data: [DONE]\n\n";
 /// Between comments of a stream that waits.
 const COMMENTS: Duration = Duration::from_secs(1);
 const COMMENT: &[u8] = b": keep-alive\n\n";
@@ -160,10 +161,23 @@ impl Drop for Account {
 
 type Obtaining = Pin<Box<dyn Future<Output = Result<Obtained, ApiError>> + Send>>;
 
+/// What becomes of an answer on its way.
+pub(crate) struct Answering {
+    pub(crate) api: Api,
+    /// It is stored.
+    pub(crate) recording: Option<Recording>,
+}
+
+/// Most bytes of an answer that is no stream and is stored.
+const RECORDED: usize = 16 << 20;
+
 /// The body of an answer.
 pub(crate) struct Relay {
     stage: Stage,
     account: Account,
+    answering: Answering,
+    /// What has come of an answer that is no stream and is stored.
+    recorded: BytesMut,
     /// What was begun are server-sent events.
     is_stream: bool,
     /// Of the backend's answer.
@@ -186,24 +200,6 @@ enum Stage {
     /// What follows the last bytes.
     Trailers(Frame<Bytes>),
     Ended,
-}
-
-/// Looks for the end of a stream, which may come in pieces.
-#[derive(Default)]
-struct Ending {
-    /// The last bytes of what has come.
-    last: Vec<u8>,
-    /// The end, once it has come.
-    held: Bytes,
-}
-
-impl Ending {
-    /// Whether the stream ends with `data`.
-    fn is_reached(&mut self, data: &[u8]) -> bool {
-        self.last.extend_from_slice(&data[data.len().saturating_sub(DONE.len())..]);
-        self.last.drain(..self.last.len().saturating_sub(DONE.len()));
-        self.last == DONE
-    }
 }
 
 /// A backend's body that has not ended.
@@ -252,34 +248,50 @@ impl Flow {
 
 impl Relay {
     /// Hands on what a backend answers.
-    pub(crate) fn answer(obtained: Obtained, account: Account) -> (response::Parts, Self) {
+    pub(crate) fn answer(
+        obtained: Obtained,
+        account: Account,
+        answering: Answering,
+    ) -> (response::Parts, Self) {
         let is_stream = is_stream(&obtained.head);
-        let mut relay = Self { stage: Stage::Ended, account, is_stream, span: Span::default() };
+        let mut relay = Self::new(Stage::Ended, account, answering, is_stream);
         let head = relay.begin(obtained);
         (head, relay)
     }
 
     /// Sends comments until there is an answer, and then its events.
-    pub(crate) fn stream(obtaining: Obtaining, account: Account) -> Self {
+    pub(crate) fn stream(obtaining: Obtaining, account: Account, answering: Answering) -> Self {
         // The first comment leaves at once, with the head.
         let comment = Box::pin(sleep(Duration::ZERO));
         let stage = Stage::Waiting { obtaining, comment };
-        Self { stage, account, is_stream: true, span: Span::default() }
+        Self::new(stage, account, answering, true)
+    }
+
+    fn new(stage: Stage, account: Account, answering: Answering, is_stream: bool) -> Self {
+        Self { stage, account, answering, recorded: BytesMut::new(), is_stream, span: Span::default() }
     }
 
     fn begin(&mut self, mut obtained: Obtained) -> response::Parts {
         self.account.wake = obtained.grant.wake();
         self.account.read(&mut obtained.head.headers);
         self.span = obtained.span;
+        if !obtained.head.status.is_success() {
+            self.answering.recording = None;
+        }
         if !is_stream(&obtained.head) {
             // Only a stream tells what it cost at its end; what generated nothing cost nothing.
             self.account.bill.void();
         }
         self.stage = match obtained.body {
-            ObtainedBody::Whole(bytes) => Stage::Last(bytes),
+            ObtainedBody::Whole(bytes) => {
+                if let Some(recording) = self.answering.recording.take() {
+                    recording.body(&bytes);
+                }
+                Stage::Last(bytes)
+            }
             ObtainedBody::Stream(first, rest) => {
                 let flow = Box::new(Flow::new(first, rest, obtained.grant));
-                Stage::Rest { flow, end: Ending::default() }
+                Stage::Rest { flow, end: Ending::new(self.answering.api.ends()) }
             }
         };
         obtained.head
@@ -297,10 +309,10 @@ impl Relay {
             self.account.failed(StreamFailure::NotBegun);
         }
         let event = match obtained.body {
-            ObtainedBody::Whole(bytes) => event(&bytes),
+            ObtainedBody::Whole(bytes) => self.answering.api.late_event(&bytes),
             ObtainedBody::Stream(..) => {
                 let message = "cannot stream the answer: expected server-sent events from the main function";
-                error_event(&ServiceError::new(ErrorCode::Internal, message).into())
+                self.error_event(ServiceError::new(ErrorCode::Internal, message))
             }
         };
         self.stage = Stage::Last(event);
@@ -309,7 +321,7 @@ impl Relay {
     fn pass(&mut self, frame: Frame<Bytes>) -> Frame<Bytes> {
         match frame.into_data() {
             Ok(bytes) => {
-                if self.is_stream && bytes.starts_with(b"data: ") {
+                if self.is_stream && (bytes.starts_with(b"data: ") || bytes.starts_with(b"event: ")) {
                     self.account.events += 1;
                 }
                 Frame::data(bytes)
@@ -321,6 +333,32 @@ impl Relay {
                 }
                 Err(frame) => frame,
             },
+        }
+    }
+
+    fn error_event(&self, error: ServiceError) -> Bytes {
+        self.answering.api.error_event(&error.into())
+    }
+
+    /// Keeps `data` of an answer that is no stream and is stored.
+    fn record(&mut self, data: &[u8]) {
+        if self.is_stream || self.answering.recording.is_none() {
+            return;
+        }
+        if self.recorded.len() + data.len() > RECORDED {
+            self.answering.recording = None;
+            self.recorded.clear();
+            return;
+        }
+        self.recorded.extend_from_slice(data);
+    }
+
+    /// Stores the answer, before the client has its end: `last` is the last event of a stream.
+    fn store(&mut self, last: &[u8]) {
+        match self.answering.recording.take() {
+            Some(recording) if self.is_stream => recording.event(last),
+            Some(recording) => recording.body(&self.recorded.split()),
+            None => (),
         }
     }
 
@@ -350,15 +388,6 @@ fn is_stream(head: &response::Parts) -> bool {
     media.is_some_and(|media| media.starts_with("text/event-stream"))
 }
 
-/// One line of JSON as an event.
-fn event(json: &[u8]) -> Bytes {
-    [b"data: ", json, b"\n\n"].concat().into()
-}
-
-fn error_event(error: &ErrorBody) -> Bytes {
-    event(&serde_json::to_vec(error).unwrap_or_default())
-}
-
 /// A broken connection is all that is left to say where the answer is no stream.
 #[derive(Debug, thiserror::Error)]
 #[error("main function ended the answer early: {0}")]
@@ -373,13 +402,13 @@ impl HttpBody for Relay {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BrokenOff>>> {
         loop {
-            let holds = self.is_stream && self.account.bill.is_open();
+            let holds = self.is_stream && (self.account.bill.is_open() || self.answering.recording.is_some());
             match &mut self.stage {
                 Stage::Waiting { obtaining, comment } => match obtaining.as_mut().poll(context) {
                     Poll::Ready(Ok(obtained)) => self.begin_late(obtained),
                     Poll::Ready(Err(error)) => {
                         self.account.failed(StreamFailure::NotBegun);
-                        self.stage = Stage::Last(error_event(error.body()));
+                        self.stage = Stage::Last(self.answering.api.error_event(&error));
                     }
                     Poll::Pending => {
                         ready!(comment.as_mut().poll(context));
@@ -395,15 +424,23 @@ impl HttpBody for Relay {
                     }
                 }
                 Stage::Rest { flow, end } => match ready!(flow.poll(context)) {
-                    Some(Ok(frame)) => {
-                        if let Some(data) = frame.data_ref().filter(|_| holds)
-                            && end.is_reached(data)
-                        {
-                            end.held = frame.into_data().unwrap_or_default();
-                            continue;
+                    Some(Ok(mut frame)) => {
+                        if let Some(data) = frame.data_ref().filter(|_| holds) {
+                            let data = end.take(data.clone());
+                            if data.is_empty() {
+                                continue;
+                            }
+                            frame = Frame::data(data);
                         }
-                        let held = std::mem::take(&mut end.held);
-                        let is_over = held.is_empty() && flow.is_over();
+                        let is_over = flow.is_over() && !end.is_held();
+                        let held = if frame.is_trailers() { end.release() } else { Bytes::new() };
+                        if let Some(data) = frame.data_ref() {
+                            let data = data.clone();
+                            self.record(&data);
+                        }
+                        if frame.is_trailers() || is_over {
+                            self.store(&held);
+                        }
                         if frame.is_trailers() {
                             self.is_whole();
                         }
@@ -418,7 +455,8 @@ impl HttpBody for Relay {
                         return Poll::Ready(Some(Ok(Frame::data(held))));
                     }
                     None => {
-                        let held = std::mem::take(&mut end.held);
+                        let held = end.release();
+                        self.store(&held);
                         self.end_with(held);
                     }
                     Some(Err(problem)) => {
@@ -434,7 +472,7 @@ impl HttpBody for Relay {
                         self.account.failed(StreamFailure::BrokenOff);
                         let message = "cannot complete the answer: its main function failed";
                         let error = ServiceError::new(ErrorCode::Unavailable, message);
-                        self.stage = Stage::Last(error_event(&error.into()));
+                        self.stage = Stage::Last(self.error_event(error));
                     }
                 },
                 Stage::Trailers(_) => {
@@ -456,22 +494,6 @@ impl HttpBody for Relay {
             Stage::Last(bytes) => SizeHint::with_exact(bytes.len() as u64),
             Stage::Ended => SizeHint::with_exact(0),
             _ => SizeHint::default(),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_end_of_a_stream_is_known_in_any_pieces() {
-        let text = b"data: {\"text\":\"data: [DONE]\"}\n\ndata: [DONE]\n\n";
-        for size in 1..=text.len() {
-            let mut end = Ending::default();
-            let mut pieces: Vec<bool> = text.chunks(size).map(|piece| end.is_reached(piece)).collect();
-            assert_eq!(pieces.pop(), Some(true), "{size}");
-            assert!(!pieces.contains(&true), "{size}");
         }
     }
 }

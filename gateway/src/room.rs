@@ -78,6 +78,11 @@ impl Rooms {
 }
 
 impl Room {
+    /// Bytes that it has.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// Keeps `bytes` and gives the rest back: what was announced, or could have come, is more than what came.
     pub(crate) fn keep(&mut self, bytes: usize) {
         let surplus = self.bytes.saturating_sub(bytes);

@@ -1,14 +1,15 @@
 //! Which path leads where.
 
 use crate::gateway::Gateway;
-use crate::{access_log, answer, caller, federation, listing, page, placement};
+use crate::{access_log, answer, caller, federation, listing, page, placement, responses};
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::{get, post};
 use remoe_http::{
-    allow_origins, check_host, route_name, stamp_request_id, trace_request, unknown_route, wrong_method,
+    allow_origins, check_host, route_name, shape_messages_errors, stamp_request_id, trace_request,
+    unknown_route, wrong_method,
 };
 use std::sync::Arc;
 
@@ -19,6 +20,10 @@ pub(crate) fn routes(gateway: Arc<Gateway>) -> Router {
     let routes = Router::new()
         .route("/v1/chat/completions", post(answer::handle))
         .route("/v1/completions", post(answer::handle))
+        .route("/v1/responses", post(answer::handle))
+        .route("/v1/responses/{id}", get(responses::get).delete(responses::delete))
+        .route("/v1/messages", post(answer::handle))
+        .route("/v1/messages/count_tokens", post(answer::handle))
         .route("/v1/embeddings", post(answer::handle))
         .route("/tokenize", post(answer::handle))
         .route("/detokenize", post(answer::handle))
@@ -39,6 +44,7 @@ pub(crate) fn routes(gateway: Arc<Gateway>) -> Router {
         .layer(from_fn_with_state(gateway.clone(), caller::identify))
         .layer(from_fn(check_host))
         .layer(from_fn_with_state(origins, allow_origins))
+        .layer(from_fn(shape_messages_errors))
         .layer(from_fn_with_state(gateway.clone(), observe))
         .layer(from_fn_with_state(gateway.clone(), access_log::log));
     // Where there are none they cost nothing.

@@ -26,7 +26,7 @@ use keeper::{End, Keeper};
 use remoe_foresight::ForesightMetrics;
 use remoe_gateway::{
     AccessLog, Beginnings, Books, BooksError, Gateway, GatewayMetrics, GatewayOptions, KeyFile, Keys, Model,
-    ModelOptions, Overhead,
+    ModelOptions, Overhead, ResponseLimits, ResponseStore,
 };
 use remoe_ledger::{Ledger, LedgerLimits};
 use remoe_planner::Pricing;
@@ -38,7 +38,7 @@ use seer::Seer;
 use start::{Asked, Started};
 use std::io::Read;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
@@ -222,6 +222,7 @@ struct Front {
     books: Arc<Books>,
     foresight: ForesightMetrics,
     overhead: JoinHandle<()>,
+    responses: Arc<ResponseStore>,
 }
 
 impl Front {
@@ -277,6 +278,10 @@ impl Front {
                 ..CliError::arguments("--access-log", format!("cannot write {}: {error}", path.display()))
             })?);
         }
+        if let Some(folder) = &args.state {
+            options.responses = responses(folder)?;
+        }
+        let responses = options.responses.clone();
         let has_key = args.api_key.is_some() || args.keys.is_some();
         let address = listener.local_addr().map_err(|error| failed(&error))?;
         let stop = CancellationToken::new();
@@ -292,7 +297,17 @@ impl Front {
         let server = tokio::spawn(gateway.serve(listener, stop.clone()));
         let overhead = Overhead::new(books.clone(), prices.cpu_core_hour, prices.memory_gb_hour);
         let overhead = tokio::spawn(overhead.keep());
-        Ok(Self { models, address: reachable(address), has_key, stop, server, books, foresight, overhead })
+        Ok(Self {
+            models,
+            address: reachable(address),
+            has_key,
+            stop,
+            server,
+            books,
+            foresight,
+            overhead,
+            responses,
+        })
     }
 
     /// Takes no more requests, and lets those that are there come to their end.
@@ -322,7 +337,17 @@ impl Front {
         // It notes what is left when it is dropped.
         self.overhead.abort();
         let _aborted = self.overhead.await;
+        let responses = self.responses;
+        // A writer that hangs has said so.
+        let _crashed = tokio::task::spawn_blocking(move || responses.flush(LAST_WORDS)).await;
     }
+}
+
+/// The store of responses in the folder `state`.
+fn responses(state: &Path) -> Result<Arc<ResponseStore>, CliError> {
+    let path = state.join("responses");
+    ResponseStore::open(&path, ResponseLimits::default())
+        .map_err(|error| CliError { path: Some(path), ..CliError::arguments("--state", error.to_string()) })
 }
 
 /// Where money is accounted for.

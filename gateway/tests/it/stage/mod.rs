@@ -122,6 +122,36 @@ fn warned(body: &Value, mut answer: Response<Body>) -> Response<Body> {
     answer
 }
 
+/// Answers a response of one item, whose id is the number of requests so far.
+async fn respond(State(functions): State<Arc<Functions>>, headers: HeaderMap, body: Bytes) -> Response<Body> {
+    functions.running.fetch_add(1, Ordering::SeqCst);
+    let work = Work(functions.clone());
+    let body: Value = serde_json::from_slice(&body).unwrap();
+    let number = {
+        let mut asked = functions.asked.lock().unwrap();
+        asked.push(body.clone());
+        asked.len()
+    };
+    *functions.headers.lock().unwrap() = headers;
+    let status = if body["fails"] == true { "failed" } else { "completed" };
+    let output =
+        json!([{"type": "message", "text": "x".repeat(body["long"].as_u64().unwrap_or(1) as usize)}]);
+    let response = json!({"id": format!("resp_{number}"), "status": status, "output": output});
+    if body["stream"] != true {
+        drop(work);
+        return Json(response).into_response();
+    }
+    let first = "event: response.created\ndata: {\"response\":{}}\n\n".to_owned();
+    let data = json!({"type": format!("response.{status}"), "response": response});
+    let last = format!("event: response.{status}\ndata: {data}\n\n");
+    // The last event comes in pieces.
+    let pieces: Vec<String> =
+        last.as_bytes().chunks(20).map(|piece| String::from_utf8(piece.to_vec()).unwrap()).collect();
+    let events = std::iter::once(first).chain(pieces).map(Ok::<_, std::io::Error>);
+    let events = futures_util::stream::iter(events.collect::<Vec<_>>());
+    ([(header::CONTENT_TYPE, "text/event-stream")], Body::from_stream(events)).into_response()
+}
+
 async fn placement() -> Json<Value> {
     Json(json!({"generation": 7, "groups": [{"experts": "0:0-3", "replicas": 1}]}))
 }
@@ -209,7 +239,16 @@ impl Stage {
         body: &Value,
         headers: &[(&str, &str)],
     ) -> Response<hyper::body::Incoming> {
-        let mut request = Request::post(format!("http://{}/v1/completions", self.address))
+        self.send_to("/v1/completions", body, headers).await
+    }
+
+    pub(crate) async fn send_to(
+        &self,
+        path: &str,
+        body: &Value,
+        headers: &[(&str, &str)],
+    ) -> Response<hyper::body::Incoming> {
+        let mut request = Request::post(format!("http://{}{path}", self.address))
             .header(header::CONTENT_TYPE, "application/json");
         for (name, value) in headers {
             request = request.header(*name, *value);
@@ -231,7 +270,16 @@ impl Stage {
     }
 
     pub(crate) async fn ask(&self, body: &Value, headers: &[(&str, &str)]) -> (Response<()>, String) {
-        let (head, body) = self.send(body, headers).await.into_parts();
+        self.ask_at("/v1/completions", body, headers).await
+    }
+
+    pub(crate) async fn ask_at(
+        &self,
+        path: &str,
+        body: &Value,
+        headers: &[(&str, &str)],
+    ) -> (Response<()>, String) {
+        let (head, body) = self.send_to(path, body, headers).await.into_parts();
         let body = tokio::time::timeout(LONG, body.collect()).await.expect("the answer ends").unwrap();
         (Response::from_parts(head, ()), String::from_utf8(body.to_bytes().to_vec()).unwrap())
     }
@@ -262,6 +310,8 @@ async fn launch(model: Arc<Model>, functions: Arc<Functions>, room: usize) {
                 };
                 let router = Router::new()
                     .route("/v1/completions", post(work))
+                    .route("/v1/messages", post(work))
+                    .route("/v1/responses", post(respond))
                     .route("/v1/placement", get(placement))
                     .with_state(functions.clone());
                 let task = tokio::spawn(async move {

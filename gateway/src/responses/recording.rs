@@ -1,0 +1,57 @@
+//! An answer that is stored as it passes.
+
+use super::store::ResponseStore;
+use super::{elements, is_id, join};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use std::sync::Arc;
+
+/// A response that is stored once it has come.
+pub(crate) struct Recording {
+    store: Arc<ResponseStore>,
+    tenant: Arc<str>,
+    /// All items before its output, without brackets.
+    input: String,
+}
+
+/// The last event of a stream.
+#[derive(Deserialize)]
+struct LastEvent<'a> {
+    #[serde(borrow)]
+    response: &'a RawValue,
+}
+
+#[derive(Deserialize)]
+struct Answered<'a> {
+    id: String,
+    status: String,
+    #[serde(borrow)]
+    output: &'a RawValue,
+}
+
+impl Recording {
+    pub(super) fn new(store: Arc<ResponseStore>, tenant: Arc<str>, input: String) -> Self {
+        Self { store, tenant, input }
+    }
+
+    /// Stores the response of `event`, the last one of a stream.
+    pub(crate) fn event(self, event: &[u8]) {
+        let text = std::str::from_utf8(event).unwrap_or_default();
+        let data = text.lines().find_map(|line| line.strip_prefix("data: ")).unwrap_or_default();
+        if let Ok(LastEvent { response }) = serde_json::from_str(data) {
+            self.response(response.get());
+        }
+    }
+
+    /// Stores `response`, the whole body of an answer.
+    pub(crate) fn body(self, response: &[u8]) {
+        self.response(std::str::from_utf8(response).unwrap_or_default());
+    }
+
+    fn response(self, response: &str) {
+        let Ok(Answered { id, status, output }) = serde_json::from_str(response) else { return };
+        let is_done = matches!(status.as_str(), "completed" | "incomplete");
+        let Some(output) = elements(output.get()).filter(|_| is_done && is_id(&id)) else { return };
+        self.store.put(&id, self.tenant, join(&[&self.input, output]), response.to_owned());
+    }
+}

@@ -1,0 +1,194 @@
+//! A request on its way to a main function: earlier items in front of its own.
+
+use super::recording::Recording;
+use super::store::ResponseStore;
+use super::{elements, join};
+use axum::http::StatusCode;
+use bytes::Bytes;
+use remoe_http::ApiError;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use std::sync::Arc;
+
+/// Fields of a request that decide what is stored. What is wrong with them is refused by the main function.
+#[derive(Deserialize)]
+struct Fields<'a> {
+    #[serde(borrow)]
+    input: Option<&'a RawValue>,
+    previous_response_id: Option<String>,
+    store: Option<bool>,
+}
+
+/// A request that is ready for a main function.
+pub(crate) struct Resolved {
+    pub(crate) body: Bytes,
+    /// It stands on an earlier response.
+    pub(crate) has_previous: bool,
+    pub(crate) recording: Option<Recording>,
+}
+
+/// Puts the items that `previous_response_id` stands for before the input of `body`, a request of `tenant`.
+///
+/// # Errors
+/// The tenant has no such response, or all items together have more than `limit` bytes.
+pub(crate) fn resolve(
+    store: &Arc<ResponseStore>,
+    tenant: Arc<str>,
+    body: Bytes,
+    limit: usize,
+) -> Result<Resolved, ApiError> {
+    let Some((fields, input)) = read(&body) else {
+        return Ok(Resolved { body, has_previous: false, recording: None });
+    };
+    let recorded =
+        |items| fields.store.unwrap_or(true).then(|| Recording::new(store.clone(), tenant.clone(), items));
+    let Some(id) = &fields.previous_response_id else {
+        let recording = recorded(input.items);
+        return Ok(Resolved { body, has_previous: false, recording });
+    };
+    let Some(previous) = store.get(id, &tenant) else {
+        let id: String = id.chars().take(super::ID).collect();
+        let message = format!("response {id:?} not found; send all items as `input`");
+        return Err(ApiError::new(StatusCode::NOT_FOUND, "previous_response_not_found", message)
+            .about("previous_response_id"));
+    };
+    let items = join(&[&previous.items, &input.items]);
+    let (before, after) = (&body[..input.begin], &body[input.end..]);
+    let size = before.len() + items.len() + after.len() + 2;
+    if size > limit {
+        let message =
+            format!("request too large with its earlier items: expected at most {limit} bytes, got {size}");
+        return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message));
+    }
+    let whole = [before, b"[", items.as_bytes(), b"]", after].concat();
+    let recording = recorded(items);
+    Ok(Resolved { body: whole.into(), has_previous: true, recording })
+}
+
+/// The input: its items without brackets, and where it stands in the body.
+struct Input {
+    items: String,
+    begin: usize,
+    end: usize,
+}
+
+fn read(body: &[u8]) -> Option<(Fields<'_>, Input)> {
+    let fields: Fields<'_> = serde_json::from_slice(body).ok()?;
+    let input = fields.input?.get();
+    let items = match input.as_bytes().first()? {
+        b'"' => format!(r#"{{"type":"message","role":"user","content":{input}}}"#),
+        b'[' => elements(input)?.to_owned(),
+        _ => return None,
+    };
+    let begin = (input.as_ptr() as usize).checked_sub(body.as_ptr() as usize)?;
+    let end = begin.checked_add(input.len()).filter(|end| *end <= body.len())?;
+    Some((fields, Input { items, begin, end }))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::responses::store::ResponseLimits;
+    use serde_json::{Value, json};
+
+    fn store() -> Arc<ResponseStore> {
+        ResponseStore::in_memory(ResponseLimits::default())
+    }
+
+    fn resolved(store: &Arc<ResponseStore>, tenant: &str, body: &Value) -> Result<Resolved, ApiError> {
+        resolve(store, tenant.into(), body.to_string().into(), 10_000)
+    }
+
+    fn answer(id: &str, text: &str) -> String {
+        json!({"id": id, "status": "completed", "output": [{"type": "message", "text": text}]}).to_string()
+    }
+
+    #[test]
+    fn chain_of_responses_has_all_items() {
+        let store = store();
+        let first = resolved(&store, "t", &json!({"input": "a", "instructions": "i"})).unwrap();
+        assert!(!first.has_previous);
+        first.recording.unwrap().body(answer("resp_1", "b").as_bytes());
+        let second = json!({"model": "m", "input": [{"role": "user", "content": "c"}], "previous_response_id": "resp_1", "z": 1});
+        let second = resolved(&store, "t", &second).unwrap();
+        assert!(second.has_previous);
+        let body: Value = serde_json::from_slice(&second.body).unwrap();
+        let items = json!([
+            {"type": "message", "role": "user", "content": "a"},
+            {"type": "message", "text": "b"},
+            {"role": "user", "content": "c"},
+        ]);
+        assert_eq!(body, json!({"model": "m", "input": items, "previous_response_id": "resp_1", "z": 1}));
+        let event = format!(
+            "event: response.completed\ndata: {{\"type\":\"x\",\"response\":{}}}\n\n",
+            answer("resp_2", "d")
+        );
+        second.recording.unwrap().event(event.as_bytes());
+        let third = resolved(&store, "t", &json!({"input": [], "previous_response_id": "resp_2"})).unwrap();
+        let body: Value = serde_json::from_slice(&third.body).unwrap();
+        assert_eq!(body["input"].as_array().unwrap().len(), 4);
+        assert_eq!(body["input"][3]["text"], "d");
+    }
+
+    #[test]
+    fn response_of_another_tenant_is_not_found() {
+        let store = store();
+        resolved(&store, "t", &json!({"input": "a"}))
+            .unwrap()
+            .recording
+            .unwrap()
+            .body(answer("resp_1", "b").as_bytes());
+        let body = json!({"input": "c", "previous_response_id": "resp_1"});
+        assert!(resolved(&store, "t", &body).is_ok());
+        let error = resolved(&store, "u", &body).err().unwrap();
+        assert_eq!(error.status(), 404);
+        assert!(store.get("resp_1", "u").is_none() && !store.remove("resp_1", "u"));
+    }
+
+    #[test]
+    fn request_that_is_not_to_be_stored_is_not_recorded() {
+        let store = store();
+        assert!(resolved(&store, "t", &json!({"input": "a", "store": false})).unwrap().recording.is_none());
+        for wrong in
+            [json!({"input": 1}), json!({}), json!({"input": "a", "store": "x"}), json!({"input": {}})]
+        {
+            let passed = resolved(&store, "t", &wrong).unwrap();
+            assert_eq!(
+                (passed.body, passed.recording.is_none()),
+                (wrong.to_string().into(), true),
+                "{wrong}"
+            );
+        }
+    }
+
+    #[test]
+    fn items_beyond_the_limit_are_refused() {
+        let store = store();
+        let long = "x".repeat(6000);
+        resolved(&store, "t", &json!({"input": long}))
+            .unwrap()
+            .recording
+            .unwrap()
+            .body(answer("resp_1", "b").as_bytes());
+        let error =
+            resolved(&store, "t", &json!({"input": long, "previous_response_id": "resp_1"})).err().unwrap();
+        assert_eq!(error.status(), 413);
+    }
+
+    #[test]
+    fn answers_that_are_no_response_are_not_stored() {
+        let store = store();
+        for wrong in [
+            "{}".to_owned(),
+            "[DONE]".to_owned(),
+            answer("../x", "b"),
+            answer("resp_../x", "b"),
+            answer("resp_1", "b").replace("completed", "failed"),
+            r#"{"id": "resp_1", "status": "completed", "output": 1}"#.to_owned(),
+        ] {
+            resolved(&store, "t", &json!({"input": "a"})).unwrap().recording.unwrap().body(wrong.as_bytes());
+        }
+        assert_eq!(store.len(), 0);
+    }
+}

@@ -1,0 +1,325 @@
+//! The store: what there is in memory, and its bounds.
+
+use super::folder::{Folder, ResponseFolderError};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Bounds of a store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ResponseLimits {
+    /// Responses at the same time.
+    pub responses: usize,
+    /// Bytes of all of them.
+    pub bytes: usize,
+}
+
+impl Default for ResponseLimits {
+    /// 4,096 responses, 64 MiB.
+    fn default() -> Self {
+        Self { responses: 4096, bytes: 64 << 20 }
+    }
+}
+
+/// A stored response.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Stored {
+    pub(super) tenant: Arc<str>,
+    /// When it was stored: nanoseconds since 1970, later for each.
+    pub(super) at: u64,
+    /// All items up to its output, without brackets.
+    pub(super) items: Arc<str>,
+    /// As its client got it.
+    pub(super) response: Arc<str>,
+}
+
+impl Stored {
+    pub(super) fn bytes(&self) -> usize {
+        self.items.len() + self.response.len()
+    }
+}
+
+/// Responses of all tenants, each tenant's own.
+pub struct ResponseStore {
+    shared: Arc<Shared>,
+    writer: Option<JoinHandle<()>>,
+}
+
+/// State that the store and its writer share.
+struct Shared {
+    limits: ResponseLimits,
+    is_written: bool,
+    kept: Mutex<Kept>,
+    /// There is something to write, or nothing is left of it.
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Kept {
+    responses: HashMap<Arc<str>, Stored>,
+    /// Ids, oldest first.
+    by_age: BTreeMap<u64, Arc<str>>,
+    by_tenant: HashMap<Arc<str>, usize>,
+    bytes: usize,
+    latest: u64,
+    /// Ids whose files are not as they are kept.
+    dirty: HashSet<Arc<str>>,
+    is_writing: bool,
+    is_closed: bool,
+}
+
+impl ResponseStore {
+    /// Returns a store that ends with the process.
+    #[must_use]
+    pub fn in_memory(limits: ResponseLimits) -> Arc<Self> {
+        Arc::new(Self { shared: Shared::new(limits, false), writer: None })
+    }
+
+    /// Opens the store of the folder at `path`, which is made if it is not there. Files that cannot be read are left out.
+    ///
+    /// # Errors
+    /// The folder cannot be made or read.
+    pub fn open(path: &Path, limits: ResponseLimits) -> Result<Arc<Self>, ResponseFolderError> {
+        let folder = Folder::open(path)?;
+        let shared = Shared::new(limits, true);
+        let mut found = folder.read(limits)?;
+        found.sort_by_key(|(_, stored)| stored.at);
+        for (id, stored) in found {
+            shared.kept().put(id, stored, &limits);
+        }
+        // What was read is written; what gave way is not.
+        let mut kept = shared.kept();
+        let Kept { responses, dirty, .. } = &mut *kept;
+        dirty.retain(|id| !responses.contains_key(id));
+        drop(kept);
+        let writing = shared.clone();
+        let writer =
+            std::thread::Builder::new().name("responses".to_owned()).spawn(move || writing.write(&folder));
+        let writer = writer.map_err(|error| ResponseFolderError::new(path, "start the writer of", &error))?;
+        Ok(Arc::new(Self { shared, writer: Some(writer) }))
+    }
+
+    /// Stores a response of `tenant`; the oldest ones of the tenant that has the most give way.
+    pub(super) fn put(&self, id: &str, tenant: Arc<str>, items: String, response: String) {
+        let mut kept = self.shared.kept();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
+        let at = u64::try_from(now).unwrap_or(u64::MAX).max(kept.latest.saturating_add(1));
+        let stored = Stored { tenant, at, items: items.into(), response: response.into() };
+        kept.put(id.into(), stored, &self.shared.limits);
+        drop(kept);
+        self.shared.changed.notify_all();
+    }
+
+    /// Returns the response `id` if it is one of `tenant`.
+    pub(crate) fn get(&self, id: &str, tenant: &str) -> Option<Stored> {
+        self.shared.kept().responses.get(id).filter(|stored| &*stored.tenant == tenant).cloned()
+    }
+
+    /// Removes the response `id` if it is one of `tenant`; says whether it was.
+    pub(crate) fn remove(&self, id: &str, tenant: &str) -> bool {
+        let mut kept = self.shared.kept();
+        let is_there = kept.responses.get(id).is_some_and(|stored| &*stored.tenant == tenant);
+        if is_there {
+            kept.remove(id);
+        }
+        drop(kept);
+        self.shared.changed.notify_all();
+        is_there
+    }
+
+    /// Waits until everything is written, for `limit` at most.
+    pub fn flush(&self, limit: Duration) {
+        if !self.shared.is_written {
+            return;
+        }
+        let busy = |kept: &mut Kept| kept.is_writing || !kept.dirty.is_empty();
+        let waited = self.shared.changed.wait_timeout_while(self.shared.kept(), limit, busy);
+        if waited.is_ok_and(|(_, timeout)| timeout.timed_out()) {
+            tracing::warn!(?limit, "stored responses not written in time");
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.shared.kept().responses.len()
+    }
+}
+
+impl Drop for ResponseStore {
+    fn drop(&mut self) {
+        self.shared.kept().is_closed = true;
+        self.shared.changed.notify_all();
+        if let Some(writer) = self.writer.take() {
+            // A writer that crashed has said so.
+            let _crashed = writer.join();
+        }
+    }
+}
+
+impl std::fmt::Debug for ResponseStore {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_tuple("ResponseStore").field(&self.shared.kept().responses.len()).finish()
+    }
+}
+
+impl Shared {
+    fn new(limits: ResponseLimits, is_written: bool) -> Arc<Self> {
+        let kept = Mutex::new(Kept::default());
+        Arc::new(Self { limits, is_written, kept, changed: Condvar::new() })
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        // Every change of it is whole.
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes the files of `folder` what is kept, until the store is closed.
+    fn write(&self, folder: &Folder) {
+        loop {
+            let idle = |kept: &mut Kept| kept.dirty.is_empty() && !kept.is_closed;
+            let mut kept = self.changed.wait_while(self.kept(), idle).unwrap_or_else(PoisonError::into_inner);
+            let Some(id) = kept.dirty.iter().next().cloned() else { return };
+            kept.dirty.remove(&id);
+            kept.is_writing = true;
+            let stored = kept.responses.get(&id).cloned();
+            drop(kept);
+            let written = match &stored {
+                Some(stored) => folder.write(&id, stored),
+                None => folder.remove(&id),
+            };
+            if let Err(error) = written {
+                tracing::warn!(%error, "stored response not written");
+            }
+            self.kept().is_writing = false;
+            self.changed.notify_all();
+        }
+    }
+}
+
+impl Kept {
+    fn put(&mut self, id: Arc<str>, stored: Stored, limits: &ResponseLimits) {
+        self.remove(&id);
+        let bytes = stored.bytes();
+        if bytes > limits.bytes || limits.responses == 0 {
+            tracing::debug!(id = &*id, bytes, "response too large to be stored");
+            return;
+        }
+        self.latest = self.latest.max(stored.at);
+        self.bytes += bytes;
+        *self.by_tenant.entry(stored.tenant.clone()).or_default() += bytes;
+        self.by_age.insert(stored.at, id.clone());
+        self.responses.insert(id.clone(), stored);
+        self.dirty.insert(id);
+        while self.bytes > limits.bytes || self.responses.len() > limits.responses {
+            let Some(oldest) = self.oldest_of_the_largest() else { return };
+            self.remove(&oldest);
+        }
+    }
+
+    fn oldest_of_the_largest(&self) -> Option<Arc<str>> {
+        let (largest, _) = self.by_tenant.iter().max_by_key(|(_, bytes)| **bytes)?;
+        let is_its = |id: &&Arc<str>| self.responses.get(*id).is_some_and(|stored| stored.tenant == *largest);
+        self.by_age.values().find(is_its).cloned()
+    }
+
+    fn remove(&mut self, id: &str) {
+        let Some((id, stored)) = self.responses.remove_entry(id) else { return };
+        self.by_age.remove(&stored.at);
+        self.bytes -= stored.bytes();
+        if let Some(bytes) = self.by_tenant.get_mut(&stored.tenant) {
+            *bytes -= stored.bytes();
+            if *bytes == 0 {
+                self.by_tenant.remove(&stored.tenant);
+            }
+        }
+        self.dirty.insert(id);
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    const LIMITS: ResponseLimits = ResponseLimits { responses: 4, bytes: 100 };
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn put(store: &ResponseStore, number: usize, tenant: &str, bytes: usize) {
+        store.put(&format!("resp_{number}"), tenant.into(), "1".repeat(bytes - 2), "{}".to_owned());
+    }
+
+    fn has(store: &ResponseStore, number: usize, tenant: &str) -> bool {
+        store.get(&format!("resp_{number}"), tenant).is_some()
+    }
+
+    #[test]
+    fn oldest_of_largest_tenant_gives_way() {
+        let store = ResponseStore::in_memory(LIMITS);
+        put(&store, 0, "small", 10);
+        (1..4).for_each(|number| put(&store, number, "large", 30));
+        assert_eq!(store.len(), 4);
+        put(&store, 4, "large", 10);
+        assert!(has(&store, 0, "small") && !has(&store, 1, "large") && has(&store, 4, "large"));
+        put(&store, 5, "small", 50);
+        assert!(has(&store, 5, "small") && !has(&store, 2, "large") && store.len() == 4);
+        put(&store, 6, "huge", 101);
+        assert!(!has(&store, 6, "huge") && store.len() == 4);
+        // Again under the same id, as nothing else.
+        put(&store, 5, "small", 60);
+        assert_eq!(store.get("resp_5", "small").unwrap().items.len(), 58);
+        let kept = store.shared.kept();
+        let sum: usize = kept.responses.values().map(Stored::bytes).sum();
+        assert_eq!(
+            (kept.bytes, kept.by_tenant.values().sum::<usize>(), kept.by_age.len()),
+            (sum, sum, kept.responses.len())
+        );
+    }
+
+    #[test]
+    fn restart_finds_what_was_stored() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("state/responses");
+        let store = ResponseStore::open(&path, LIMITS).unwrap();
+        (0..3).for_each(|number| put(&store, number, "t", 20));
+        assert!(store.remove("resp_1", "t"));
+        store.flush(LONG);
+        let before = store.get("resp_2", "t").unwrap();
+        drop(store);
+        let store = ResponseStore::open(&path, LIMITS).unwrap();
+        assert_eq!((has(&store, 0, "t"), has(&store, 1, "t"), store.len()), (true, false, 2));
+        assert_eq!(store.get("resp_2", "t").unwrap(), before);
+        // What gives way at the start loses its file.
+        drop(store);
+        let store = ResponseStore::open(&path, ResponseLimits { responses: 1, ..LIMITS }).unwrap();
+        store.flush(LONG);
+        assert!(has(&store, 2, "t"));
+        let names: Vec<_> = fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(names, ["resp_2.json"]);
+    }
+
+    #[test]
+    fn half_written_and_foreign_files_are_left_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = ResponseStore::open(folder.path(), LIMITS).unwrap();
+        put(&store, 1, "t", 20);
+        drop(store);
+        let whole = fs::read(folder.path().join("resp_1.json")).unwrap();
+        let file = |name: &str, text: &[u8]| fs::write(folder.path().join(name), text).unwrap();
+        for end in 0..whole.len() {
+            file("resp_2.json", &whole[..end]);
+            assert_eq!(ResponseStore::open(folder.path(), LIMITS).unwrap().len(), 1, "{end}");
+        }
+        file("resp_2.json", &vec![b' '; 1 << 20]);
+        file("resp_3.tmp", &whole);
+        file("notes.json", &whole);
+        file("resp_a b.json", &whole);
+        // Its name and what it says must be one.
+        file("resp_4.json", &whole);
+        let store = ResponseStore::open(folder.path(), LIMITS).unwrap();
+        assert!(store.len() == 1 && has(&store, 1, "t"));
+        assert!(!folder.path().join("resp_3.tmp").exists(), "what a crash has left is removed");
+    }
+}
