@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Clients that people use, against `remoe up` with the demo model: curl, OpenAI's SDKs for Python and JavaScript,
-litellm, langchain-openai and llm.
+"""Clients that people use, against `remoe up` with the demo model: curl, OpenAI's and Anthropic's SDKs for Python and
+JavaScript, litellm, langchain-openai and llm.
 
     make clients                          # or: tests/clients/run.py [NAME..]
 
-Each client gets the same questions: which models there are, an answer, the same answer as a stream, and a refusal.
+Each client gets the same questions: which models there are, an answer, the same answer as a stream, and a refusal. Those
+that speak the Responses API or Anthropic's also call a tool, get a structured answer and go on with a conversation.
 What is installed goes into target/. A client that cannot be installed here is skipped, loudly, and named at the end.
 """
 
@@ -23,6 +24,13 @@ SHARED, PYTHON, NODE = ROOT / "target/python", ROOT / "target/clients", ROOT / "
 MODEL = "remoe-demo"
 PROMPT = "What is a lake?"
 FIXED = {"max_tokens": 24, "seed": 1}
+# Arguments and answers that the smallest model gets right within few tokens.
+WORD = {
+    "type": "object",
+    "properties": {"word": {"type": "string", "enum": ["lake", "river"]}},
+    "required": ["word"],
+    "additionalProperties": False,
+}
 
 
 class Skipped(Exception):
@@ -54,7 +62,7 @@ def package(name):
 
 
 def install_python():
-    if not (PYTHON / "llm").is_dir():
+    if not (PYTHON / "anthropic").is_dir():
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
         subprocess.run([*pip, "--target", PYTHON, "--requirement", HERE / "requirements.txt"], check=False)
 
@@ -99,14 +107,105 @@ def openai(endpoint):
     refused(lambda: client.chat.completions.create(**ask | {"model": "another"}), library.NotFoundError, "another model")
 
 
-def openai_js(endpoint):
+def responses(endpoint):
+    library = package("openai")
+    client = library.OpenAI(base_url=f"{endpoint}/v1", api_key="none")
+    ask = {"model": MODEL, "input": PROMPT, "max_output_tokens": 24, "temperature": 0}
+    whole = client.responses.create(**ask)
+    equal((whole.status, whole.incomplete_details.reason), ("incomplete", "max_output_tokens"), "the end of an answer")
+    equal(whole.usage.total_tokens, whole.usage.input_tokens + whole.usage.output_tokens, "usage")
+    with client.responses.stream(**ask) as stream:
+        events = list(stream)
+    deltas = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    equal((deltas, events[-1].response.output_text), (whole.output_text, whole.output_text), "a stream")
+    equal([event.sequence_number for event in events], list(range(len(events))), "sequence numbers")
+
+    stored = client.responses.retrieve(whole.id)
+    equal(stored.output_text, whole.output_text, "a stored response")
+    on = client.responses.create(**ask | {"input": "Why?"}, previous_response_id=whole.id)
+    equal(on.previous_response_id, whole.id, "the response that it goes on from")
+    items = [{"role": "user", "content": PROMPT}, *whole.output, {"role": "user", "content": "Why?"}]
+    itself = client.responses.create(**ask | {"input": items}, store=False)
+    equal(on.output_text, itself.output_text, "a conversation with stored items, or with all of them sent")
+    refused(lambda: client.responses.retrieve(itself.id), library.NotFoundError, "a response that was not stored")
+    client.responses.delete(whole.id)
+    again = {**ask, "previous_response_id": whole.id}
+    refused(lambda: client.responses.create(**again), library.NotFoundError, "a response that was deleted")
+
+    tool = {"type": "function", "name": "find", "strict": True, "parameters": WORD, "description": "Finds a word."}
+    required = {**ask, "max_output_tokens": 200, "tools": [tool], "tool_choice": "required"}
+    called = client.responses.create(**required)
+    call = next(item for item in called.output if item.type == "function_call")
+    equal((call.name, list(json.loads(call.arguments))), ("find", ["word"]), "a call")
+    with client.responses.stream(**required) as stream:
+        events = list(stream)
+    streamed = "".join(event.delta for event in events if event.type == "response.function_call_arguments.delta")
+    equal(streamed, call.arguments, "a call in a stream")
+    result = [{"type": "function_call_output", "call_id": call.call_id, "output": "It is a lake."}]
+    answer = client.responses.create(**ask | {"input": result}, tools=[tool], previous_response_id=called.id)
+    equal(answer.error, None, "an answer after a call")
+    form = {"format": {"type": "json_schema", "name": "word", "strict": True, "schema": WORD}}
+    formed = client.responses.create(**ask | {"max_output_tokens": 200}, text=form)
+    equal(list(json.loads(formed.output_text)), ["word"], "a structured answer")
+    search = {**ask, "tools": [{"type": "web_search"}]}
+    equal(refused(lambda: client.responses.create(**search), library.BadRequestError, "a tool").param, "tools[0].type", "a refusal")
+
+
+def anthropic(endpoint):
+    library = package("anthropic")
+    client = library.Anthropic(base_url=endpoint, api_key="none")
+    said = [{"role": "user", "content": PROMPT}]
+    ask = {"model": MODEL, "messages": said, "max_tokens": 24, "temperature": 0}
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    whole = client.messages.create(**ask, thinking=thinking)
+    text = whole.content[0].text
+    equal((whole.stop_reason, whole.usage.output_tokens), ("max_tokens", 24), "the end of an answer")
+    with client.messages.stream(**ask) as stream:
+        equal("".join(stream.text_stream), text, "a stream")
+        final = stream.get_final_message()
+    equal((final.content[0].text, final.stop_reason), (text, "max_tokens"), "the message of a stream")
+    count = client.messages.count_tokens(model=MODEL, messages=said).input_tokens
+    equal(count, whole.usage.input_tokens + whole.usage.cache_read_input_tokens, "the number of tokens")
+    stopped = client.messages.create(**ask, stop_sequences=[text[4:8]])
+    equal((stopped.stop_reason, stopped.stop_sequence), ("stop_sequence", text[4:8]), "a stop sequence")
+
+    tool = {"name": "find", "description": "Finds a word.", "input_schema": WORD}
+    required = {**ask, "max_tokens": 200, "tools": [tool], "tool_choice": {"type": "any"}}
+    called = client.messages.create(**required)
+    use = next(block for block in called.content if block.type == "tool_use")
+    equal((called.stop_reason, use.name, list(use.input)), ("tool_use", "find", ["word"]), "a call")
+    with client.messages.stream(**required) as stream:
+        streamed = stream.get_final_message()
+    equal(next(block for block in streamed.content if block.type == "tool_use").input, use.input, "a call in a stream")
+    result = {"type": "tool_result", "tool_use_id": use.id, "content": "It is a lake."}
+    turns = [*said, {"role": "assistant", "content": called.content}, {"role": "user", "content": [result]}]
+    equal(client.messages.create(**ask | {"messages": turns}, tools=[tool]).role, "assistant", "an answer after a call")
+    refused(lambda: client.messages.create(**ask | {"model": "another"}), library.NotFoundError, "another model")
+    image = [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "http://a/b.png"}}]}]
+    error = refused(lambda: client.messages.create(**ask | {"messages": image}), library.BadRequestError, "an image")
+    equal(error.body["error"]["type"], "invalid_request_error", "the type of an error")
+
+
+def node(script, endpoint):
     if not shutil.which("npm"):
         raise Skipped("there is no npm")
-    if not (NODE / "node_modules/openai").is_dir():
+    if not (NODE / "node_modules/@anthropic-ai/sdk").is_dir():
         NODE.mkdir(parents=True, exist_ok=True)
         shutil.copy(HERE / "package.json", NODE)
         run(["npm", "install", "--silent", "--no-audit", "--no-fund"], cwd=NODE)
-    run(["node", HERE / "openai.mjs", endpoint, MODEL], cwd=ROOT)
+    run(["node", HERE / script, endpoint, MODEL], cwd=ROOT)
+
+
+def openai_js(endpoint):
+    node("openai.mjs", endpoint)
+
+
+def responses_js(endpoint):
+    node("responses.mjs", endpoint)
+
+
+def anthropic_js(endpoint):
+    node("anthropic.mjs", endpoint)
 
 
 def litellm(endpoint):
@@ -147,14 +246,25 @@ def llm(endpoint):
     equal(run(ask, env=environment), text, "a stream")
 
 
-CLIENTS = {"curl": curl, "openai": openai, "openai-js": openai_js, "litellm": litellm, "langchain": langchain, "llm": llm}
+CLIENTS = {
+    "curl": curl,
+    "openai": openai,
+    "openai-js": openai_js,
+    "responses": responses,
+    "responses-js": responses_js,
+    "anthropic": anthropic,
+    "anthropic-js": anthropic_js,
+    "litellm": litellm,
+    "langchain": langchain,
+    "llm": llm,
+}
 
 
 def main():
     wanted = sys.argv[1:] or list(CLIENTS)
     if unknown := set(wanted) - set(CLIENTS):
         sys.exit(f"clients: there is no {', '.join(unknown)}; there are {', '.join(CLIENTS)}")
-    if set(wanted) - {"curl", "openai-js"}:
+    if any(name != "curl" and not name.endswith("-js") for name in wanted):
         install_python()
     command = [ROOT / "target/release/remoe", "up", ROOT / "demo/model", "--served-model-name", MODEL]
     command += ["--remote-ratio", "0.5", "--port", "0", "--json"]
