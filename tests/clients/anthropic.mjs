@@ -6,7 +6,7 @@ const { Anthropic } = createRequire(`${process.cwd()}/target/node/`)("@anthropic
 const [endpoint, model] = process.argv.slice(2);
 const client = new Anthropic({ baseURL: endpoint, apiKey: "none" });
 const messages = [{ role: "user", content: "What is a lake?" }];
-const request = { model, messages, max_tokens: 24, temperature: 0 };
+const request = { model, messages, max_tokens: 8, temperature: 0 };
 
 const whole = await client.messages.create({ ...request, thinking: { type: "enabled", budget_tokens: 1024 } });
 const text = whole.content[0].text;

@@ -5,7 +5,7 @@ import { strict as assert } from "node:assert";
 const { OpenAI } = createRequire(`${process.cwd()}/target/node/`)("openai");
 const [endpoint, model] = process.argv.slice(2);
 const client = new OpenAI({ baseURL: `${endpoint}/v1`, apiKey: "none" });
-const request = { model, input: "What is a lake?", max_output_tokens: 24, temperature: 0 };
+const request = { model, input: "What is a lake?", max_output_tokens: 8, temperature: 0 };
 const schema = {
   type: "object",
   properties: { word: { type: "string", enum: ["lake", "river"] } },

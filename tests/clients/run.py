@@ -110,7 +110,7 @@ def openai(endpoint):
 def responses(endpoint):
     library = package("openai")
     client = library.OpenAI(base_url=f"{endpoint}/v1", api_key="none")
-    ask = {"model": MODEL, "input": PROMPT, "max_output_tokens": 24, "temperature": 0}
+    ask = {"model": MODEL, "input": PROMPT, "max_output_tokens": 8, "temperature": 0}
     whole = client.responses.create(**ask)
     equal((whole.status, whole.incomplete_details.reason), ("incomplete", "max_output_tokens"), "the end of an answer")
     equal(whole.usage.total_tokens, whole.usage.input_tokens + whole.usage.output_tokens, "usage")
@@ -134,6 +134,7 @@ def responses(endpoint):
 
     tool = {"type": "function", "name": "find", "strict": True, "parameters": WORD, "description": "Finds a word."}
     required = {**ask, "max_output_tokens": 200, "tools": [tool], "tool_choice": "required"}
+    required["parallel_tool_calls"] = False
     called = client.responses.create(**required)
     call = next(item for item in called.output if item.type == "function_call")
     equal((call.name, list(json.loads(call.arguments))), ("find", ["word"]), "a call")
@@ -155,11 +156,11 @@ def anthropic(endpoint):
     library = package("anthropic")
     client = library.Anthropic(base_url=endpoint, api_key="none")
     said = [{"role": "user", "content": PROMPT}]
-    ask = {"model": MODEL, "messages": said, "max_tokens": 24, "temperature": 0}
+    ask = {"model": MODEL, "messages": said, "max_tokens": 8, "extra_body": {"temperature": 0}}
     thinking = {"type": "enabled", "budget_tokens": 1024}
     whole = client.messages.create(**ask, thinking=thinking)
     text = whole.content[0].text
-    equal((whole.stop_reason, whole.usage.output_tokens), ("max_tokens", 24), "the end of an answer")
+    equal((whole.stop_reason, whole.usage.output_tokens), ("max_tokens", 8), "the end of an answer")
     with client.messages.stream(**ask) as stream:
         equal("".join(stream.text_stream), text, "a stream")
         final = stream.get_final_message()
@@ -170,7 +171,7 @@ def anthropic(endpoint):
     equal((stopped.stop_reason, stopped.stop_sequence), ("stop_sequence", text[4:8]), "a stop sequence")
 
     tool = {"name": "find", "description": "Finds a word.", "input_schema": WORD}
-    required = {**ask, "max_tokens": 200, "tools": [tool], "tool_choice": {"type": "any"}}
+    required = {**ask, "max_tokens": 200, "tools": [tool], "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
     called = client.messages.create(**required)
     use = next(block for block in called.content if block.type == "tool_use")
     equal((called.stop_reason, use.name, list(use.input)), ("tool_use", "find", ["word"]), "a call")
@@ -267,7 +268,7 @@ def main():
     if any(name != "curl" and not name.endswith("-js") for name in wanted):
         install_python()
     command = [ROOT / "target/release/remoe", "up", ROOT / "demo/model", "--served-model-name", MODEL]
-    command += ["--remote-ratio", "0.5", "--port", "0", "--json"]
+    command += ["--remote-ratio", "0.5", "--port", "0", "--state", ROOT / "target/state", "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     failed, skipped = [], []
     try:
