@@ -346,8 +346,14 @@ impl Front {
 /// The store of responses in the folder `state`.
 fn responses(state: &Path) -> Result<Arc<ResponseStore>, CliError> {
     let path = state.join("responses");
-    ResponseStore::open(&path, ResponseLimits::default())
-        .map_err(|error| CliError { path: Some(path), ..CliError::arguments("--state", error.to_string()) })
+    let store = ResponseStore::open(&path, ResponseLimits::default()).map_err(|error| CliError {
+        path: Some(path),
+        ..CliError::arguments("--state", error.to_string())
+    })?;
+    for problem in store.unread() {
+        print_warning(&format!("stored response ignored: {problem}"));
+    }
+    Ok(store)
 }
 
 /// Where money is accounted for.

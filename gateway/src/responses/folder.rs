@@ -5,7 +5,7 @@ use super::{elements, is_id};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::io::{self, Read as _, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -29,6 +29,16 @@ impl ResponseFolderError {
     pub(super) fn new(path: &Path, action: &'static str, cause: &dyn std::fmt::Display) -> Self {
         Self { path: path.to_owned(), action, cause: cause.to_string() }
     }
+}
+
+/// Files that cannot be read, most that are told of.
+const UNREAD: usize = 16;
+
+/// Contents of a folder.
+pub(super) struct Read {
+    pub(super) found: Vec<(Arc<str>, Stored)>,
+    /// Why files were left out.
+    pub(super) unread: Vec<String>,
 }
 
 /// A folder of responses.
@@ -69,10 +79,7 @@ impl Folder {
 
     /// Reads the latest responses, as many as fit `limits`, and removes older ones. What is left of a write that was cut
     /// off is removed; other files that cannot be read stay.
-    pub(super) fn read(
-        &self,
-        limits: ResponseLimits,
-    ) -> Result<Vec<(Arc<str>, Stored)>, ResponseFolderError> {
+    pub(super) fn read(&self, limits: ResponseLimits) -> Result<Read, ResponseFolderError> {
         let failed = |error: io::Error| ResponseFolderError::new(&self.path, "read", &error);
         let mut files = Vec::new();
         for entry in fs::read_dir(&self.path).map_err(failed)?.take(FILES) {
@@ -87,7 +94,7 @@ impl Folder {
             }
         }
         files.sort_unstable_by(|one, other| other.cmp(one));
-        let (mut found, mut bytes) = (Vec::new(), 0);
+        let (mut found, mut unread, mut bytes) = (Vec::new(), Vec::new(), 0);
         for (_, id) in files {
             if found.len() >= limits.responses || bytes > limits.bytes {
                 self.remove(&id)?;
@@ -98,10 +105,14 @@ impl Folder {
                     bytes += stored.bytes();
                     found.push((id, stored));
                 }
-                Err(error) => tracing::warn!(%error, "stored response ignored"),
+                Err(error) => {
+                    tracing::warn!(%error, "stored response ignored");
+                    unread.push(error.to_string());
+                }
             }
         }
-        Ok(found)
+        unread.truncate(UNREAD);
+        Ok(Read { found, unread })
     }
 
     fn read_one(&self, id: &str, limits: ResponseLimits) -> Result<Stored, ResponseFolderError> {

@@ -1,6 +1,6 @@
 //! The store: what there is in memory, and its bounds.
 
-use super::folder::{Folder, ResponseFolderError};
+use super::folder::{Folder, Read, ResponseFolderError};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -45,6 +45,7 @@ impl Stored {
 pub struct ResponseStore {
     shared: Arc<Shared>,
     writer: Option<JoinHandle<()>>,
+    unread: Vec<String>,
 }
 
 /// State that the store and its writer share.
@@ -74,7 +75,7 @@ impl ResponseStore {
     /// Returns a store that ends with the process.
     #[must_use]
     pub fn in_memory(limits: ResponseLimits) -> Arc<Self> {
-        Arc::new(Self { shared: Shared::new(limits, false), writer: None })
+        Arc::new(Self { shared: Shared::new(limits, false), writer: None, unread: Vec::new() })
     }
 
     /// Opens the store of the folder at `path`, which is made if it is not there. Files that cannot be read are left out.
@@ -84,7 +85,7 @@ impl ResponseStore {
     pub fn open(path: &Path, limits: ResponseLimits) -> Result<Arc<Self>, ResponseFolderError> {
         let folder = Folder::open(path)?;
         let shared = Shared::new(limits, true);
-        let mut found = folder.read(limits)?;
+        let Read { mut found, unread } = folder.read(limits)?;
         found.sort_by_key(|(_, stored)| stored.at);
         for (id, stored) in found {
             shared.kept().put(id, stored, &limits);
@@ -98,7 +99,7 @@ impl ResponseStore {
         let writer =
             std::thread::Builder::new().name("responses".to_owned()).spawn(move || writing.write(&folder));
         let writer = writer.map_err(|error| ResponseFolderError::new(path, "start the writer of", &error))?;
-        Ok(Arc::new(Self { shared, writer: Some(writer) }))
+        Ok(Arc::new(Self { shared, writer: Some(writer), unread }))
     }
 
     /// Stores a response of `tenant`; the oldest ones of the tenant that has the most give way.
@@ -127,6 +128,11 @@ impl ResponseStore {
         drop(kept);
         self.shared.changed.notify_all();
         is_there
+    }
+
+    /// Says why files were left out when the store was opened: the first few of them.
+    pub fn unread(&self) -> &[String] {
+        &self.unread
     }
 
     /// Waits until everything is written, for `limit` at most.
@@ -320,6 +326,7 @@ mod tests {
         file("resp_4.json", &whole);
         let store = ResponseStore::open(folder.path(), LIMITS).unwrap();
         assert!(store.len() == 1 && has(&store, 1, "t"));
+        assert_eq!(store.unread().len(), 2, "{:?}", store.unread());
         assert!(!folder.path().join("resp_3.tmp").exists(), "what a crash has left is removed");
     }
 }
