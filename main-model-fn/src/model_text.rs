@@ -68,7 +68,10 @@ impl ModelText {
 /// broken files are ours.
 fn refused(error: TextError) -> ServiceError {
     match error {
-        TextError::Refused(_) | TextError::Template { .. } => {
+        TextError::TemplateVariable { .. } => {
+            ServiceError::invalid("chat_template_kwargs", error.to_string())
+        }
+        TextError::Refused(_) | TextError::Template { .. } | TextError::NoDefaultTemplate { .. } => {
             ServiceError::invalid("messages", error.to_string())
         }
         TextError::TokenId { .. } | TextError::Untokenizable { .. } => {

@@ -99,7 +99,7 @@ impl SourceFolder {
     /// # Errors
     /// The folder cannot be written, or has no locks.
     pub(crate) fn turn(&self, name: &str) -> Result<Option<Turn>, FetchError> {
-        let path = self.path.join(format!("{name}.lock"));
+        let path = self.path.join(format!("{}.lock", flat(name)));
         let file = File::options().write(true).create(true).truncate(false).open(&path);
         let file = file.map_err(FetchError::cache(&path))?;
         let locked = lock::try_lock(&file, &(0..1)).map_err(FetchError::cache(&path))?;
@@ -146,7 +146,7 @@ impl SourceFolder {
     }
 
     fn remove_versions(&self, name: &str) -> std::io::Result<()> {
-        let prefix = format!("{name}.");
+        let prefix = format!("{}.", flat(name));
         for entry in fs::read_dir(&self.path)? {
             let entry = entry?;
             let other = entry.file_name();
@@ -160,8 +160,13 @@ impl SourceFolder {
     }
 }
 
+/// The name of a file of the model in the cache's folder, which has no folders of its own.
+fn flat(name: &str) -> String {
+    name.replace('/', "%2F")
+}
+
 fn description(name: &str) -> String {
-    format!("{name}.json")
+    format!("{}.json", flat(name))
 }
 
 fn version_name(name: &str, identity: &Identity) -> String {
@@ -169,7 +174,7 @@ fn version_name(name: &str, identity: &Identity) -> String {
     let version = identity.etag.as_ref().or(identity.last_modified.as_ref());
     let text = format!("{}\n{version:?}", identity.size);
     let digest: String = Sha256Sum::of(text).to_string().chars().take(DIGITS).collect();
-    format!("{name}.{digest}")
+    format!("{}.{digest}", flat(name))
 }
 
 fn is_digest(text: &str) -> bool {

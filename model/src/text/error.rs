@@ -57,4 +57,21 @@ pub enum TextError {
         /// What failed and in which line.
         message: String,
     },
+    /// The model has several templates, none of which is for this conversation.
+    #[error(
+        "{}: cannot choose a chat template: missing the name `default` among {names}; name one of them `default`",
+        path.display()
+    )]
+    NoDefaultTemplate {
+        /// The file that the first template came from.
+        path: PathBuf,
+        /// Their names.
+        names: String,
+    },
+    /// A request sets a variable of the template that other fields of it set.
+    #[error("invalid `chat_template_kwargs`: cannot replace `{name}`; use the request's own field for it")]
+    TemplateVariable {
+        /// The variable.
+        name: String,
+    },
 }

@@ -3,14 +3,14 @@
 mod bound;
 mod detokenizer;
 mod error;
-mod guard;
-mod instrument;
-mod python_json;
+mod jinja;
 mod template;
 mod tiktoken;
 mod tokenizer;
+mod tools_for_template;
 
 pub use detokenizer::Detokenizer;
 pub use error::TextError;
 pub use template::{ChatTemplate, Rendering};
 pub use tokenizer::Tokenizer;
+pub use tools_for_template::tools_for_template;

@@ -4,7 +4,7 @@
 
 use crate::support;
 
-use remoe_model::text::{ChatTemplate, TextError};
+use remoe_model::text::{ChatTemplate, Rendering, TextError, tools_for_template};
 use serde_json::{Value, json};
 use support::Folder;
 
@@ -188,9 +188,110 @@ fn where_templates_come_from() {
     folder.put("chat_template.jinja", "jinja");
     assert_eq!(render(&folder).unwrap(), "jinja");
     std::fs::remove_file(folder.file("chat_template.jinja")).unwrap();
-    for wrong in [json!(7), json!([]), json!([{"name": "tool_use", "template": "x"}])] {
+    for wrong in [json!(7), json!([]), json!([{"name": "default"}]), json!(["x"])] {
         folder.put("tokenizer_config.json", json!({"chat_template": wrong}).to_string());
         let error = ChatTemplate::open(folder.path()).unwrap_err();
         assert!(error.to_string().contains("chat_template"), "{error}");
     }
+}
+
+fn with_tools(template: &ChatTemplate) -> Result<String, TextError> {
+    template.render_with(&[], Rendering { tools: Some(&[]), ..Rendering::default() })
+}
+
+#[test]
+fn named_templates_are_chosen_by_tools() {
+    let folder = Folder::new();
+    let named = json!({"chat_template": [
+        {"name": "default", "template": "plain {{ a }}"}, {"name": "tool_use", "template": "tools {{ b }}"}]});
+    folder.put("tokenizer_config.json", named.to_string());
+    let template = ChatTemplate::open(folder.path()).unwrap().unwrap();
+    assert_eq!(template.render(&[], false).unwrap(), "plain ");
+    assert_eq!(with_tools(&template).unwrap(), "tools ");
+    assert_eq!((template.source_for(true), template.source()), ("tools {{ b }}", "plain {{ a }}"));
+    assert!(template.reads("a") && template.reads("b") && !template.reads("c"));
+}
+
+#[test]
+fn model_without_default_template_opens_and_refuses_chats() {
+    let folder = Folder::new();
+    let named = json!({"chat_template": [{"name": "tool_use", "template": "tools"}, {"name": "rag", "template": "r"}]});
+    folder.put("tokenizer_config.json", named.to_string());
+    let template = ChatTemplate::open(folder.path()).unwrap().unwrap();
+    assert_eq!(with_tools(&template).unwrap(), "tools");
+    let error = template.render(&[], false).unwrap_err();
+    assert!(matches!(error, TextError::NoDefaultTemplate { .. }), "{error}");
+    assert!(error.to_string().contains("`tool_use`, `rag`"), "{error}");
+}
+
+#[test]
+fn additional_templates_lie_in_their_folder() {
+    let folder = Folder::new();
+    folder.put("chat_template.jinja", "plain");
+    std::fs::create_dir(folder.file("additional_chat_templates")).unwrap();
+    folder.put("additional_chat_templates/tool_use.jinja", "tools");
+    let template = ChatTemplate::open(folder.path()).unwrap().unwrap();
+    assert_eq!(template.render(&[], false).unwrap(), "plain");
+    assert_eq!(with_tools(&template).unwrap(), "tools");
+}
+
+#[test]
+fn kwargs_are_variables_of_the_template() {
+    let template = template("{{ enable_thinking }}{{ bos_token }}{{ reasoning_effort }}{{ tools }}");
+    let kwargs = json!({"enable_thinking": false, "bos_token": "<b>", "reasoning_effort": "max"});
+    let rendering =
+        Rendering { kwargs: kwargs.as_object(), reasoning_effort: Some("low"), ..Rendering::default() };
+    assert_eq!(template.render_with(&[], rendering).unwrap(), "False<b>maxNone");
+    for name in ["messages", "tools", "add_generation_prompt"] {
+        let kwargs = json!({name: []});
+        let rendering = Rendering { kwargs: kwargs.as_object(), ..Rendering::default() };
+        match template.render_with(&[], rendering) {
+            Err(TextError::TemplateVariable { name: found }) => assert_eq!(found, name),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn reasoning_has_the_names_that_templates_read() {
+    let template = template("{{ messages[0] | tojson }}");
+    for name in ["reasoning", "thinking", "reasoning_content"] {
+        let text = template.render(&[json!({"role": "assistant", name: "t", "x": null})], false).unwrap();
+        let message: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(
+            (&message["thinking"], &message["reasoning_content"]),
+            (&json!("t"), &json!("t")),
+            "{name}"
+        );
+        assert!(message.get("x").is_none());
+    }
+}
+
+#[test]
+fn variables_are_read_where_nothing_has_set_them() {
+    let source = "{% set own = 1 %}{{ own }}{% for m in messages %}{{ m.a }}{{ loop.index }}{% endfor %}\
+                  {% if not later is defined %}{% set later = 1 %}{% endif %}\
+                  {% macro f(p) %}{{ p }}{{ inside }}{% endmacro %}{{ f('text_only') }}{# in_comment #}";
+    let template = template(source);
+    for name in ["messages", "later", "inside"] {
+        assert!(template.reads(name), "{name}");
+    }
+    for name in ["own", "m", "a", "loop", "p", "f", "text_only", "in_comment"] {
+        assert!(!template.reads(name), "{name}");
+    }
+}
+
+/// In the manner of gpt-oss, whose template reads a description and properties of every tool.
+#[test]
+fn tools_without_optional_fields_render() {
+    let template = template(
+        "{% for tool in tools %}{% set f = tool.function %}{{ '// ' + f.description + '\n' + f.name }}\
+         {% if f.parameters and f.parameters.properties %}{% for k, v in f.parameters.properties.items() %}{{ k }}{% endfor %}\
+         {% else %}(){% endif %}{% endfor %}",
+    );
+    let tools = [json!({"type": "function", "function": {"name": "now"}})];
+    let render =
+        |tools: &[Value]| template.render_with(&[], Rendering { tools: Some(tools), ..Rendering::default() });
+    assert!(matches!(render(&tools), Err(TextError::Template { .. })));
+    assert_eq!(render(&tools_for_template(&tools)).unwrap(), "// \nnow()");
 }

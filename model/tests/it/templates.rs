@@ -228,13 +228,14 @@ fn marks() {
         say("system", "A"),
         say("system", "B"),
         say("user", "你好"),
+        // As transformers drops it, the content is undefined and not none.
         json!({"role": "assistant", "content": null}),
         say("assistant", "hé"),
         say("user", "x"),
     ];
     assert_eq!(
         render(MARKS, &messages),
-        "<s>A\n\nB<｜User｜>你好<｜Assistant｜>hé<｜end▁of▁sentence｜><｜User｜>x<｜Assistant｜>"
+        "<s>A\n\nB<｜User｜>你好<｜Assistant｜><｜end▁of▁sentence｜><｜Assistant｜>hé<｜end▁of▁sentence｜><｜User｜>x<｜Assistant｜>"
     );
     assert_eq!(template(MARKS).render(&messages[..1], false).unwrap(), "<s>A");
 }
@@ -371,6 +372,7 @@ fn enormous_values_are_not_built() {
         "{% set a = namespace() %}{% set b = namespace() %}{% set a.b = b if true else 1 %}{% set b.a = a %}{{ a < b }}".to_owned(),
         "{% set ns = namespace() %}{% set ns.x = ns | chain({}) %}{{ ns }}".to_owned(),
         // At once.
+        "{% set x = 'x' * 99999999 %}".to_owned(),
         "{{ 'a\nb' | indent(1000000000000) }}".to_owned(),
         "{{ 'a\nb' | indent(width=1000000000000) }}".to_owned(),
         "{{ [1] | batch(1000000000000, 0) | list }}".to_owned(),
@@ -417,7 +419,6 @@ fn enormous_values_are_not_built() {
     let chain = |link: &str| format!("{{{{ {}1 }}}}", link.repeat(9999));
     for source in [
         "x".repeat(2 << 20),
-        "{% set x = 'x' * 99999999 %}".repeat(99),
         // One after the other they nest, too.
         chain("1 + "),
         chain("not "),

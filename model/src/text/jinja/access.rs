@@ -1,0 +1,280 @@
+//! Attributes, items and slices, as Jinja2's sandbox gives them.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use super::error::{Error, fail};
+use super::machine::Machine;
+use super::methods;
+use super::objects::Object;
+use super::operators::defined;
+use super::print;
+use super::value::Value;
+
+/// Attributes that the sandbox does not give: they change a list or an object.
+const CHANGING: [(&str, &[&str]); 2] = [
+    ("list", &["append", "clear", "pop", "reverse", "insert", "sort", "extend", "remove"]),
+    ("dict", &["clear", "pop", "popitem", "setdefault", "update"]),
+];
+
+impl Machine<'_> {
+    /// `value.name`: an attribute of Python's, else an item.
+    pub(super) fn attribute(&mut self, value: &Value, name: &Arc<str>) -> Result<Value, Error> {
+        defined(value)?;
+        if let Some(attribute) = python_attribute(value, name) {
+            return Ok(attribute);
+        }
+        let item = match value {
+            Value::Map(map) => map.get_text(name).cloned(),
+            _ => None,
+        };
+        Ok(item.unwrap_or_else(|| no_attribute(value, name)))
+    }
+
+    /// `value[key]`: an item, else an attribute of Python's.
+    pub(super) fn item(&mut self, value: &Value, key: &Value) -> Result<Value, Error> {
+        defined(value)?;
+        let item = match value {
+            Value::Map(map) => key.key().ok().and_then(|key| map.get(&key).cloned()),
+            Value::List(items) | Value::Tuple(items) => {
+                place(key, items.len()).and_then(|place| items.get(place).cloned())
+            }
+            Value::Text(text) => match key.as_int() {
+                Some(_) => {
+                    self.limits.read(text.len())?;
+                    let length = text.chars().count();
+                    let character = place(key, length).and_then(|place| text.chars().nth(place));
+                    character.map(|character| Value::text(character.encode_utf8(&mut [0; 4])))
+                }
+                None => None,
+            },
+            Value::Object(object) => match &**object {
+                Object::Range(range) => {
+                    let place = place(key, range.length).filter(|place| *place < range.length);
+                    place.map(|place| range.get(place))
+                }
+                Object::Namespace(values) => {
+                    let values = values.borrow();
+                    let found = values.iter().find(|(name, _)| Some(&**name) == key.as_text());
+                    found.map(|(_, value)| value.clone())
+                }
+                _ => None,
+            },
+            _ => None,
+        };
+        if let Some(item) = item {
+            return Ok(item);
+        }
+        match key {
+            Value::Text(name) => {
+                Ok(python_attribute(value, name).unwrap_or_else(|| no_attribute(value, name)))
+            }
+            other => {
+                let key =
+                    print::repr(&mut self.limits, other).unwrap_or_else(|_| other.type_name().to_owned());
+                Ok(Value::undefined(format!("{} has no element {key}", described(value))))
+            }
+        }
+    }
+
+    /// `value[start:stop:step]`.
+    pub(super) fn slice(&mut self, value: &Value, parts: [Option<Value>; 3]) -> Result<Value, Error> {
+        defined(value)?;
+        let mut numbers = [None; 3];
+        for (number, part) in numbers.iter_mut().zip(&parts) {
+            *number = match part {
+                None | Some(Value::None) => None,
+                Some(part) => match part.as_int() {
+                    Some(whole) => Some(whole),
+                    None => {
+                        return fail("slice indices must be integers or None or have an __index__ method");
+                    }
+                },
+            };
+        }
+        let [start, stop, step] = numbers;
+        if step == Some(0) {
+            return fail("slice step cannot be zero");
+        }
+        match value {
+            Value::Text(text) => {
+                self.limits.read(text.len())?;
+                self.limits.build(text.len())?;
+                let sliced: String = match (start.unwrap_or(0), stop, step.unwrap_or(1)) {
+                    (start, None, 1) if start >= 0 => {
+                        text.chars().skip(usize::try_from(start).unwrap_or(usize::MAX)).collect()
+                    }
+                    (start, Some(stop), 1) if start >= 0 && stop >= 0 => {
+                        let skipped = usize::try_from(start).unwrap_or(usize::MAX);
+                        let taken = usize::try_from((stop - start).max(0)).unwrap_or(usize::MAX);
+                        text.chars().skip(skipped).take(taken).collect()
+                    }
+                    _ => {
+                        let characters: Vec<char> = text.chars().collect();
+                        let places = places(characters.len(), [start, stop, step]);
+                        places.filter_map(|place| characters.get(place)).collect()
+                    }
+                };
+                Ok(Value::Text(sliced.into()))
+            }
+            Value::List(items) | Value::Tuple(items) => {
+                self.limits.build_list(items.len())?;
+                let places = places(items.len(), [start, stop, step]);
+                let sliced = places.filter_map(|place| items.get(place).cloned()).collect();
+                Ok(if matches!(value, Value::List(_)) { Value::list(sliced) } else { Value::tuple(sliced) })
+            }
+            Value::Object(object) => match &**object {
+                Object::Range(range) => {
+                    self.limits.build_list(range.length)?;
+                    let places = places(range.length, [start, stop, step]);
+                    Ok(Value::list(places.map(|place| range.get(place)).collect()))
+                }
+                other => fail(format!("'{}' object is not subscriptable", other.type_name())),
+            },
+            Value::Map(_) => fail("unhashable type: 'slice'"),
+            other => fail(format!("'{}' object is not subscriptable", other.type_name())),
+        }
+    }
+
+    /// The items that a loop goes over.
+    pub(super) fn iterate(&mut self, value: &Value) -> Result<Rc<Vec<Value>>, Error> {
+        let items = match value {
+            Value::Undefined(_) => Vec::new(),
+            Value::List(items) | Value::Tuple(items) => return Ok(items.clone()),
+            Value::Text(text) => {
+                self.limits.read(text.len())?;
+                self.limits.build_list(text.chars().count())?;
+                text.chars().map(|character| Value::text(character.encode_utf8(&mut [0; 4]))).collect()
+            }
+            Value::Map(map) => {
+                self.limits.build_list(map.len())?;
+                map.entries().iter().map(|(key, _)| key.clone()).collect()
+            }
+            Value::Object(object) => match &**object {
+                Object::Generator(items) => {
+                    let mut items = items.take();
+                    items.reverse();
+                    items
+                }
+                Object::View(view, map) => {
+                    self.limits.build_list(map.len())?;
+                    view.items(map)
+                }
+                Object::Range(range) => {
+                    self.limits.build_list(range.length)?;
+                    range.items()
+                }
+                other => return fail(format!("'{}' object is not iterable", other.type_name())),
+            },
+            other => return fail(format!("'{}' object is not iterable", other.type_name())),
+        };
+        Ok(Rc::new(items))
+    }
+
+    /// `len(value)`.
+    pub(super) fn length(&mut self, value: &Value) -> Result<usize, Error> {
+        match value {
+            Value::Undefined(_) => Ok(0),
+            Value::Text(text) => {
+                self.limits.read(text.len())?;
+                Ok(text.chars().count())
+            }
+            Value::List(items) | Value::Tuple(items) => Ok(items.len()),
+            Value::Map(map) => Ok(map.len()),
+            other => {
+                let length = if let Value::Object(object) = other { object.length() } else { None };
+                length
+                    .ok_or_else(|| Error::new(format!("object of type '{}' has no len()", other.type_name())))
+            }
+        }
+    }
+}
+
+/// Names a value as messages of Jinja2 do.
+fn described(value: &Value) -> String {
+    match value {
+        Value::None => "None".to_owned(),
+        other => format!("'{} object'", other.type_name()),
+    }
+}
+
+fn no_attribute(value: &Value, name: &str) -> Value {
+    Value::undefined(format!("{} has no attribute '{name}'", described(value)))
+}
+
+/// An attribute that Python's object itself has.
+fn python_attribute(value: &Value, name: &Arc<str>) -> Option<Value> {
+    let type_name = value.type_name();
+    let changing = CHANGING.iter().find(|(of, _)| *of == type_name);
+    if name.starts_with("__") && name.ends_with("__")
+        || changing.is_some_and(|(_, all)| all.contains(&&**name))
+    {
+        let message = format!("access to attribute '{name}' of '{type_name}' object is unsafe.");
+        return Some(Value::undefined(message));
+    }
+    let method = || Some(Value::object(Object::Method(value.clone(), name.clone())));
+    match value {
+        Value::Text(_) if methods::TEXT.contains(&&**name) => method(),
+        Value::List(_) if ["index", "count", "copy"].contains(&&**name) => method(),
+        Value::Tuple(items) => match (&**name, items.as_slice()) {
+            ("index" | "count", _) => method(),
+            // The groups of `groupby` are named tuples.
+            ("grouper", [grouper, Value::List(_)]) => Some(grouper.clone()),
+            ("list", [_, list @ Value::List(_)]) => Some(list.clone()),
+            _ => None,
+        },
+        Value::Bool(_) | Value::Int(_) | Value::Float(_) => match &**name {
+            "real" => Some(value.as_int().map_or_else(|| value.clone(), Value::Int)),
+            "imag" => Some(if value.as_int().is_some() { Value::Int(0) } else { Value::Float(0.0) }),
+            "numerator" => value.as_int().map(Value::Int),
+            "denominator" => value.as_int().map(|_| Value::Int(1)),
+            _ => None,
+        },
+        Value::Map(_) if methods::MAP.contains(&&**name) => method(),
+        Value::Object(object) => match &**object {
+            Object::Namespace(values) => {
+                let values = values.borrow();
+                values.iter().find(|(found, _)| found == name).map(|(_, value)| value.clone())
+            }
+            Object::Loop(_) if ["cycle", "changed"].contains(&&**name) => method(),
+            Object::Loop(state) => state.attribute(name),
+            Object::Cycler(items, position) => match &**name {
+                "current" => items.get(position.get()).cloned(),
+                "next" | "reset" => method(),
+                _ => None,
+            },
+            Object::Macro(_, _, macro_name) if &**name == "name" => Some(Value::Text(macro_name.clone())),
+            Object::Function("dict") if &**name == "fromkeys" => method(),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// The place of an index, counted from the end where it is negative.
+fn place(key: &Value, length: usize) -> Option<usize> {
+    let index = key.as_int()?;
+    let length = i128::try_from(length).ok()?;
+    let index = if index < 0 { index + length } else { index };
+    usize::try_from(index).ok()
+}
+
+/// The places that a slice takes, as Python's `slice.indices`.
+fn places(length: usize, [start, stop, step]: [Option<i128>; 3]) -> impl Iterator<Item = usize> {
+    let length = i128::try_from(length).unwrap_or(i128::MAX);
+    let step = step.unwrap_or(1);
+    let (low, high) = if step < 0 { (-1, length - 1) } else { (0, length) };
+    let bound = |part: Option<i128>, default: i128| match part {
+        None => default,
+        Some(part) if part < 0 => part.saturating_add(length).max(low),
+        Some(part) => part.min(high),
+    };
+    let (first, last) = if step < 0 { (high, low) } else { (low, high) };
+    let (start, stop) = (bound(start, first), bound(stop, last));
+    let mut next = Some(start);
+    std::iter::from_fn(move || {
+        let place = next.filter(|place| if step < 0 { *place > stop } else { *place < stop })?;
+        next = place.checked_add(step);
+        usize::try_from(place).ok()
+    })
+}

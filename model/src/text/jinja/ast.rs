@@ -1,0 +1,150 @@
+//! The syntax tree of a template.
+
+use std::sync::Arc;
+
+/// An expression and the line where it begins.
+#[derive(Debug)]
+pub(super) struct Expr {
+    pub(super) line: u32,
+    pub(super) kind: ExprKind,
+}
+
+#[derive(Debug)]
+pub(super) enum ExprKind {
+    None,
+    Bool(bool),
+    Int(i128),
+    Float(f64),
+    Text(Arc<str>),
+    Name(Arc<str>),
+    Tuple(Vec<Expr>),
+    List(Vec<Expr>),
+    Map(Vec<(Expr, Expr)>),
+    /// `then if test else otherwise`.
+    Condition {
+        test: Box<Expr>,
+        then: Box<Expr>,
+        otherwise: Option<Box<Expr>>,
+    },
+    And(Box<Expr>, Box<Expr>),
+    Or(Box<Expr>, Box<Expr>),
+    Not(Box<Expr>),
+    Compare(Box<Expr>, Vec<(Comparison, Expr)>),
+    Binary(Operator, Box<Expr>, Box<Expr>),
+    Concat(Vec<Expr>),
+    Negative(Box<Expr>),
+    Positive(Box<Expr>),
+    Attribute(Box<Expr>, Arc<str>),
+    Item(Box<Expr>, Box<Expr>),
+    Slice(Box<Expr>, [Option<Box<Expr>>; 3]),
+    Call(Box<Expr>, Arguments),
+    /// A filter; without a value in `{% filter %}` and `{% set x | f %}`.
+    Filter(Option<Box<Expr>>, Arc<str>, Arguments),
+    Test(Box<Expr>, Arc<str>, Arguments),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Comparison {
+    Eq,
+    Ne,
+    Lt,
+    Le,
+    Gt,
+    Ge,
+    In,
+    NotIn,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Operator {
+    Add,
+    Sub,
+    Mul,
+    Div,
+    FloorDiv,
+    Mod,
+    Pow,
+}
+
+/// Arguments of a call.
+#[derive(Debug, Default)]
+pub(super) struct Arguments {
+    pub(super) positional: Vec<Expr>,
+    pub(super) named: Vec<(Arc<str>, Expr)>,
+    pub(super) star: Option<Box<Expr>>,
+    pub(super) double_star: Option<Box<Expr>>,
+}
+
+/// Where a value is put.
+#[derive(Debug)]
+pub(super) enum Target {
+    Name(Arc<str>),
+    Tuple(Vec<Target>),
+    /// An attribute of a namespace.
+    Attribute(Arc<str>, Arc<str>),
+}
+
+impl Target {
+    /// Returns whether it sets the variable `name`.
+    pub(super) fn names(&self, name: &str) -> bool {
+        match self {
+            Self::Name(own) => **own == *name,
+            Self::Tuple(targets) => targets.iter().any(|target| target.names(name)),
+            Self::Attribute(..) => false,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) enum Stmt {
+    Text(String),
+    Output(Expr),
+    If(Vec<(Expr, Vec<Stmt>)>, Vec<Stmt>),
+    For(Box<For>),
+    Set(Target, Expr),
+    /// `{% set x | filter %}..{% endset %}`.
+    SetBlock(Target, Option<Expr>, Vec<Stmt>),
+    /// The number of the macro in [`Template::macros`].
+    Macro(usize),
+    /// A call, and the number of its body.
+    CallBlock(Expr, usize),
+    Filter(Expr, Vec<Stmt>),
+    With(Vec<(Target, Expr)>, Vec<Stmt>),
+    /// `{% block %}`, which sees what the template's outermost level has.
+    Block(Vec<Stmt>),
+    /// `{% generation %}`, whose variables are its own.
+    Generation(Vec<Stmt>),
+    Break,
+    Continue,
+    /// A statement that needs other templates, of which there are none.
+    Unavailable(&'static str, u32),
+}
+
+#[derive(Debug)]
+pub(super) struct For {
+    pub(super) target: Target,
+    pub(super) iter: Expr,
+    pub(super) test: Option<Expr>,
+    pub(super) recursive: bool,
+    pub(super) body: Vec<Stmt>,
+    pub(super) otherwise: Vec<Stmt>,
+}
+
+/// A macro, or the body of a call block.
+#[derive(Debug)]
+pub(super) struct Macro {
+    pub(super) name: Arc<str>,
+    pub(super) parameters: Vec<(Arc<str>, Option<Expr>)>,
+    pub(super) body: Vec<Stmt>,
+    /// The body reads `varargs`, `kwargs`, `caller`.
+    pub(super) varargs: bool,
+    pub(super) kwargs: bool,
+    pub(super) caller: bool,
+}
+
+/// A parsed template.
+#[derive(Debug)]
+pub(in crate::text) struct Template {
+    pub(super) body: Vec<Stmt>,
+    pub(super) macros: Vec<Macro>,
+}

@@ -1,0 +1,229 @@
+//! Evaluates expressions.
+
+use std::sync::Arc;
+
+use super::ast::{Arguments, Expr, ExprKind};
+use super::calls::Given;
+use super::error::{Error, fail};
+use super::filters;
+use super::machine::Machine;
+use super::objects::Object;
+use super::operators::defined;
+use super::print;
+use super::tests;
+use super::value::{Map, Value};
+
+impl Machine<'_> {
+    pub(super) fn evaluate(&mut self, expr: &Expr) -> Result<Value, Error> {
+        self.evaluate_marked(expr).map(Value::plain)
+    }
+
+    /// The value of an expression, a text with its mark.
+    pub(super) fn evaluate_marked(&mut self, expr: &Expr) -> Result<Value, Error> {
+        self.limits.step()?;
+        self.evaluate_kind(expr).map_err(|error| error.in_line(expr.line))
+    }
+
+    fn evaluate_kind(&mut self, expr: &Expr) -> Result<Value, Error> {
+        Ok(match &expr.kind {
+            ExprKind::None => Value::None,
+            ExprKind::Bool(flag) => Value::Bool(*flag),
+            ExprKind::Int(number) => Value::Int(*number),
+            ExprKind::Float(number) => Value::Float(*number),
+            ExprKind::Text(text) => Value::Text(text.clone()),
+            ExprKind::Name(name) => self.lookup(name),
+            ExprKind::Tuple(items) => Value::tuple(self.evaluate_all(items)?),
+            ExprKind::List(items) => Value::list(self.evaluate_all(items)?),
+            ExprKind::Map(entries) => {
+                let mut map = Map::default();
+                for (key, value) in entries {
+                    let key = self.evaluate(key)?;
+                    map.insert(key, self.evaluate(value)?)?;
+                }
+                self.limits.build_list(entries.len())?;
+                Value::map(map)
+            }
+            ExprKind::Condition { test, then, otherwise } => {
+                if self.evaluate(test)?.truth() {
+                    return self.evaluate_marked(then);
+                }
+                match otherwise {
+                    Some(otherwise) => self.evaluate_marked(otherwise)?,
+                    None => Value::undefined(
+                        "the inline if-expression evaluated to false and no else section was defined.",
+                    ),
+                }
+            }
+            ExprKind::And(left, right) => {
+                let left = self.evaluate_marked(left)?;
+                if left.truth() { self.evaluate_marked(right)? } else { left }
+            }
+            ExprKind::Or(left, right) => {
+                let left = self.evaluate_marked(left)?;
+                if left.truth() { left } else { self.evaluate_marked(right)? }
+            }
+            ExprKind::Not(inner) => Value::Bool(!self.evaluate(inner)?.truth()),
+            ExprKind::Compare(first, comparisons) => {
+                let mut left = self.evaluate(first)?;
+                for (comparison, right) in comparisons {
+                    let right = self.evaluate(right)?;
+                    if !self.compare(*comparison, &left, &right)? {
+                        return Ok(Value::Bool(false));
+                    }
+                    left = right;
+                }
+                Value::Bool(true)
+            }
+            ExprKind::Binary(operator, left, right) => {
+                let (left, right) = (self.evaluate_marked(left)?, self.evaluate_marked(right)?);
+                self.binary(*operator, &left, &right)?
+            }
+            ExprKind::Concat(parts) => {
+                let mut whole = String::new();
+                for part in parts {
+                    let part = self.evaluate(part)?;
+                    match part.as_text() {
+                        Some(text) => {
+                            self.limits.build(whole.len() + text.len())?;
+                            whole.push_str(text);
+                        }
+                        None => {
+                            let text = print::text(&mut self.limits, &part)?;
+                            self.limits.build(whole.len() + text.len())?;
+                            whole.push_str(&text);
+                        }
+                    }
+                }
+                Value::Text(whole.into())
+            }
+            ExprKind::Negative(inner) => {
+                let inner = self.evaluate(inner)?;
+                self.negative(&inner)?
+            }
+            ExprKind::Positive(inner) => {
+                let inner = self.evaluate(inner)?;
+                defined(&inner)?;
+                match (inner.as_int(), &inner) {
+                    (Some(number), _) => Value::Int(number),
+                    (None, Value::Float(_)) => inner,
+                    _ => return fail(format!("bad operand type for unary +: '{}'", inner.type_name())),
+                }
+            }
+            ExprKind::Attribute(owner, name) => {
+                let owner = self.evaluate(owner)?;
+                self.attribute(&owner, name)?
+            }
+            ExprKind::Item(owner, key) => {
+                let (owner, key) = (self.evaluate(owner)?, self.evaluate(key)?);
+                self.item(&owner, &key)?
+            }
+            ExprKind::Slice(owner, parts) => {
+                let owner = self.evaluate(owner)?;
+                let mut evaluated = [None, None, None];
+                for (value, part) in evaluated.iter_mut().zip(parts) {
+                    if let Some(part) = part {
+                        *value = Some(self.evaluate(part)?);
+                    }
+                }
+                self.slice(&owner, evaluated)?
+            }
+            ExprKind::Call(..) => self.evaluate_call(expr, None)?,
+            ExprKind::Filter(Some(value), name, arguments) => {
+                let value = self.evaluate(value)?;
+                let given = self.evaluate_arguments(arguments)?;
+                filters::apply(self, name, value, given)?
+            }
+            ExprKind::Filter(None, ..) => return fail("a filter without a value"),
+            ExprKind::Test(value, name, arguments) => {
+                let value = self.evaluate(value)?;
+                let given = self.evaluate_arguments(arguments)?;
+                Value::Bool(tests::apply(self, name, &value, given)?)
+            }
+        })
+    }
+
+    fn evaluate_all(&mut self, items: &[Expr]) -> Result<Vec<Value>, Error> {
+        self.limits.build_list(items.len())?;
+        items.iter().map(|item| self.evaluate(item)).collect()
+    }
+
+    /// Filters that have no value of their own, applied to `value`.
+    pub(super) fn evaluate_filters(&mut self, expr: &Expr, value: Value) -> Result<Value, Error> {
+        let ExprKind::Filter(inner, name, arguments) = &expr.kind else {
+            return fail("expected a filter");
+        };
+        let value = match inner {
+            Some(inner) => self.evaluate_filters(inner, value)?,
+            None => value,
+        };
+        let given = self.evaluate_arguments(arguments)?;
+        filters::apply(self, name, value, given).map_err(|error| error.in_line(expr.line))
+    }
+
+    fn evaluate_arguments(&mut self, arguments: &Arguments) -> Result<Given, Error> {
+        let mut given = Given::default();
+        for argument in &arguments.positional {
+            given.positional.push(self.evaluate(argument)?);
+        }
+        if let Some(star) = &arguments.star {
+            let star = self.evaluate(star)?;
+            given.positional.extend(self.iterate(&star)?.iter().cloned());
+        }
+        for (name, argument) in &arguments.named {
+            given.named.push((name.clone(), self.evaluate(argument)?));
+        }
+        if let Some(double_star) = &arguments.double_star {
+            match self.evaluate(double_star)? {
+                Value::Map(map) => {
+                    for (key, value) in map.entries() {
+                        let Value::Text(name) = key else {
+                            return fail("keywords must be strings");
+                        };
+                        if given.named.iter().any(|(other, _)| other == name) {
+                            return fail(format!("got multiple values for keyword argument '{name}'"));
+                        }
+                        given.named.push((name.clone(), value.clone()));
+                    }
+                }
+                other => {
+                    return fail(format!("argument after ** must be a mapping, not {}", other.type_name()));
+                }
+            }
+        }
+        Ok(given)
+    }
+
+    /// A call, with the body of its block where it is one.
+    pub(super) fn evaluate_call(&mut self, expr: &Expr, caller: Option<Value>) -> Result<Value, Error> {
+        let ExprKind::Call(callee, arguments) = &expr.kind else {
+            return fail("expected a call");
+        };
+        let callee = self.evaluate(callee)?;
+        let mut given = self.evaluate_arguments(arguments)?;
+        if let Some(caller) = caller {
+            given.named.push((Arc::from("caller"), caller));
+        }
+        self.call(&callee, given).map_err(|error| error.in_line(expr.line))
+    }
+
+    pub(super) fn call(&mut self, callee: &Value, given: Given) -> Result<Value, Error> {
+        defined(callee)?;
+        let Value::Object(object) = callee else {
+            return fail(format!("'{}' object is not callable", callee.type_name()));
+        };
+        match &**object {
+            Object::Macro(number, scope, _) => self.call_macro(*number, *scope, given),
+            Object::Function(name) => self.call_function(name, given),
+            Object::Method(owner, name) => self.call_method(owner, name, given),
+            Object::Joiner(separator, used) => {
+                given.none("joiner")?;
+                Ok(if used.replace(true) { separator.clone() } else { Value::text("") })
+            }
+            Object::Loop(state) => {
+                let [items] = given.bind("loop", ["iterable"], 1)?;
+                self.call_loop(state, &items.unwrap_or(Value::None))
+            }
+            other => fail(format!("'{}' object is not callable", other.type_name())),
+        }
+    }
+}
