@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use rustix::fs::OFlags;
 
-/// The files of a checkpoint by name, without folders in the name.
+/// The files of a checkpoint by name; a name may begin with a folder and a slash.
 ///
 /// Reading gives the bytes of one version of each file: a store that notices that a file has changed
 /// gives an error. An error with another one inside (as [`io::Error::new`] makes it) names the file and says

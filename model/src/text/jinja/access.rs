@@ -54,9 +54,7 @@ impl Machine<'_> {
                     place.map(|place| range.get(place))
                 }
                 Object::Namespace(values) => {
-                    let values = values.borrow();
-                    let found = values.iter().find(|(name, _)| Some(&**name) == key.as_text());
-                    found.map(|(_, value)| value.clone())
+                    key.as_text().and_then(|name| values.borrow().get_text(name).cloned())
                 }
                 _ => None,
             },
@@ -232,10 +230,7 @@ fn python_attribute(value: &Value, name: &Arc<str>) -> Option<Value> {
         },
         Value::Map(_) if methods::MAP.contains(&&**name) => method(),
         Value::Object(object) => match &**object {
-            Object::Namespace(values) => {
-                let values = values.borrow();
-                values.iter().find(|(found, _)| found == name).map(|(_, value)| value.clone())
-            }
+            Object::Namespace(values) => values.borrow().get_text(name).cloned(),
             Object::Loop(_) if ["cycle", "changed"].contains(&&**name) => method(),
             Object::Loop(state) => state.attribute(name),
             Object::Cycler(items, position) => match &**name {

@@ -130,11 +130,14 @@ pub(super) struct For {
     pub(super) otherwise: Vec<Stmt>,
 }
 
+/// A parameter and its default.
+pub(super) type Parameter = (Arc<str>, Option<Expr>);
+
 /// A macro, or the body of a call block.
 #[derive(Debug)]
 pub(super) struct Macro {
     pub(super) name: Arc<str>,
-    pub(super) parameters: Vec<(Arc<str>, Option<Expr>)>,
+    pub(super) parameters: Vec<Parameter>,
     pub(super) body: Vec<Stmt>,
     /// The body reads `varargs`, `kwargs`, `caller`.
     pub(super) varargs: bool,

@@ -82,7 +82,7 @@ impl Machine<'_> {
             "dict" => Ok(Value::map(self.dictionary("dict", given)?)),
             "namespace" => {
                 let map = self.dictionary("namespace", given)?;
-                let mut values = Vec::new();
+                let mut values = Map::default();
                 for (name, value) in map.entries() {
                     self.limits.keep(value, 1)?;
                     if let Value::Text(name) = name {
@@ -186,7 +186,7 @@ impl Machine<'_> {
     }
 
     /// `dict.fromkeys(keys, value)`.
-    pub(super) fn from_keys(&mut self, given: Given) -> Result<Value, Error> {
+    pub(super) fn keyed(&mut self, given: Given) -> Result<Value, Error> {
         let [keys, value] = given.bind("fromkeys", ["iterable", "value"], 1)?;
         let value = value.unwrap_or(Value::None);
         let mut map = Map::default();

@@ -173,13 +173,14 @@ impl Machine<'_> {
             given.named.push((name.clone(), self.evaluate(argument)?));
         }
         if let Some(double_star) = &arguments.double_star {
+            let explicit = given.named.len();
             match self.evaluate(double_star)? {
                 Value::Map(map) => {
                     for (key, value) in map.entries() {
                         let Value::Text(name) = key else {
                             return fail("keywords must be strings");
                         };
-                        if given.named.iter().any(|(other, _)| other == name) {
+                        if given.named.iter().take(explicit).any(|(other, _)| other == name) {
                             return fail(format!("got multiple values for keyword argument '{name}'"));
                         }
                         given.named.push((name.clone(), value.clone()));

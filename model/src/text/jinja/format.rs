@@ -11,6 +11,8 @@ use super::value::Value;
 
 /// Digits of a width or a precision.
 const WIDTH: usize = 9;
+/// Precision of a number.
+const PRECISION: usize = 4096;
 
 impl Machine<'_> {
     /// `format % values`.
@@ -145,6 +147,9 @@ impl Machine<'_> {
                     digits = format!("{}{digits}", "0".repeat(least - digits.len()));
                 }
                 Ok(signed(whole < 0, &prefix(kind, spec.alternate), &digits, spec))
+            }
+            'e' | 'E' | 'f' | 'F' | 'g' | 'G' if spec.precision.is_some_and(|digits| digits > PRECISION) => {
+                fail(format!("expected a precision of at most {PRECISION}"))
             }
             'e' | 'E' | 'f' | 'F' | 'g' | 'G' => match value.as_float() {
                 Some(number) => {
@@ -333,6 +338,9 @@ impl Machine<'_> {
     }
 
     fn format_float(&mut self, value: &Value, kind: Option<char>, spec: Spec) -> Result<String, Error> {
+        if spec.precision.is_some_and(|digits| digits > PRECISION) {
+            return fail(format!("expected a precision of at most {PRECISION}"));
+        }
         let number = value.as_float().unwrap_or_default();
         let size = number.abs();
         let digits = match kind {

@@ -19,6 +19,10 @@ const LOOKS: usize = 20_000_000;
 /// Bytes of texts that are searched, compared and measured, all together: steps are counted elsewhere, but one
 /// step may go over a whole text.
 const READ: usize = 1 << 30;
+/// Bytes that go over a text as fast as one byte is prepared that is searched for.
+const PREPARED: usize = 8;
+/// Bytes that go over a text as fast as a piece is found in it.
+const FOUND: usize = 16;
 /// Statements and expressions that one rendering evaluates: a thousand messages take some hundred thousand.
 const FUEL: u64 = 2_000_000;
 /// Nesting of macros and recursive loops.
@@ -79,6 +83,16 @@ impl Limits {
             return fail("too many elements are compared, sorted or written");
         }
         Ok(())
+    }
+
+    /// Counts a search for `part`, which is prepared byte by byte.
+    pub(super) fn search(&mut self, part: &str) -> Result<(), Error> {
+        self.read(part.len().saturating_mul(PREPARED))
+    }
+
+    /// Counts pieces that a search has `found`.
+    pub(super) fn found(&mut self, found: usize) -> Result<(), Error> {
+        self.read(found.saturating_mul(FOUND))
     }
 
     /// Counts what is written.

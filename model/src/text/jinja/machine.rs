@@ -11,7 +11,7 @@ use super::error::{Error, fail};
 use super::limits::Limits;
 use super::objects::{Loop, Object};
 use super::print;
-use super::value::Value;
+use super::value::{Map, Value};
 
 /// One rendering.
 pub(super) struct Machine<'t> {
@@ -371,7 +371,7 @@ impl<'t> Machine<'t> {
             self.store(&"caller".into(), caller.unwrap_or_else(|| Value::undefined("No caller defined")));
         }
         if definition.kwargs {
-            let mut map = super::value::Map::default();
+            let mut map = Map::default();
             for (name, value) in named {
                 map.insert_text(&name, value);
             }
@@ -401,17 +401,10 @@ impl<'t> Machine<'t> {
 }
 
 /// Sets an attribute of a namespace.
-pub(super) fn set_attribute(
-    values: &mut Vec<(Arc<str>, Value)>,
-    name: &Arc<str>,
-    value: Value,
-) -> Result<(), Error> {
+pub(super) fn set_attribute(values: &mut Map, name: &str, value: Value) -> Result<(), Error> {
     if name.starts_with('_') {
         return fail(format!("a namespace cannot have the attribute '{name}': it begins with an underscore"));
     }
-    match values.iter_mut().find(|(found, _)| found == name) {
-        Some((_, old)) => *old = value,
-        None => values.push((name.clone(), value)),
-    }
+    values.insert_text(name, value);
     Ok(())
 }

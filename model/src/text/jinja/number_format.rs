@@ -50,7 +50,7 @@ pub(super) fn grouped(digits: &str, separator: Option<char>, size: usize) -> Str
     let count = digits.chars().count();
     let mut out = String::new();
     for (place, digit) in digits.chars().enumerate() {
-        if place > 0 && (count - place) % size == 0 {
+        if place > 0 && (count - place).is_multiple_of(size) {
             out.push(separator);
         }
         out.push(digit);

@@ -15,7 +15,7 @@ pub(super) enum Object {
     /// `dict.keys()`, `.values()` and `.items()`.
     View(View, Rc<Map>),
     Range(Range),
-    Namespace(RefCell<Vec<(Arc<str>, Value)>>),
+    Namespace(RefCell<Map>),
     Cycler(Vec<Value>, Cell<usize>),
     Joiner(Value, Cell<bool>),
     /// A macro by its number, and the scope that it was made in.

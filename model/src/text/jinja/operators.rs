@@ -130,6 +130,7 @@ impl Machine<'_> {
         match (container, item) {
             (Value::Text(text), Value::Text(part)) => {
                 self.limits.read(text.len())?;
+                self.limits.search(part)?;
                 Ok(text.contains(&**part))
             }
             (Value::Text(_), other) => {

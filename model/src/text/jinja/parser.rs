@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::ast::{Expr, ExprKind, For, Macro, Stmt, Target, Template};
+use super::ast::{Expr, ExprKind, For, Macro, Parameter, Stmt, Target, Template};
 use super::error::Error;
 use super::lexer::{Token, tokens};
 
@@ -338,9 +338,9 @@ impl Parser {
         Ok(Target::Name(name))
     }
 
-    fn signature(&mut self) -> Result<Vec<(Arc<str>, Option<Expr>)>, Error> {
+    fn signature(&mut self) -> Result<Vec<Parameter>, Error> {
         self.expect("(")?;
-        let mut parameters: Vec<(Arc<str>, Option<Expr>)> = Vec::new();
+        let mut parameters: Vec<Parameter> = Vec::new();
         while !self.at(")") {
             if !parameters.is_empty() {
                 self.expect(",")?;
@@ -356,12 +356,7 @@ impl Parser {
         Ok(parameters)
     }
 
-    fn macro_body(
-        &mut self,
-        name: Arc<str>,
-        parameters: Vec<(Arc<str>, Option<Expr>)>,
-        end: &str,
-    ) -> Result<usize, Error> {
+    fn macro_body(&mut self, name: Arc<str>, parameters: Vec<Parameter>, end: &str) -> Result<usize, Error> {
         self.read.push(Vec::new());
         let (body, _) = self.body(&[end])?;
         let read = self.read.pop().unwrap_or_default();

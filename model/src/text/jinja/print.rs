@@ -66,11 +66,7 @@ fn write_repr(limits: &mut Limits, out: &mut String, value: &Value, depth: usize
             }
             Object::Namespace(values) => {
                 out.push_str("<Namespace ");
-                let mut map = Map::default();
-                for (name, value) in &*values.borrow() {
-                    map.insert_text(name, value.clone());
-                }
-                write_map(limits, out, &map, depth)?;
+                write_map(limits, out, &values.borrow(), depth)?;
                 out.push('>');
             }
             Object::Macro(_, _, name) => {

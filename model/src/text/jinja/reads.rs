@@ -1,6 +1,6 @@
 //! Names of variables that a template reads before it sets them.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::ast::{Arguments, Expr, ExprKind, Macro, Stmt, Target, Template};
@@ -8,13 +8,15 @@ use super::ast::{Arguments, Expr, ExprKind, Macro, Stmt, Target, Template};
 struct Reads<'t> {
     template: &'t Template,
     read: HashSet<Arc<str>>,
-    /// Names that the template has set, where it stands.
+    /// Names that the template has set, where it stands, in their order.
     set: Vec<Arc<str>>,
+    /// How often each of them is among those.
+    counts: HashMap<Arc<str>, usize>,
 }
 
 /// The variables that `template` takes from outside.
 pub(in crate::text) fn variables(template: &Template) -> HashSet<Arc<str>> {
-    let mut reads = Reads { template, read: HashSet::new(), set: Vec::new() };
+    let mut reads = Reads { template, read: HashSet::new(), set: Vec::new(), counts: HashMap::new() };
     reads.statements(&template.body);
     reads.read
 }
@@ -24,19 +26,28 @@ impl Reads<'_> {
     fn apart(&mut self, go: impl FnOnce(&mut Self)) {
         let before = self.set.len();
         go(self);
-        self.set.truncate(before);
+        for name in self.set.drain(before..) {
+            if let Some(count) = self.counts.get_mut(&name) {
+                *count = count.saturating_sub(1);
+            }
+        }
+    }
+
+    fn sets(&mut self, name: Arc<str>) {
+        *self.counts.entry(name.clone()).or_default() += 1;
+        self.set.push(name);
     }
 
     fn target(&mut self, target: &Target) {
         match target {
-            Target::Name(name) => self.set.push(name.clone()),
+            Target::Name(name) => self.sets(name.clone()),
             Target::Tuple(targets) => targets.iter().for_each(|target| self.target(target)),
             Target::Attribute(name, _) => self.name(name),
         }
     }
 
     fn name(&mut self, name: &Arc<str>) {
-        if !self.set.contains(name) {
+        if self.counts.get(name).is_none_or(|count| *count == 0) {
             self.read.insert(name.clone());
         }
     }
@@ -60,7 +71,7 @@ impl Reads<'_> {
                 self.expr(&statement.iter);
                 self.apart(|reads| {
                     reads.target(&statement.target);
-                    reads.set.push("loop".into());
+                    reads.sets("loop".into());
                     statement.test.iter().for_each(|test| reads.expr(test));
                     reads.statements(&statement.body);
                 });
@@ -77,7 +88,7 @@ impl Reads<'_> {
             }
             Stmt::Macro(number) => {
                 if let Some(definition) = self.template.macros.get(*number) {
-                    self.set.push(definition.name.clone());
+                    self.sets(definition.name.clone());
                     self.definition(definition);
                 }
             }
@@ -108,9 +119,9 @@ impl Reads<'_> {
         }
         self.apart(|reads| {
             for name in ["caller", "varargs", "kwargs"] {
-                reads.set.push(name.into());
+                reads.sets(name.into());
             }
-            reads.set.extend(definition.parameters.iter().map(|(name, _)| name.clone()));
+            definition.parameters.iter().for_each(|(name, _)| reads.sets(name.clone()));
             reads.statements(&definition.body);
         });
     }

@@ -68,7 +68,6 @@ fn refuse_generator(value: &Value) -> Result<(), Error> {
         Value::Object(object) if matches!(**object, Object::Generator(_)) => {
             fail("'generator' object is not reversible")
         }
-        Value::Undefined(_) => Ok(()),
         _ => Ok(()),
     }
 }

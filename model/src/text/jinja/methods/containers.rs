@@ -62,7 +62,7 @@ impl Machine<'_> {
                 given.none(name)?;
                 Ok(Value::Map(map.clone()))
             }
-            "fromkeys" => self.from_keys(given),
+            "fromkeys" => self.keyed(given),
             _ => {
                 given.none(name)?;
                 let view = match name {

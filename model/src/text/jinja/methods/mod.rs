@@ -92,7 +92,7 @@ impl Machine<'_> {
                     position.set(if name == "reset" { 0 } else { (current + 1) % items.len().max(1) });
                     Ok(items.get(current).filter(|_| name == "next").cloned().unwrap_or(Value::None))
                 }
-                Object::Function("dict") => self.from_keys(given),
+                Object::Function("dict") => self.keyed(given),
                 other => fail(format!("'{}' object has no method '{name}'", other.type_name())),
             },
             other => fail(format!("'{}' object has no method '{name}'", other.type_name())),

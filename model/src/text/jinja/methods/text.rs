@@ -160,7 +160,9 @@ impl Machine<'_> {
     ) -> Result<Value, Error> {
         self.limits.read(text.len())?;
         let most = usize::try_from(count).unwrap_or(usize::MAX);
-        let found = text.matches(old).count().min(most);
+        self.limits.search(old)?;
+        let found = text.matches(old).take(most).count();
+        self.limits.found(found)?;
         self.limits.build(found.saturating_mul(new.len()).saturating_add(text.len()))?;
         Ok(string(text.replacen(old, new, most)))
     }
@@ -216,7 +218,9 @@ impl Machine<'_> {
                 if separator.is_empty() {
                     return fail("empty separator");
                 }
-                let count = text.matches(&*separator).count().min(most) + 1;
+                self.limits.search(&separator)?;
+                let count = text.matches(&*separator).take(most).count() + 1;
+                self.limits.found(count)?;
                 self.limits.build_list(count)?;
                 if from_end {
                     let mut pieces: Vec<&str> = text.rsplitn(most.saturating_add(1), &*separator).collect();
@@ -260,15 +264,21 @@ impl Machine<'_> {
     fn find(&mut self, text: &str, name: &str, given: Given) -> Result<Value, Error> {
         let [part, start, stop] = given.bind(name, ["sub", "start", "end"], 1)?;
         let wanted = text_of(part.as_ref(), name)?;
-        let length = text.chars().count();
-        let (start, stop) = bounds(length, start.as_ref(), stop.as_ref())?;
-        let part = if start > stop { None } else { Some(characters(text, start, stop)) };
+        self.limits.search(&wanted)?;
+        let (start, part) = if start.is_none() && stop.is_none() {
+            (0, Some(text))
+        } else {
+            let (start, stop) = bounds(text.chars().count(), start.as_ref(), stop.as_ref())?;
+            (start, (start <= stop).then(|| characters(text, start, stop)))
+        };
         if name == "count" {
-            return Ok(Value::count(match part {
+            let count = match part {
                 Some(part) if wanted.is_empty() => part.chars().count() + 1,
                 Some(part) => part.matches(&*wanted).count(),
                 None => 0,
-            }));
+            };
+            self.limits.found(count)?;
+            return Ok(Value::count(count));
         }
         let found = part.and_then(|part| {
             let place = if name.starts_with('r') { part.rfind(&*wanted) } else { part.find(&*wanted) };
