@@ -1,7 +1,7 @@
 //! Text in and out of token ids: tokenizer and chat template of the checkpoint.
 
 use remoe_model::Checkpoint;
-use remoe_model::text::{ChatTemplate, Rendering, TextError, Tokenizer};
+use remoe_model::text::{ChatTemplate, Rendering, TextError, Tokenizer, tools_for_template};
 use remoe_wire::{ErrorCode, ServiceError};
 use serde_json::Value;
 use std::sync::Arc;
@@ -60,6 +60,8 @@ impl ModelText {
                 "missing chat template; use /v1/completions, or add chat_template.jinja to the model folder",
             )
         })?;
+        let tools = rendering.tools.map(tools_for_template);
+        let rendering = Rendering { tools: tools.as_deref(), ..rendering };
         template.render_with(messages, rendering).map_err(refused)
     }
 }

@@ -144,7 +144,7 @@ mod tests {
     fn call(whitespace: &Whitespace) -> Source {
         let arguments = inline_schema(Some(person()), whitespace).unwrap().schema;
         let rules = format!("start: \"call: \" arguments \"\\n\"\narguments: %json {arguments}");
-        Source::calls(rules, Vec::new()).unwrap()
+        Source::form(rules, Vec::new(), false).unwrap()
     }
 
     /// Forms that hold JSON.

@@ -169,6 +169,10 @@ impl ReasoningOptions {
             self.effort = Some(effort);
             return Ok(());
         }
+        // Without a switch there are no degrees either.
+        if effort != "none" && !SWITCHES.iter().any(|name| text.reads(name)) {
+            return Err(not_read(field));
+        }
         self.switch(field, effort != "none", text, dialect)
     }
 
@@ -186,20 +190,14 @@ impl ReasoningOptions {
                 self.variables.insert(name.to_owned(), is_on.into());
                 Ok(())
             }
-            // A model without thoughts does not think already.
-            None if !is_on && dialect.thoughts.is_none() && !dialect.format.is_harmony() => Ok(()),
-            None => {
-                let message = format!(
-                    "unsupported `{field}`: the model's chat template reads neither `{EFFORT}` nor `{}` nor `{}`; omit it",
-                    SWITCHES[0], SWITCHES[1]
-                );
-                Err(ServiceError::invalid(field, message))
-            }
+            // A model without thoughts does not think already, and one whose template has no switch always does.
+            None if is_on == dialect.may_think() => Ok(()),
+            None => Err(not_read(field)),
         }
     }
 
     fn set_budget(&mut self, field: &str, budget: i64, dialect: &Dialect) -> Result<(), ServiceError> {
-        if dialect.thoughts.is_none() && !dialect.format.is_harmony() {
+        if !dialect.may_think() {
             let message =
                 format!("unsupported `{field}`: the model's chat template has no thoughts; omit it");
             return Err(ServiceError::invalid(field, message));
@@ -215,6 +213,14 @@ impl ReasoningOptions {
             }
         }
     }
+}
+
+fn not_read(field: &str) -> ServiceError {
+    let [first, second] = SWITCHES;
+    let message = format!(
+        "unsupported `{field}`: the model's chat template reads none of {EFFORT}, {first} and {second}; omit it"
+    );
+    ServiceError::invalid(field, message)
 }
 
 fn effort(field: &str, given: &Given) -> Result<Option<&'static str>, ServiceError> {

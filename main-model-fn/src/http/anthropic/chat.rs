@@ -48,19 +48,24 @@ impl MessagesBody {
             ("parallel_tool_calls", parallel.flatten().map(Value::from)),
             ("response_format", format),
             ("reasoning_effort", config.effort.map(Value::from)),
+            ("reasoning", self.thinking.and_then(|thinking| thinking_field(&thinking.0))),
             ("stream", self.stream.map(Value::from)),
             ("priority", self.priority.map(Value::from)),
             ("queue_deadline", self.queue_deadline.map(Value::from)),
         ];
-        let thinking = self.thinking.map(|thinking| thinking_fields(&thinking.0)).unwrap_or_default();
-        let fields = fields.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
-        Ok(fields.chain(thinking).collect())
+        Ok(fields.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect())
     }
 }
 
-/// Fields of a chat that mean `thinking`: none yet, as chats think wherever their template has it.
-fn thinking_fields(_thinking: &Thinking) -> Map<String, Value> {
-    Map::new()
+/// Returns the field of a chat that means `thinking`.
+fn thinking_field(thinking: &Thinking) -> Option<Value> {
+    let is_on = match thinking.kind.as_deref() {
+        Some("enabled") => true,
+        Some("disabled") => false,
+        // The model decides.
+        _ => return None,
+    };
+    Some(json!({"enabled": is_on, "max_tokens": thinking.budget_tokens.filter(|_| is_on)}))
 }
 
 fn add(turns: &mut Turns, at: &str, message: Message) -> Result<(), ServiceError> {

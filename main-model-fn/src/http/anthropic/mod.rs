@@ -27,13 +27,15 @@ use serde::Serialize;
 use std::sync::Arc;
 
 /// Fields of chats by their names here.
-const NAMES: [(&str, &str); 8] = [
+const NAMES: [(&str, &str); 10] = [
     ("].function.parameters", "].input_schema"),
     ("].function.", "]."),
     ("].function", "]"),
     ("response_format.json_schema", "output_config.format"),
     ("response_format", "output_config.format"),
     ("reasoning_effort", "output_config.effort"),
+    ("reasoning.enabled", "thinking.type"),
+    ("reasoning.max_tokens", "thinking.budget_tokens"),
     ("max_completion_tokens", "max_tokens"),
     ("stop", "stop_sequences"),
 ];

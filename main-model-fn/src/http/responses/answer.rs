@@ -307,7 +307,7 @@ fn usage(running: &Running) -> Value {
         "input_tokens": figures.prompt_tokens,
         "input_tokens_details": {"cached_tokens": figures.cached_tokens},
         "output_tokens": figures.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": running.reasoning_tokens},
         "total_tokens": figures.prompt_tokens + figures.completion_tokens,
     })
 }

@@ -1,7 +1,7 @@
 //! `/v1/messages`: what is asked of the engine, blocks, events in their order, and refusals in Anthropic's shape.
 
-use super::responses::events;
 use super::families::{Templated, family};
+use super::responses::events;
 use super::tools::{front, front_with};
 use super::{Front, Reply, failure, say};
 use crate::engine::request::{FinishReason, Request};
@@ -188,12 +188,14 @@ async fn blocks_become_messages_of_a_chat() {
     ]);
     let system = json!([{"type": "text", "text": "s1"}, {"type": "text", "text": "s2"}]);
     let shown = prompt(&front, with(json!({"messages": messages, "system": system}))).await;
-    let call = json!([{"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}]);
+    let call = "\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 1}}\n</tool_call>";
     assert_eq!(
         shown,
-        format!("[system]s1\ns2[user]a\nb[assistant]t{call}[tool]one[tool]two[tool][user]u[assistant]")
+        format!(
+            "<|system|>s1\ns2\n<|user|>a\nb\n<|assistant|>t{call}<|stop|>\n<|observation|>one\n<|observation|>two\n<|observation|>\n<|user|>u\n<|assistant|>"
+        )
     );
-    assert_eq!(prompt(&front, with(json!({"system": "s"}))).await, "[system]s[user]hi[assistant]");
+    assert_eq!(prompt(&front, with(json!({"system": "s"}))).await, "<|system|>s\n<|user|>hi\n<|assistant|>");
 }
 
 #[tokio::test]
@@ -325,7 +327,8 @@ async fn failed_stream_ends_with_error_event() {
 
 #[tokio::test]
 async fn field_of_any_type_is_answered_or_refused() {
-    let front = front(family("hermes"));
+    // Its model thinks.
+    let front = front_with(Templated::new(super::reasoning::SWITCHED, &[]), 0);
     let body = json!({
         "model": "org/tiny", "max_tokens": 5, "stream": false, "system": [{"type": "text", "text": "s"}],
         "messages": [

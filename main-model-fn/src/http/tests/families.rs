@@ -1,7 +1,7 @@
 //! Families of models: templates in the manner of theirs, and calls as they write them.
 
 use super::{Altered, BOS};
-use remoe_model::text::{ChatTemplate, Rendering};
+use remoe_model::text::{ChatTemplate, Rendering, tools_for_template};
 use remoe_wire::ServiceError;
 use serde_json::Value;
 
@@ -211,6 +211,8 @@ impl Altered for Templated {
     }
 
     fn render_chat(&self, messages: &[Value], rendering: Rendering<'_>) -> Result<String, ServiceError> {
+        let tools = rendering.tools.map(tools_for_template);
+        let rendering = Rendering { tools: tools.as_deref(), ..rendering };
         let rendered = self.template.render_with(messages, rendering);
         rendered.map_err(|error| ServiceError::invalid("messages", error.to_string()))
     }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 const CHAT: &str = "/v1/chat/completions";
 
 /// In the manner of Qwen3: the model opens thoughts unless they are switched off.
-const SWITCHED: &str = "{% for message in messages %}<|{{ message.role }}|>{% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}{{ message.content }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}";
+pub(super) const SWITCHED: &str = "{% for message in messages %}<|{{ message.role }}|>{% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}{{ message.content }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}";
 /// In the manner of DeepSeek-R1: the prompt opens a thought.
 const OPENED: &str = "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}{% endfor %}{% if add_generation_prompt %}<|assistant|><think>\n{% endif %}";
 

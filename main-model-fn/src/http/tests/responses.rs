@@ -247,11 +247,11 @@ async fn items_become_messages_of_a_chat() {
         {"role": "user", "content": "u"},
     ]);
     let shown = prompt(&front, with(json!({"input": input, "instructions": "i"}))).await;
-    let call = json!([{"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}]);
+    let call = "\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 1}}\n</tool_call>";
     assert_eq!(
         shown,
         format!(
-            "[system]i\n\nd[user]a\nb[assistant]t{call}[tool]one[tool]two[assistant]no[user]u[assistant]"
+            "<|system|>i\n\nd\n<|user|>a\nb\n<|assistant|>t{call}<|stop|>\n<|observation|>one\n<|observation|>two\n<|assistant|>no<|stop|>\n<|user|>u\n<|assistant|>"
         )
     );
 }

@@ -109,7 +109,8 @@ fn arguments(function: &Function, whitespace: &Whitespace, is_free: bool) -> Res
 /// The schema of the argument `key` alone.
 fn argument_of(function: &Function, whitespace: &Whitespace, key: &str) -> Result<Inlined, ServiceError> {
     let schema = function.parameters.as_ref().map(|parameters| argument_schema(parameters, key));
-    inline_value_schema(schema.unwrap_or_else(|| json!({})), whitespace).map_err(|message| unsupported(function, &message))
+    inline_value_schema(schema.unwrap_or_else(|| json!({})), whitespace)
+        .map_err(|message| unsupported(function, &message))
 }
 
 fn unsupported(function: &Function, message: &str) -> ServiceError {

@@ -43,6 +43,11 @@ impl Dialect {
         thoughts: None,
     };
 
+    /// Returns true if the model has thoughts.
+    pub(in crate::http) fn may_think(&self) -> bool {
+        self.thoughts.is_some() || self.format.is_harmony()
+    }
+
     /// Finds the dialect of the template of `text`: a chat with a tool, its call and its result is rendered, and the call is looked for
     /// in what comes out.
     pub(in crate::http) fn of(text: &dyn TextFrontend) -> Self {

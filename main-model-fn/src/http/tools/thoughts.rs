@@ -25,7 +25,9 @@ static SEED: Thoughts = Thoughts { open: "<seed:think>", close: "</seed:think>",
 static KIMI_VL: Thoughts = Thoughts { open: "◁think▷", close: "◁/think▷", answer: None };
 static COHERE: Thoughts = Thoughts { open: "<|START_THINKING|>", close: "<|END_THINKING|>", answer: None };
 
-static FAMILIES: [&Thoughts; 6] = [&MISTRAL, &SEED, &KIMI_VL, &COHERE, &GRANITE_WORDS, &THINK];
+static MINIMAX_M3: Thoughts = Thoughts { open: "<mm:think>", close: "</mm:think>", answer: None };
+
+static FAMILIES: [&Thoughts; 7] = [&MISTRAL, &SEED, &MINIMAX_M3, &KIMI_VL, &COHERE, &GRANITE_WORDS, &THINK];
 
 /// How a thought may begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
