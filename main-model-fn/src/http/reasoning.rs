@@ -165,18 +165,22 @@ impl ReasoningOptions {
         text: &dyn TextFrontend,
         dialect: &Dialect,
     ) -> Result<(), ServiceError> {
+        let has_switch = SWITCHES.iter().any(|name| text.reads(name));
         if text.reads(EFFORT) {
+            // The request goes before the deployment's default.
+            self.variables.shift_remove(EFFORT);
             self.effort = Some(effort);
-            return Ok(());
-        }
-        // Without a switch there are no degrees either.
-        if effort != "none" && !SWITCHES.iter().any(|name| text.reads(name)) {
+            if !has_switch {
+                return Ok(());
+            }
+        } else if effort != "none" && !has_switch {
+            // Without a switch there are no degrees either.
             return Err(not_read(field));
         }
         self.switch(field, effort != "none", text, dialect)
     }
 
-    /// Switches thoughts on or off by the variable that the template reads.
+    /// Switches thoughts on or off by the variables that the template reads.
     fn switch(
         &mut self,
         field: &str,
@@ -184,16 +188,17 @@ impl ReasoningOptions {
         text: &dyn TextFrontend,
         dialect: &Dialect,
     ) -> Result<(), ServiceError> {
-        let name = SWITCHES.into_iter().find(|name| text.reads(name));
-        match name {
-            Some(name) => {
-                self.variables.insert(name.to_owned(), is_on.into());
-                Ok(())
-            }
-            // A model without thoughts does not think already, and one whose template has no switch always does.
-            None if is_on == dialect.may_think() => Ok(()),
-            None => Err(not_read(field)),
+        // A template may read one where the other is absent: they have to agree.
+        let mut has_switch = false;
+        for name in SWITCHES.into_iter().filter(|name| text.reads(name)) {
+            self.variables.insert(name.to_owned(), is_on.into());
+            has_switch = true;
         }
+        // A model without thoughts does not think already, and one whose template has no switch always does.
+        if has_switch || is_on == dialect.may_think() {
+            return Ok(());
+        }
+        Err(not_read(field))
     }
 
     fn set_budget(&mut self, field: &str, budget: i64, dialect: &Dialect) -> Result<(), ServiceError> {

@@ -5,17 +5,8 @@ use crate::engine::request::FinishReason;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Bytes, beside a template that knows tools.
-struct Hermes;
-
-impl Altered for Hermes {
-    fn template(&self) -> Option<&str> {
-        Some("<tool_call>")
-    }
-}
-
 async fn prompt_of(messages: Value) -> String {
-    let front = Front::build(Some(Arc::new(Hermes)), Engine::limits(), |_| ());
+    let front = super::tools::front(super::families::family("hermes"));
     let (reply, asked) = front.chat(json!({ "messages": messages })).await;
     reply.ok();
     let bytes: Vec<u8> = asked[0].prompt.iter().map(|&id| u8::try_from(id).unwrap()).collect();
@@ -34,16 +25,19 @@ async fn roles_and_parts_reach_the_template() {
         {"role": "user", "content": ""},
     ]))
     .await;
-    assert_eq!(prompt, "[system]s[system]d[user]a\nb[assistant][assistant]r[tool]t[user][assistant]");
+    assert_eq!(
+        prompt,
+        "<|system|>s\n<|system|>d\n<|user|>a\nb\n<|assistant|><|stop|>\n<|assistant|>r<|stop|>\n<|observation|>t\n<|user|>\n<|assistant|>"
+    );
 }
 
 #[tokio::test]
 async fn earlier_tool_calls_reach_the_template_with_their_arguments_as_objects() {
     let call = |arguments: &str| json!([{"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}]);
     let prompt = prompt_of(json!([{"role": "assistant", "tool_calls": call("{\"x\": 1}")}])).await;
-    assert!(prompt.contains(r#""arguments":{"x":1}"#), "{prompt}");
+    assert!(prompt.contains(r#""arguments": {"x": 1}"#), "{prompt}");
     let prompt = prompt_of(json!([{"role": "assistant", "tool_calls": call("{\"x\"")}])).await;
-    assert!(prompt.contains(r#""arguments":"{\"x\"""#), "{prompt}");
+    assert!(prompt.contains(r#""arguments": "{\"x\"""#), "{prompt}");
 }
 
 /// Bytes, beside a template that reads how much the model is to think.

@@ -9,6 +9,16 @@ pub(super) struct Balance {
 }
 
 impl Balance {
+    /// Returns the state within an object that has begun.
+    pub(super) fn within_object() -> Self {
+        Self { depth: 1, ..Self::default() }
+    }
+
+    /// Returns true within a string.
+    pub(super) fn is_in_text(&self) -> bool {
+        self.in_text
+    }
+
     /// How many bytes of `text` belong to the value, and whether it ends with them.
     pub(super) fn take(&mut self, text: &str) -> (usize, bool) {
         for (index, byte) in text.bytes().enumerate() {
@@ -110,11 +120,15 @@ fn string(text: &str) -> Result<(String, &str), Head> {
 }
 
 /// The name and the arguments of a call that is complete, its keys in any order; arguments may be a text
-/// that holds JSON.
-pub(super) fn whole(text: &str) -> Option<(String, String)> {
+/// that holds JSON. `is_strict`: it has arguments, and nothing that is not of a call.
+pub(super) fn whole(text: &str, is_strict: bool) -> Option<(String, String)> {
     let value: serde_json::Value = serde_json::from_str(text).ok()?;
     let name = value.get("name")?.as_str()?.to_owned();
     let arguments = value.get("arguments").or_else(|| value.get("parameters"));
+    let known = |key: &String| ["name", "type", "id", "arguments", "parameters"].contains(&key.as_str());
+    if is_strict && (arguments.is_none() || !value.as_object()?.keys().all(known)) {
+        return None;
+    }
     let arguments = match arguments {
         None => "{}".to_owned(),
         Some(serde_json::Value::String(text)) => text.clone(),

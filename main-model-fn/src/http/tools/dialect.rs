@@ -1,7 +1,7 @@
 //! How a model's chat template shows tools, writes calls and opens thoughts, found out by rendering.
 
 use super::asked::{Asked, Function, Mode};
-use super::format::{FORMATS, Format, HERMES};
+use super::format::{FORMATS, Format, HERMES, Layout};
 use super::reader::Reader;
 use super::thoughts::Thoughts;
 use crate::http::text_frontend::TextFrontend;
@@ -14,17 +14,28 @@ pub(in crate::http) struct Dialect {
     pub(in crate::http) format: &'static Format,
     /// The template tells the model of tools. Where it does not, a system message has to.
     pub(in crate::http) shows_tools: bool,
-    /// The template writes calls of earlier messages. Where it does not, they become content.
-    pub(super) writes_calls: bool,
-    /// The template writes results of calls. Where it does not, they become messages of the user.
-    pub(super) writes_results: bool,
+    /// What it writes of chats with tools, and of those without.
+    with_tools: Written,
+    without_tools: Written,
     /// The template joins arguments as text, which objects are not.
     pub(super) takes_text: bool,
+    /// The template takes messages of the system.
+    pub(super) takes_system: bool,
     pub(in crate::http) thoughts: Option<&'static Thoughts>,
+}
+
+/// Parts of earlier messages that a template writes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Written {
+    /// Calls. Where they are not written, they become content.
+    pub(super) calls: bool,
+    /// Results of calls. Where they are not written, they become messages of the user.
+    pub(super) results: bool,
 }
 
 // No template has these words by itself.
 const QUESTION: &str = "probe question";
+const INSTRUCTION: &str = "probe instruction";
 const FUNCTION: &str = "probe_function";
 const KEY: &str = "probe_key";
 const VALUE: &str = "probe value";
@@ -32,14 +43,63 @@ const RESULT: &str = "probe result";
 /// Ids of calls as Mistral's templates demand them, and as Kimi's write them.
 const IDS: [&str; 2] = ["probe0001", "functions.probe_function:0"];
 
+/// Chats that a template is tried with.
+struct Probe<'a> {
+    text: &'a dyn TextFrontend,
+    tools: [Value; 1],
+}
+
+impl Probe<'_> {
+    /// Renders `messages`, with the tool or without; nothing where the template refuses them.
+    fn render(&self, messages: &[Value], has_tools: bool) -> Option<String> {
+        let tools = has_tools.then_some(self.tools.as_slice());
+        let rendering = Rendering { tools, add_generation_prompt: true, ..Rendering::default() };
+        self.text.render_chat(messages, rendering).ok()
+    }
+
+    /// Renders a question, a call and its result, or without the result where that is refused. Returns the text behind
+    /// the question.
+    fn called(&self, id: &str, takes_text: bool, has_tools: bool) -> Option<String> {
+        let arguments = json!({KEY: VALUE});
+        let arguments = if takes_text { Value::from(arguments.to_string()) } else { arguments };
+        let call =
+            json!({"id": id, "type": "function", "function": {"name": FUNCTION, "arguments": arguments}});
+        let call = json!({"role": "assistant", "content": "", "tool_calls": [call]});
+        let messages = [question(), call, result(id)];
+        let whole = self.render(&messages, has_tools);
+        let rendered = whole.or_else(|| self.render(&messages[..2], has_tools))?;
+        Some(behind_question(&rendered).to_owned())
+    }
+
+    /// Returns true if the result of a call that is content is written.
+    fn writes_results(&self, has_tools: bool) -> bool {
+        let answer = json!({"role": "assistant", "content": "probe answer"});
+        let rendered = self.render(&[question(), answer, result(IDS[0])], has_tools);
+        rendered.is_some_and(|rendered| rendered.contains(RESULT))
+    }
+}
+
+fn question() -> Value {
+    json!({"role": "user", "content": QUESTION})
+}
+
+fn result(id: &str) -> Value {
+    json!({"role": "tool", "tool_call_id": id, "name": FUNCTION, "content": RESULT})
+}
+
+fn behind_question(rendered: &str) -> &str {
+    rendered.rsplit_once(QUESTION).map_or("", |(_, behind)| behind)
+}
+
 impl Dialect {
     /// Dialect of a model without a template.
     pub(in crate::http) const PLAIN: Self = Self {
         format: &HERMES,
         shows_tools: false,
-        writes_calls: false,
-        writes_results: false,
+        with_tools: Written { calls: false, results: false },
+        without_tools: Written { calls: false, results: false },
         takes_text: false,
+        takes_system: true,
         thoughts: None,
     };
 
@@ -48,12 +108,16 @@ impl Dialect {
         self.thoughts.is_some() || self.format.is_harmony()
     }
 
-    /// Finds the dialect of the template of `text`: a chat with a tool, its call and its result is rendered, and the call is looked for
-    /// in what comes out.
+    /// Parts of earlier messages that the template writes, in a chat with tools or without.
+    pub(super) fn written(&self, has_tools: bool) -> Written {
+        if has_tools && self.shows_tools { self.with_tools } else { self.without_tools }
+    }
+
+    /// Finds the dialect of the template of `text`: renders a chat with a tool, its call and its result, and looks for
+    /// the call in what comes out.
     pub(in crate::http) fn of(text: &dyn TextFrontend) -> Self {
         let Some(template) = text.template() else { return Self::PLAIN };
         let has_token = text.token_id(super::thoughts::THINK.open).is_some();
-        let thoughts = Thoughts::of(template, has_token);
         let tool = json!({
             "type": "function",
             "function": {
@@ -66,55 +130,66 @@ impl Dialect {
                 },
             },
         });
-        let tools = [tool];
-        let render = |messages: &[Value]| {
-            let rendering =
-                Rendering { tools: Some(&tools), add_generation_prompt: true, ..Rendering::default() };
-            text.render_chat(messages, rendering).ok()
+        let probe = Probe { text, tools: [tool] };
+        let system = json!({"role": "system", "content": INSTRUCTION});
+        let instructed = probe.render(&[system, question()], false);
+        let shown = probe.render(&[question()], true).unwrap_or_default();
+        let mut dialect = Self {
+            thoughts: Thoughts::of(template, has_token),
+            shows_tools: shown.contains(FUNCTION),
+            takes_system: instructed.is_some_and(|rendered| rendered.contains(INSTRUCTION)),
+            ..Self::PLAIN
         };
-        let question = json!({"role": "user", "content": QUESTION});
-        let shown = render(std::slice::from_ref(&question)).unwrap_or_default();
-        let mut dialect = Self { thoughts, shows_tools: shown.contains(FUNCTION), ..Self::PLAIN };
+        let mut writes_unknown = false;
         for (id, takes_text) in IDS.iter().flat_map(|id| [(id, false), (id, true)]) {
-            let arguments = json!({KEY: VALUE});
-            let arguments = if takes_text { Value::from(arguments.to_string()) } else { arguments };
-            let call =
-                json!({"id": id, "type": "function", "function": {"name": FUNCTION, "arguments": arguments}});
-            let call = json!({"role": "assistant", "content": "", "tool_calls": [call]});
-            let result = json!({"role": "tool", "tool_call_id": id, "name": FUNCTION, "content": RESULT});
-            let whole = render(&[question.clone(), call.clone(), result]);
-            let Some(rendered) = whole.or_else(|| render(&[question.clone(), call])) else { continue };
-            let behind = rendered.rsplit_once(QUESTION).map_or("", |(_, behind)| behind);
-            dialect.writes_results |= behind.contains(RESULT);
-            if let Some(format) = FORMATS.into_iter().find(|format| reads_call(format, behind)) {
-                return Self { format, writes_calls: true, takes_text, ..dialect };
-            }
+            let Some(behind) = probe.called(id, takes_text, true) else { continue };
+            let opened = behind_question(&shown);
+            let Some(format) = FORMATS.into_iter().find(|format| reads_call(format, &behind, opened)) else {
+                writes_unknown |= behind.contains(FUNCTION) && behind.contains(VALUE);
+                continue;
+            };
+            let alone = probe.called(id, takes_text, false).unwrap_or_default();
+            let written =
+                |text: &str| Written { calls: text.contains(FUNCTION), results: text.contains(RESULT) };
+            return Self {
+                format,
+                with_tools: written(&behind),
+                without_tools: written(&alone),
+                takes_text,
+                ..dialect
+            };
         }
-        // A template that knows nothing of tools may still write any role.
-        dialect.writes_results &= dialect.shows_tools;
         // A template may teach a format that it does not write itself.
-        let teaches = |format: &&'static Format| format.texts().iter().all(|text| shown.contains(text));
-        let marked =
-            |format: &&'static Format| !format.marker().is_empty() && shown.contains(format.marker());
-        match FORMATS
-            .into_iter()
-            .filter(|_| dialect.shows_tools)
-            .find(|format| marked(format) && teaches(format))
-        {
-            Some(format) => Self { format, ..dialect },
-            // Of tools whose calls are not known, the template had better not tell.
-            None => Self { shows_tools: false, ..dialect },
+        let teaches = |format: &&'static Format| {
+            let texts = format.texts();
+            !texts.is_empty()
+                && texts.iter().all(|text| shown.contains(text))
+                && shown.contains(format.marker())
+        };
+        let taught = FORMATS.into_iter().filter(|_| !writes_unknown).find(teaches);
+        // Of tools whose calls are not known, the template had better not tell.
+        dialect.shows_tools &= taught.is_some();
+        let results = |has_tools: bool| Written {
+            calls: false,
+            // A template that knows nothing of tools may still write any role.
+            results: dialect.shows_tools && probe.writes_results(has_tools),
+        };
+        Self {
+            format: taught.unwrap_or(&HERMES),
+            with_tools: results(true),
+            without_tools: results(false),
+            ..dialect
         }
     }
 }
 
-/// Returns true if `text` has the probe's call in `format`, and no other.
-fn reads_call(format: &'static Format, text: &str) -> bool {
+/// Returns true if `text`, behind a question, has the probe's call in `format`, and no other. An answer is `opened` so.
+fn reads_call(format: &'static Format, text: &str, opened: &str) -> bool {
     let function = Function { name: FUNCTION.to_owned(), parameters: None, strict: false, place: 0 };
     let asked = Asked { tools: Vec::new(), functions: vec![function], mode: Mode::Auto, parallel: true };
-    let text = match format.marker() {
-        // Alone, a call is the whole message: it begins at its brace.
-        "<|python_tag|>" => text.find("{\"name\"").map_or("", |at| &text[at..]),
+    let text = match format.layout {
+        // Alone, a call is the whole answer.
+        Layout::Bare { .. } => text.strip_prefix(opened).map_or("", str::trim_start),
         _ => text,
     };
     let mut reader = Reader::new(format, asked, None);

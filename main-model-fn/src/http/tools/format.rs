@@ -134,6 +134,63 @@ pub(in crate::http) static QWEN_CODER: Format = Format {
     ids: Ids::Random,
 };
 
+/// The same in `<seed:tool_call>`: Seed-OSS.
+pub(in crate::http) static SEED: Format = Format {
+    name: "seed-oss",
+    layout: Layout::Sections(Section {
+        marker: "<seed:tool_call>",
+        before: "\n",
+        call: &[
+            Text("<function="),
+            Name,
+            Text(">\n"),
+            Element::Parameters(Parameters {
+                open: "<parameter=",
+                named: ">",
+                value: "",
+                padding: "",
+                close: "</parameter>",
+                after: "\n",
+                gap: "",
+            }),
+            Text("</function>"),
+        ],
+        between: None,
+        after: "\n</seed:tool_call>",
+        next: Some("\n"),
+    }),
+    markers: &["<seed:tool_call>", "</seed:tool_call>"],
+    ids: Ids::Random,
+};
+
+/// A JSON list of calls between two markers.
+const fn list(marker: &'static str, after: &'static str) -> Layout {
+    Layout::Sections(Section {
+        marker,
+        before: "[",
+        call: &[Object("arguments")],
+        between: Some(", "),
+        after,
+        next: None,
+    })
+}
+
+/// `<TOOLCALL>[{"name": .., "arguments": {..}}, ..]</TOOLCALL>`: Nemotron Nano v2.
+pub(in crate::http) static NEMOTRON: Format = Format {
+    name: "nemotron-v2",
+    layout: list("<TOOLCALL>", "]</TOOLCALL>"),
+    markers: &["<TOOLCALL>", "</TOOLCALL>"],
+    ids: Ids::Random,
+};
+
+/// `<tool_calls>[{"name": .., "arguments": {..}}, ..]</tool_calls>`: Apriel.
+pub(in crate::http) static APRIEL: Format = Format {
+    name: "apriel",
+    layout: list("<tool_calls>", "]</tool_calls>"),
+    markers: &["<tool_calls>", "</tool_calls>"],
+    ids: Ids::Random,
+};
+
 /// `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`: GLM 4.5 and later.
 pub(in crate::http) static GLM: Format = Format {
     name: "glm",
@@ -288,7 +345,7 @@ pub(in crate::http) static DEEPSEEK: Format = Format {
     ids: Ids::Random,
 };
 
-/// The same with JSON in a block of code: DeepSeek-V3, DeepSeek-R1.
+/// Calls by name and JSON in a block of code between DeepSeek's markers: DeepSeek-V3, DeepSeek-R1.
 pub(in crate::http) static DEEPSEEK_FENCED: Format = Format {
     name: "deepseek-v3",
     layout: deepseek(
@@ -341,14 +398,7 @@ pub(in crate::http) static KIMI: Format = Format {
 /// `<|tool_call|>[{"name": .., "arguments": {..}}, ..]`: Granite 3.
 pub(in crate::http) static GRANITE: Format = Format {
     name: "granite-3",
-    layout: Layout::Sections(Section {
-        marker: "<|tool_call|>",
-        before: "[",
-        call: &[Object("arguments")],
-        between: Some(", "),
-        after: "]",
-        next: None,
-    }),
+    layout: list("<|tool_call|>", "]"),
     markers: &["<|tool_call|>"],
     ids: Ids::Random,
 };
@@ -378,7 +428,7 @@ pub(in crate::http) static HARMONY: Format = Format {
 };
 
 /// All formats. Where a text can be read by several, the first one is meant.
-pub(super) static FORMATS: [&Format; 14] = [
+pub(super) static FORMATS: [&Format; 17] = [
     &HARMONY,
     &MISTRAL_ID,
     &MISTRAL_NAMED,
@@ -389,6 +439,9 @@ pub(super) static FORMATS: [&Format; 14] = [
     &MINIMAX,
     &MINIMAX_M1,
     &GRANITE,
+    &NEMOTRON,
+    &APRIEL,
+    &SEED,
     &QWEN_CODER,
     &GLM,
     &HERMES,
@@ -396,7 +449,7 @@ pub(super) static FORMATS: [&Format; 14] = [
 ];
 
 impl Format {
-    /// Whether answers consist of messages of several voices.
+    /// Returns true if answers consist of messages of several voices.
     pub(in crate::http) fn is_harmony(&self) -> bool {
         self.layout == Layout::Harmony
     }

@@ -71,7 +71,7 @@ impl<'a> Rules<'a> {
     /// An answer behind its thoughts, as the right side of a rule.
     fn rest(&mut self, has_answer: bool) -> String {
         if self.asked.is_empty() {
-            return if has_answer { "answer".to_owned() } else { self.any_text() };
+            return if has_answer { "answer".to_owned() } else { self.first_text() };
         }
         let layout = &self.format.layout;
         let several = self.asked.parallel;
@@ -121,15 +121,46 @@ impl<'a> Rules<'a> {
         // A special token ends a text, which has none; a text that is no token is looked for.
         let is_special = marker.starts_with('<');
         let several = several && section.next.is_some();
-        if !is_special {
+        if is_special {
+            let first = self.first_text();
+            return match several {
+                true => format!("{first} (section {text})*"),
+                false => format!("{first} section?"),
+            };
+        }
+        if !self.may_open_by_text() {
             self.rule("head[lazy]", &format!("{text} {marker}"));
+            return match several {
+                true => format!("(head body)* {text}"),
+                false => format!("head body | {text}"),
+            };
         }
-        match (several, is_special) {
-            (true, true) => format!("{text} (section {text})*"),
-            (false, true) => format!("{text} section?"),
-            (true, false) => format!("(head body)* {text}"),
-            (false, false) => format!("head body | {text}"),
+        // The first text must not begin as a thought does, or the lexer would take the thought for it.
+        let first = self.first_text();
+        self.rule("first[lazy]", &format!("{first} {marker}"));
+        if several {
+            self.rule("head[lazy]", &format!("{text} {marker}"));
+            format!("first body (head body)* {text} | {first}")
+        } else {
+            format!("first body | {first}")
         }
+    }
+
+    /// Returns true if the model may open a thought by a text that is no special token.
+    fn may_open_by_text(&self) -> bool {
+        let opening = self.thinking.filter(|(_, opening)| *opening == Opening::Possible);
+        opening.is_some_and(|(thoughts, _)| (self.special)(thoughts.open).is_none())
+    }
+
+    /// Any text at the beginning of an answer.
+    fn first_text(&mut self) -> String {
+        if !self.may_open_by_text() {
+            return self.any_text();
+        }
+        if !self.text.contains("FIRST:") {
+            self.rule("FIRST", "/\\s*([^\\s<\\[](.|\\n)*)?/");
+        }
+        "FIRST".to_owned()
     }
 
     /// Text and calls behind the marker of a section.

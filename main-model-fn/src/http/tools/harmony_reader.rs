@@ -7,6 +7,11 @@ use super::asked::{Asked, Mode};
 use super::format::HARMONY;
 use super::said::{CallWriter, Said};
 
+/// Texts that end a message.
+const ENDS: [&str; 5] = ["<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>"];
+/// Longest head of a message in bytes.
+const HEAD: usize = 4096;
+
 /// Where in an answer the reader is.
 #[derive(Debug, Clone, PartialEq)]
 enum State {
@@ -86,6 +91,7 @@ impl HarmonyReader {
             State::Beginning | State::Body(_) if is_cut => (),
             State::Beginning | State::Body(Voice::Content) => said.content.push_str(&held),
             State::Body(Voice::Reasoning) => said.reasoning.push_str(&held),
+            State::Arguments(_) if !is_cut => self.calls.argue(&held, said),
             // A head without a message is none.
             State::Channel if !is_cut && !has_begun => said.content.push_str(&held),
             _ => (),
@@ -101,14 +107,27 @@ impl HarmonyReader {
                 self.body(voice, said)
             }
             State::Arguments(balance) => {
-                let (length, is_complete) = balance.take(&self.held);
+                // Text that is no JSON ends with its message.
+                let (end, is_end) = match ENDS.iter().filter_map(|end| self.held.find(end)).min() {
+                    Some(at) => (at, true),
+                    None => (undecided(&self.held), false),
+                };
+                let (length, is_complete) = balance.take(&self.held[..end]);
+                let is_over = is_complete || is_end && !balance.is_in_text();
+                // A marker within a string is part of it.
+                let length = if is_end && !is_over {
+                    let marker = ENDS.iter().find(|end| self.held[length..].starts_with(**end));
+                    length + balance.take(marker.unwrap_or(&"")).0
+                } else {
+                    length
+                };
                 let more = self.take(length);
                 self.calls.argue(&more, said);
-                if !is_complete {
-                    return Step::Wait;
+                if is_over {
+                    self.state = State::Body(Voice::Dropped);
+                    return Step::Again;
                 }
-                self.state = State::Body(Voice::Dropped);
-                Step::Again
+                if is_end { Step::Again } else { Step::Wait }
             }
         }
     }
@@ -134,7 +153,15 @@ impl HarmonyReader {
     fn channel(&mut self, said: &mut Said) -> Step {
         const MESSAGE: &str = "<|message|>";
         const FUNCTIONS: &str = "functions.";
-        let Some(at) = self.held.find(MESSAGE) else { return Step::Wait };
+        let Some(at) = self.held.find(MESSAGE) else {
+            if self.held.len() > HEAD {
+                // No model writes such a head: it is text.
+                self.has_content = true;
+                self.state = State::Body(Voice::Content);
+                return Step::Again;
+            }
+            return Step::Wait;
+        };
         let head = self.take(at);
         self.take(MESSAGE.len());
         let recipient = head.split("to=").nth(1).map(|rest| {
@@ -142,7 +169,7 @@ impl HarmonyReader {
             rest[..end].to_owned()
         });
         let function = recipient.as_deref().and_then(|recipient| recipient.strip_prefix(FUNCTIONS));
-        self.state = match function.filter(|_| !self.asked.functions.is_empty()) {
+        self.state = match function.filter(|name| !name.is_empty() && !self.asked.is_empty()) {
             Some(name) => {
                 self.calls.begin(name.to_owned(), None, None, said);
                 State::Arguments(Balance::default())
@@ -164,13 +191,8 @@ impl HarmonyReader {
 
     /// A message up to the marker that ends it.
     fn body(&mut self, voice: Voice, said: &mut Said) -> Step {
-        const ENDS: [&str; 5] = ["<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>"];
         let found = ENDS.iter().filter_map(|end| Some((self.held.find(end)?, end.len()))).min();
-        let keep = |text: &str| {
-            let begins = |at: &usize| ENDS.iter().any(|end| end.starts_with(&text[*at..]));
-            text.char_indices().map(|(at, _)| at).find(begins).unwrap_or(text.len())
-        };
-        let text = self.take(found.map_or_else(|| keep(&self.held), |(at, _)| at));
+        let text = self.take(found.map_or_else(|| undecided(&self.held), |(at, _)| at));
         match voice {
             Voice::Content => said.content.push_str(&text),
             Voice::Reasoning => said.reasoning.push_str(&text),
@@ -190,4 +212,10 @@ impl HarmonyReader {
         let rest = self.held.split_off(length);
         std::mem::replace(&mut self.held, rest)
     }
+}
+
+/// Where in `text` what may end a message begins.
+fn undecided(text: &str) -> usize {
+    let begins = |at: &usize| ENDS.iter().any(|end| end.starts_with(&text[*at..]));
+    text.char_indices().map(|(at, _)| at).find(begins).unwrap_or(text.len())
 }

@@ -6,6 +6,9 @@ use serde_json::Value;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Types(u8);
 
+/// Schemas that are looked at for the types of one argument.
+const SCHEMAS: usize = 64;
+
 impl Types {
     const STRING: Self = Self(1);
     const NUMBER: Self = Self(2);
@@ -18,7 +21,7 @@ impl Types {
     /// Types of the argument `key` of a function with these `parameters`; any where they do not say.
     pub(super) fn of(parameters: Option<&Value>, key: &str) -> Self {
         let found = parameters.and_then(|root| Some((root, root.get("properties")?.get(key)?)));
-        found.map_or(Self::ANY, |(root, schema)| Self::allowed(schema, root, 0))
+        found.map_or(Self::ANY, |(root, schema)| Self::allowed(schema, root, &mut { SCHEMAS }))
     }
 
     /// Returns true if only strings are allowed.
@@ -58,13 +61,13 @@ impl Types {
     }
 
     /// Types that `schema` allows, whose references point into `root`.
-    fn allowed(schema: &Value, root: &Value, depth: usize) -> Self {
-        /// References and alternatives within each other.
-        const DEPTH: usize = 8;
-        if depth == DEPTH {
+    fn allowed(schema: &Value, root: &Value, left: &mut usize) -> Self {
+        // References may lead in circles, and each alternative to all the others.
+        if *left == 0 {
             return Self::ANY;
         }
-        let of = |schema: &Value| Self::allowed(schema, root, depth + 1);
+        *left -= 1;
+        let mut of = |schema: &Value| Self::allowed(schema, root, left);
         if let Some(target) = schema.get("$ref").and_then(Value::as_str) {
             let target = target.strip_prefix('#').and_then(|pointer| root.pointer(pointer));
             return target.map_or(Self::ANY, of);
@@ -79,11 +82,11 @@ impl Types {
         }
         for key in ["anyOf", "oneOf"] {
             if let Some(Value::Array(alternatives)) = schema.get(key) {
-                types.0 &= Self::union(alternatives.iter().map(of)).0;
+                types.0 &= Self::union(alternatives.iter().map(&mut of)).0;
             }
         }
         if let Some(Value::Array(parts)) = schema.get("allOf") {
-            types.0 &= parts.iter().map(of).fold(Self::ANY.0, |all, one| all & one.0);
+            types.0 &= parts.iter().map(&mut of).fold(Self::ANY.0, |all, one| all & one.0);
         }
         if let Some(Value::Array(values)) = schema.get("enum") {
             types.0 &= Self::union(values.iter().map(Self::of_value)).0;
@@ -121,6 +124,13 @@ impl Types {
 mod tests {
     use super::Types;
     use serde_json::json;
+
+    #[test]
+    fn schema_that_refers_to_itself_takes_bounded_work() {
+        let alternatives = vec![json!({"$ref": "#/properties/x"}); 1000];
+        let parameters = json!({"properties": {"x": {"anyOf": alternatives}}});
+        assert_eq!(Types::of(Some(&parameters), "x").json("5"), "5");
+    }
 
     #[test]
     fn values_are_read_by_the_types_of_their_schema() {

@@ -1,14 +1,16 @@
 //! Messages as a model's template takes them: with tools in words, calls as content and results as messages of the
 //! user where the template has no place for them.
 
-use super::dialect::Dialect;
+use super::dialect::{Dialect, Written};
+use super::format::Ids;
 use super::writing::written;
 use serde_json::{Map, Value, json};
+use std::collections::HashMap;
 use std::fmt::Write;
 
 /// `messages` with what the template of `dialect` does not write itself; `tools` are those of the request.
 pub(in crate::http) fn in_messages(dialect: &Dialect, messages: Vec<Value>, tools: &[Value]) -> Vec<Value> {
-    let mut messages = without_tools(dialect, messages);
+    let mut messages = without_tools(dialect, dialect.written(!tools.is_empty()), messages);
     if tools.is_empty() || dialect.shows_tools {
         return messages;
     }
@@ -23,23 +25,28 @@ pub(in crate::http) fn in_messages(dialect: &Dialect, messages: Vec<Value>, tool
     let example = written(dialect.format, &example, 0);
     // Writing to memory cannot fail.
     let _written = write!(told, "</tools>\nTo call one, write its name and arguments like this:\n{example}");
+    let place = if dialect.takes_system { "system" } else { "user" };
     match messages.first_mut() {
-        Some(first) if first["role"] == "system" => {
+        Some(first) if first["role"] == place => {
             let content = first["content"].as_str().unwrap_or_default();
-            first["content"] = format!("{content}\n\n{told}").trim_start().into();
+            let (before, after) = if dialect.takes_system { (content, &*told) } else { (&*told, content) };
+            first["content"] = format!("{before}\n\n{after}").trim_start().into();
         }
-        _ => messages.insert(0, message("system", told)),
+        _ => messages.insert(0, message(place, told)),
     }
     messages
 }
 
 /// `messages` with calls and results as the template writes them.
-fn without_tools(dialect: &Dialect, messages: Vec<Value>) -> Vec<Value> {
+fn without_tools(dialect: &Dialect, kept: Written, mut messages: Vec<Value>) -> Vec<Value> {
+    if kept.calls {
+        rewrite_ids(dialect.format.ids, &mut messages);
+    }
     let mut out: Vec<Value> = Vec::with_capacity(messages.len());
     let mut last_was_result = false;
     let mut number = 0;
     for mut message in messages {
-        let is_result = message["role"] == "tool" && !dialect.writes_results;
+        let is_result = message["role"] == "tool" && !kept.results;
         if is_result {
             let content = message["content"].as_str().unwrap_or_default();
             let result = format!("<tool_response>\n{content}\n</tool_response>");
@@ -53,10 +60,8 @@ fn without_tools(dialect: &Dialect, messages: Vec<Value>) -> Vec<Value> {
             }
         } else {
             match message.get_mut("tool_calls").and_then(Value::as_array_mut) {
-                Some(calls) if dialect.writes_calls && dialect.takes_text => {
-                    calls.iter_mut().for_each(as_text)
-                }
-                Some(calls) if !dialect.writes_calls => {
+                Some(calls) if kept.calls && dialect.takes_text => calls.iter_mut().for_each(as_text),
+                Some(calls) if !kept.calls => {
                     let calls: Vec<_> = calls.iter().map(name_and_arguments).collect();
                     let text = written(dialect.format, &calls, number);
                     number += calls.len();
@@ -74,6 +79,32 @@ fn without_tools(dialect: &Dialect, messages: Vec<Value>) -> Vec<Value> {
         last_was_result = is_result;
     }
     out
+}
+
+/// Gives calls of other models, and their results, ids in the form that the template demands.
+fn rewrite_ids(ids: Ids, messages: &mut [Value]) {
+    let mut new: HashMap<String, String> = HashMap::new();
+    let mut number = 0;
+    for message in messages {
+        for call in message.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten() {
+            let old = call["id"].as_str().unwrap_or_default().to_owned();
+            let is_nine = old.len() == 9 && old.bytes().all(|byte| byte.is_ascii_alphanumeric());
+            let id = match ids {
+                Ids::Nine if !is_nine => format!("{number:09}"),
+                Ids::Numbered => {
+                    format!("functions.{}:{number}", call["function"]["name"].as_str().unwrap_or_default())
+                }
+                _ => old.clone(),
+            };
+            number += 1;
+            call["id"] = id.clone().into();
+            new.insert(old, id);
+        }
+        let id = message.get("tool_call_id").and_then(Value::as_str).and_then(|old| new.get(old)).cloned();
+        if let (Some(id), Some(message)) = (id, message.as_object_mut()) {
+            message.insert("tool_call_id".to_owned(), id.into());
+        }
+    }
 }
 
 /// Arguments of a call as the text that some templates join.

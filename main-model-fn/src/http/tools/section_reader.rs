@@ -21,8 +21,8 @@ enum State {
     Element(usize),
     /// In the arguments.
     Arguments(usize, Balance),
-    /// In an object that is written in an order of its own: its end is looked for.
-    Whole(usize),
+    /// In an object that is written in an order of its own, whose end is looked for from this byte on.
+    Whole(usize, Balance, usize),
     /// Behind the arguments, before the end of the call's object.
     Tail(usize),
     /// In the name of an argument.
@@ -68,11 +68,17 @@ pub(super) struct SectionReader {
     has_begun: bool,
     /// An argument of it was read.
     has_argument: bool,
+    /// Bytes of what is held in which the end of a value has been looked for.
+    looked_at: usize,
     calls: CallWriter,
 }
 
 /// Longest name of an argument in bytes.
 const KEY: usize = 256;
+/// Longest name, number or id of a call in bytes.
+const WORD: usize = 64;
+/// Longest beginning of an object up to its arguments in bytes, where it is read as it comes.
+const HEAD: usize = 1024;
 
 impl SectionReader {
     pub(super) fn new(format: &'static Format, asked: Asked) -> Self {
@@ -87,6 +93,7 @@ impl SectionReader {
             id: None,
             has_begun: false,
             has_argument: false,
+            looked_at: 0,
             calls: CallWriter::new(format.ids),
         }
     }
@@ -120,8 +127,8 @@ impl SectionReader {
             State::Text if self.calls.begun > 0 && held.trim().is_empty() => (),
             State::Text | State::Plain => said.content.push_str(&held),
             // Behind a marker it is a call; an object without one may be anything.
-            State::Before | State::Element(_) | State::Whole(_) if is_cut && self.is_marked() => (),
-            State::Before | State::Element(_) | State::Whole(_) if !self.has_begun => {
+            State::Before | State::Element(_) | State::Whole(..) if is_cut && self.is_marked() => (),
+            State::Before | State::Element(_) | State::Whole(..) if !self.has_begun => {
                 said.content.push_str(&std::mem::take(&mut self.opened));
                 said.content.push_str(&held);
             }
@@ -131,12 +138,21 @@ impl SectionReader {
 
     /// Ends arguments that are written one by one, where the model has stopped.
     fn end_arguments(&mut self, said: &mut Said) {
-        let (State::Within(index, _) | State::Element(index)) = self.state else { return };
+        let index = match self.state {
+            State::Element(index) | State::Key(index) | State::Value(index, _) | State::Within(index, _) => {
+                index
+            }
+            _ => return,
+        };
         let Some(Element::Parameters(parameters)) = self.elements().get(index) else { return };
         let held = std::mem::take(&mut self.held);
-        if let State::Within(_, types) = self.state {
-            let value = held.trim_end().strip_suffix(parameters.close).unwrap_or(&held);
-            self.end_value(parameters, value, types, said);
+        match self.state {
+            State::Within(_, types) => {
+                let value = held.trim_end().strip_suffix(parameters.close).unwrap_or(&held);
+                self.end_value(parameters, value, types, said);
+            }
+            State::Value(..) => self.calls.argue("\"\"", said),
+            _ => (),
         }
         self.calls.argue("}", said);
         self.has_begun = false;
@@ -202,17 +218,8 @@ impl SectionReader {
                     _ => self.go(State::Element(index + 1)),
                 }
             }
-            State::Whole(index) => self.whole(index, said),
-            State::Tail(index) => match self.held.find('}') {
-                Some(at) => {
-                    self.take(at + 1);
-                    self.go(State::Element(index + 1))
-                }
-                None => {
-                    self.held.clear();
-                    Step::Wait
-                }
-            },
+            State::Whole(index, balance, looked_at) => self.whole(index, balance, looked_at, said),
+            State::Tail(index) => self.tail(index),
             State::Key(index) | State::Value(index, _) | State::Within(index, _) => {
                 match self.elements().get(index) {
                     Some(Element::Parameters(parameters)) => self.parameter(index, parameters, said),
@@ -255,6 +262,9 @@ impl SectionReader {
         } else if call.is_empty() || marker.starts_with(call) {
             Step::Wait
         } else {
+            // Code behind the marker is no call of these functions, and the marker no content.
+            let before = if begun.starts_with(marker) { self.held.len() - call.len() } else { 0 };
+            self.take(before);
             self.go(State::Plain)
         }
     }
@@ -279,6 +289,7 @@ impl SectionReader {
                 };
                 let word = self.held.trim_start();
                 match word.find(|c| !belongs(c)) {
+                    None if word.len() > WORD => self.give_back(said),
                     None => Step::Wait,
                     Some(0) => self.give_back(said),
                     Some(end) => {
@@ -313,24 +324,47 @@ impl SectionReader {
         let blank = self.held.len() - self.held.trim_start().len();
         self.open(blank);
         match Head::of(&self.held) {
-            Head::Partial => Step::Wait,
+            // An answer that is an object of another kind need not wait for its end.
+            Head::Other if self.section().is_none() && !begins_call(&self.held) => self.give_back(said),
+            Head::Partial if self.held.len() <= HEAD => Step::Wait,
             Head::Found(name, at) if self.may_call(&name) => {
                 self.take(at);
                 self.begin(name, said);
                 self.go(State::Arguments(index, Balance::default()))
             }
-            Head::Found(..) | Head::Other if self.held.starts_with('{') => self.go(State::Whole(index)),
-            Head::Found(..) | Head::Other => self.give_back(said),
+            _ if self.held.starts_with('{') => self.go(State::Whole(index, Balance::default(), 0)),
+            _ => self.give_back(said),
         }
     }
 
-    fn whole(&mut self, index: usize, said: &mut Said) -> Step {
-        // What was looked at before is looked at again: a call is short.
-        let (length, is_complete) = Balance::default().take(&self.held);
+    /// The rest of the object around arguments; where the model forgets to close it, there is none.
+    fn tail(&mut self, index: usize) -> Step {
+        let begun = self.held.trim_start();
+        match begun.bytes().next() {
+            None => return Step::Wait,
+            Some(b'}' | b',') => {
+                let mut rest = Balance::within_object();
+                let (length, is_complete) = rest.take(begun);
+                if !is_complete {
+                    return Step::Wait;
+                }
+                self.take(self.held.len() - begun.len() + length);
+            }
+            Some(_) => (),
+        }
+        self.go(State::Element(index + 1))
+    }
+
+    fn whole(&mut self, index: usize, mut balance: Balance, looked_at: usize, said: &mut Said) -> Step {
+        let (more, is_complete) = balance.take(&self.held[looked_at..]);
+        let length = looked_at + more;
         if !is_complete {
+            self.state = State::Whole(index, balance, length);
             return Step::Wait;
         }
-        match whole(&self.held[..length]).filter(|(name, _)| self.may_call(name)) {
+        // Without a marker, an object is a call only if it has nothing else.
+        let is_strict = self.section().is_none();
+        match whole(&self.held[..length], is_strict).filter(|(name, _)| self.may_call(name)) {
             Some((name, arguments)) => {
                 self.take(length);
                 self.begin(name, said);
@@ -364,7 +398,8 @@ impl SectionReader {
             return Step::Wait;
         }
         if !self.has_begun {
-            if !is_next && !is_end {
+            // A word between two markers may be anything.
+            if !is_next && !(is_end && self.asked.has(&self.name)) {
                 return self.give_back(said);
             }
             let name = std::mem::take(&mut self.name);
@@ -408,6 +443,7 @@ impl SectionReader {
                 if self.held.starts_with(parameters.padding) {
                     self.take(parameters.padding.len());
                 }
+                self.looked_at = 0;
                 if types.is_string() {
                     self.calls.argue("\"", said);
                 }
@@ -428,7 +464,9 @@ impl SectionReader {
     ) -> Step {
         let follows = self.follows(index);
         let mut open_end = None;
-        for (at, _) in self.held.match_indices(parameters.close) {
+        let from = self.looked_at;
+        let found = self.held[from..].match_indices(parameters.close).map(|(at, _)| from + at);
+        for at in found {
             let rest = self.held[at + parameters.close.len()..].trim_start();
             if rest.starts_with(parameters.open) || rest.starts_with(follows) {
                 let value = self.take(at);
@@ -441,6 +479,12 @@ impl SectionReader {
                 break;
             }
         }
+        let mut looked_at =
+            open_end.unwrap_or(self.held.len().saturating_sub(parameters.close.len())).max(from);
+        while !self.held.is_char_boundary(looked_at) {
+            looked_at -= 1;
+        }
+        self.looked_at = looked_at;
         if types.is_string() {
             let mut keep = open_end.unwrap_or_else(|| {
                 let begins = |at: &usize| parameters.close.starts_with(&self.held[*at..]);
@@ -451,6 +495,7 @@ impl SectionReader {
                 keep -= parameters.padding.len();
             }
             let text = self.take(keep);
+            self.looked_at = self.looked_at.saturating_sub(keep);
             self.calls.argue(&escaped(&text), said);
         }
         Step::Wait
@@ -469,6 +514,9 @@ impl SectionReader {
                 let after = section.after.trim();
                 if section.between.is_none() && after.is_empty() {
                     return self.go(State::Text);
+                }
+                if let Some(step) = self.drop_surplus(after) {
+                    return step;
                 }
                 match self.literal(after) {
                     Literal::Found if !after.is_empty() => return self.go(State::Text),
@@ -502,6 +550,21 @@ impl SectionReader {
                 Literal::Other => self.go(State::Plain),
             },
             Layout::Harmony => self.go(State::Plain),
+        }
+    }
+
+    /// Drops braces too many before `after`, the end of a section. Returns a step where more text decides.
+    fn drop_surplus(&mut self, after: &str) -> Option<Step> {
+        let rest = self.held.trim_start_matches(|c: char| c.is_whitespace() || c == '}');
+        let has_surplus = self.held[..self.held.len() - rest.len()].contains('}');
+        if after.is_empty() || !has_surplus {
+            return None;
+        }
+        if rest.starts_with(after) {
+            self.take(self.held.len() - rest.len());
+            None
+        } else {
+            after.starts_with(rest).then_some(Step::Wait)
         }
     }
 
@@ -556,6 +619,13 @@ impl SectionReader {
         let rest = self.held.split_off(length);
         std::mem::replace(&mut self.held, rest)
     }
+}
+
+/// Returns true if the first key of the object that `text` begins may be one of a call, as far as it is there.
+fn begins_call(text: &str) -> bool {
+    let Some(key) = text.strip_prefix('{').map(str::trim_start) else { return false };
+    let keys = ["\"name\"", "\"type\"", "\"id\"", "\"function\"", "\"arguments\"", "\"parameters\""];
+    keys.iter().any(|known| key.starts_with(known) || known.starts_with(key))
 }
 
 /// `text` within a JSON string.

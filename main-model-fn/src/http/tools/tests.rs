@@ -116,6 +116,30 @@ fn texts() -> Vec<Case> {
             "",
             vec![("f", r#"{"text": "\na </parameter> \"b\"\n", "x": 2}"#)],
         ),
+        // A brace short, one too many, and further keys.
+        (
+            &HERMES,
+            "<tool_call>{\"name\":\"f\",\"arguments\":{\"x\": 1}</tool_call>\n<tool_call>{\"name\":\"g\",\"arguments\":{}}</tool_call>",
+            "",
+            two(),
+        ),
+        (
+            &HERMES,
+            "<tool_call>{\"name\":\"f\",\"arguments\":{\"x\": 1}}}\n</tool_call><tool_call>{\"name\":\"g\",\"arguments\":{},\"id\":\"a}b\"}</tool_call>",
+            "",
+            two(),
+        ),
+        (&LLAMA, "{\"name\": \"f\", \"price\": 3}", "{\"name\": \"f\", \"price\": 3}", vec![]),
+        (&LLAMA, "<|python_tag|>print(1)", "print(1)", vec![]),
+        (&GLM, "The tag <tool_call>name</tool_call>.", "The tag <tool_call>name</tool_call>.", vec![]),
+        (&QWEN_CODER, "<tool_call>\n<function=f>\n<parameter=na", "", vec![("f", "{}")]),
+        (&QWEN_CODER, "<tool_call>\n<function=f>\n<parameter=x>", "", vec![("f", "{\"x\": \"\"}")]),
+        (
+            &HARMONY,
+            "<|channel|>commentary to=functions.f<|message|>print(1)<|call|><|start|>assistant<|channel|>final<|message|>Hi {x}",
+            "Hi {x}",
+            vec![("f", "print(1)")],
+        ),
         // The model stops within a call.
         (
             &QWEN_CODER,
@@ -323,7 +347,7 @@ fn thoughts_are_told_from_answers_however_they_are_cut() {
         (Possible, "Yes </think>", "Yes </think>", "", 0),
         (Possible, "See <think>", "See <think>", "", 0),
         (Possible, " <thin", " <thin", "", 0),
-        (Closed, "\n\nYes <think>a</think>", "Yes <think>a</think>", "", 0),
+        (Closed, "  Yes <think>a</think>", "  Yes <think>a</think>", "", 0),
         (Open, "a </thin b", "", "a </thin b", 0),
     ] {
         let reader = || Reader::new(&HERMES, asked(Mode::Auto), Some((&THINK, opening)));

@@ -46,7 +46,7 @@ pub(in crate::http) type Thinking = Option<(&'static Thoughts, Opening)>;
 impl Thoughts {
     /// Thoughts of the model with this chat `template`, whose tokenizer has the token `<think>` or not.
     pub(in crate::http) fn of(template: &str, has_token: bool) -> Option<&'static Self> {
-        if template.contains("<response>") && template.contains("<think>") {
+        if template.contains("<response></response>") && template.contains("<think>") {
             return Some(&GRANITE);
         }
         let named = FAMILIES.iter().find(|it| template.contains(it.close) || template.contains(it.open));
@@ -100,6 +100,7 @@ impl ThoughtReader {
         let state = match opening {
             Opening::Open => State::Opened,
             Opening::Possible => State::Beginning,
+            Opening::Closed if thoughts.answer.is_none() => State::Answer,
             Opening::Closed => State::Closed,
         };
         Self { thoughts, state, held: String::new() }
@@ -215,9 +216,14 @@ impl ThoughtReader {
     }
 }
 
+/// Most bytes of white space that wait for what follows.
+const BLANK: usize = 256;
+
 /// Length of the beginning of `text` that neither belongs to the beginning of `marker` nor is white space before it.
 pub(super) fn decided(text: &str, marker: &str) -> usize {
     let begins = |at: &usize| marker.starts_with(&text[*at..]);
     let keep = text.char_indices().map(|(at, _)| at).find(begins).unwrap_or(text.len());
-    text[..keep].trim_end().len()
+    let blank = text[..keep].trim_end().len();
+    // A model may be stuck in white space, which then is text like any other.
+    if keep - blank > BLANK { keep } else { blank }
 }

@@ -53,7 +53,12 @@ fn call(elements: &[Element], (name, arguments): &(String, Value), number: usize
                 let before = [it.open, key, it.named, it.gap, it.value, it.padding].concat();
                 [&before, &value, it.padding, it.close, it.after].concat()
             };
-            arguments.as_object().into_iter().flatten().map(one).collect()
+            match arguments.as_object() {
+                Some(arguments) => arguments.iter().map(one).collect(),
+                // Text that is no object, as a call that was cut off.
+                None if json(arguments).is_empty() => String::new(),
+                None => one((&"arguments".to_owned(), arguments)),
+            }
         }
     };
     elements.iter().map(part).collect()
