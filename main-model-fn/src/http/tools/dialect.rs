@@ -14,7 +14,7 @@ pub(in crate::http) struct Dialect {
     pub(in crate::http) format: &'static Format,
     /// The template tells the model of tools. Where it does not, a system message has to.
     pub(in crate::http) shows_tools: bool,
-    /// What it writes of chats with tools, and of those without.
+    /// Parts that it writes of chats with tools, and of those without.
     with_tools: Written,
     without_tools: Written,
     /// The template joins arguments as text, which objects are not.
