@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Clients that people use, against `remoe up` with the demo model: curl, OpenAI's and Anthropic's SDKs for Python and
-JavaScript, litellm, langchain-openai and llm.
+JavaScript, litellm, langchain-openai and llm. Agents also: LangChain, instructor, LlamaIndex and Vercel's `ai`.
 
     make clients                          # or: tests/clients/run.py [NAME..]
 
 Each client gets the same questions: which models there are, an answer, the same answer as a stream, and a refusal. Those
 that speak the Responses API or Anthropic's also call a tool, get a structured answer and go on with a conversation.
+Agents do so with a model that thinks: the demo model with thinking.jinja, which opens a thought in every answer.
 What is installed goes into target/. A client that cannot be installed here is skipped, loudly, and named at the end.
 """
 
@@ -21,6 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 HERE = Path(__file__).resolve().parent
 # Those of the tests, which `make` installs, and llm's.
 SHARED, PYTHON, NODE = ROOT / "target/python", ROOT / "target/clients", ROOT / "target/node"
+AGENTS, THINKING = ROOT / "target/agents", ROOT / "target/thinking-model"
 MODEL = "remoe-demo"
 PROMPT = "What is a lake?"
 FIXED = {"max_tokens": 24, "seed": 1}
@@ -30,6 +32,14 @@ WORD = {
     "properties": {"word": {"type": "string", "enum": ["lake", "river"]}},
     "required": ["word"],
     "additionalProperties": False,
+}
+
+
+# Frameworks that need different versions of the same packages: each has a folder of its own.
+FRAMEWORKS = {
+    "langchain": ["langchain==1.5.2", "langchain-openai==1.7.4"],
+    "instructor": ["instructor==1.17.0"],
+    "llamaindex": ["llama-index-core==0.14.25", "llama-index-llms-openai-like==0.8.1"],
 }
 
 
@@ -157,8 +167,7 @@ def anthropic(endpoint):
     client = library.Anthropic(base_url=endpoint, api_key="none")
     said = [{"role": "user", "content": PROMPT}]
     ask = {"model": MODEL, "messages": said, "max_tokens": 8, "extra_body": {"temperature": 0}}
-    thinking = {"type": "enabled", "budget_tokens": 1024}
-    whole = client.messages.create(**ask, thinking=thinking)
+    whole = client.messages.create(**ask, thinking={"type": "disabled"})
     text = whole.content[0].text
     equal((whole.stop_reason, whole.usage.output_tokens), ("max_tokens", 8), "the end of an answer")
     with client.messages.stream(**ask) as stream:
@@ -185,15 +194,21 @@ def anthropic(endpoint):
     image = [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "http://a/b.png"}}]}]
     error = refused(lambda: client.messages.create(**ask | {"messages": image}), library.BadRequestError, "an image")
     equal(error.body["error"]["type"], "invalid_request_error", "the type of an error")
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    refused(lambda: client.messages.create(**ask, thinking=thinking), library.BadRequestError, "a model's missing thought")
 
 
 def node(script, endpoint):
     if not shutil.which("npm"):
         raise Skipped("there is no npm")
-    if not (NODE / "node_modules/@anthropic-ai/sdk").is_dir():
+    packages = json.loads((HERE / "package.json").read_text())["dependencies"]
+    if not all((NODE / "node_modules" / name).is_dir() for name in packages):
         NODE.mkdir(parents=True, exist_ok=True)
         shutil.copy(HERE / "package.json", NODE)
-        run(["npm", "install", "--silent", "--no-audit", "--no-fund"], cwd=NODE)
+        try:
+            run(["npm", "install", "--silent", "--no-audit", "--no-fund"], cwd=NODE)
+        except AssertionError as error:
+            raise Skipped(f"npm could not install it: {error}") from error
     run(["node", HERE / script, endpoint, MODEL], cwd=ROOT)
 
 
@@ -247,6 +262,79 @@ def llm(endpoint):
     equal(run(ask, env=environment), text, "a stream")
 
 
+def thoughts(endpoint):
+    said = [{"role": "user", "content": PROMPT}]
+    client = package("openai").OpenAI(base_url=f"{endpoint}/v1", api_key="none")
+    ask = {"model": MODEL, "input": said, "max_output_tokens": 8, "temperature": 0}
+    whole = client.responses.create(**ask)
+    equal([item.type for item in whole.output], ["reasoning"], "a thought that does not end")
+    equal(whole.usage.output_tokens_details.reasoning_tokens, 8, "tokens of a thought")
+    thought = whole.output[0].content[0].text
+    with client.responses.stream(**ask) as stream:
+        deltas = [event.delta for event in stream if event.type == "response.reasoning_text.delta"]
+    equal("".join(deltas), thought, "a response's thought in a stream")
+    on = client.responses.create(**ask | {"input": [*said, *whole.output, *said]})
+    equal(on.error, None, "an answer after a thought")
+
+    client = package("anthropic").Anthropic(base_url=endpoint, api_key="none")
+    ask = {"model": MODEL, "messages": said, "max_tokens": 200, "extra_body": {"temperature": 0}}
+    ask["thinking"] = {"type": "enabled", "budget_tokens": 16}
+    tools = {"tools": [{"name": "find", "description": "Finds a word.", "input_schema": WORD}]}
+    required = {**ask, **tools, "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
+    called = client.messages.create(**required)
+    equal([block.type for block in called.content], ["thinking", "tool_use"], "a call after a thought")
+    with client.messages.stream(**required) as stream:
+        deltas = [event.thinking for event in stream if event.type == "thinking"]
+    equal("".join(deltas), called.content[0].thinking, "a message's thought in a stream")
+    result = {"type": "tool_result", "tool_use_id": called.content[1].id, "content": "It is a lake."}
+    turns = [*said, {"role": "assistant", "content": called.content}, {"role": "user", "content": [result]}]
+    form = {"output_config": {"format": {"type": "json_schema", "schema": WORD}}}
+    formed = client.messages.create(**ask | {"messages": turns}, **form)
+    thought, text = formed.content
+    equal((thought.type, list(json.loads(text.text))), ("thinking", ["word"]), "a structured answer after a thought")
+    silent = client.messages.create(**ask | {"thinking": {"type": "disabled"}}, **form)
+    equal([block.type for block in silent.content], ["text"], "an answer without a thought")
+
+
+def framework(name, endpoint):
+    folder, pins = AGENTS / name, FRAMEWORKS[name]
+    complete = folder / ".complete"
+    if not complete.is_file() or complete.read_text().split() != pins:
+        shutil.rmtree(folder, ignore_errors=True)
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target", folder]
+        if subprocess.run([*pip, *pins], check=False).returncode:
+            raise Skipped("pip could not install it")
+        complete.write_text("\n".join(pins))
+    run([sys.executable, HERE / "agents.py", name, endpoint, MODEL], env=os.environ | {"PYTHONPATH": str(folder)})
+
+
+def langchain_agent(endpoint):
+    framework("langchain", endpoint)
+
+
+def instructor(endpoint):
+    framework("instructor", endpoint)
+
+
+def llamaindex(endpoint):
+    framework("llamaindex", endpoint)
+
+
+def ai_js(endpoint):
+    node("agents.mjs", endpoint)
+
+
+def thinking_model():
+    """The demo model's folder with a template that opens a thought."""
+    shutil.rmtree(THINKING, ignore_errors=True)
+    THINKING.mkdir(parents=True)
+    for file in (ROOT / "demo/model").iterdir():
+        if file.suffix in (".json", ".safetensors"):
+            (THINKING / file.name).symlink_to(file)
+    shutil.copy(HERE / "thinking.jinja", THINKING / "chat_template.jinja")
+    return THINKING
+
+
 CLIENTS = {
     "curl": curl,
     "openai": openai,
@@ -259,23 +347,27 @@ CLIENTS = {
     "langchain": langchain,
     "llm": llm,
 }
+# Those that drive a model that thinks.
+AGENT_CLIENTS = {
+    "thoughts": thoughts,
+    "langchain-agent": langchain_agent,
+    "instructor": instructor,
+    "llamaindex": llamaindex,
+    "ai-js": ai_js,
+}
 
 
-def main():
-    wanted = sys.argv[1:] or list(CLIENTS)
-    if unknown := set(wanted) - set(CLIENTS):
-        sys.exit(f"clients: there is no {', '.join(unknown)}; there are {', '.join(CLIENTS)}")
-    if any(name != "curl" and not name.endswith("-js") for name in wanted):
-        install_python()
-    command = [ROOT / "target/release/remoe", "up", ROOT / "demo/model", "--served-model-name", MODEL]
+def drive(model, clients, failed, skipped):
+    """Runs `clients` against an endpoint that serves `model`, and adds the names of those that failed or were skipped."""
+    programs = Path(os.environ.get("REMOE_BIN_DIR", ROOT / "target/release"))
+    command = [programs / "remoe", "up", model, "--served-model-name", MODEL]
     command += ["--remote-ratio", "0.5", "--port", "0", "--state", ROOT / "target/state", "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    failed, skipped = [], []
     try:
         endpoint = json.loads(process.stdout.readline())["endpoint"]
-        for name in wanted:
+        for name, client in clients.items():
             try:
-                CLIENTS[name](endpoint)
+                client(endpoint)
                 print(f"clients: {name} ok", flush=True)
             except Skipped as why:
                 skipped.append(name)
@@ -286,6 +378,20 @@ def main():
     finally:
         process.terminate()
         process.wait(timeout=60)
+
+
+def main():
+    every = CLIENTS | AGENT_CLIENTS
+    wanted = sys.argv[1:] or list(every)
+    if unknown := set(wanted) - set(every):
+        sys.exit(f"clients: there is no {', '.join(unknown)}; there are {', '.join(every)}")
+    without = {"curl", "langchain-agent", "instructor", "llamaindex"}
+    if any(name not in without and not name.endswith("-js") for name in wanted):
+        install_python()
+    failed, skipped = [], []
+    for table, model in ((CLIENTS, lambda: ROOT / "demo/model"), (AGENT_CLIENTS, thinking_model)):
+        if chosen := {name: table[name] for name in wanted if name in table}:
+            drive(model(), chosen, failed, skipped)
     if skipped:
         print(f"clients: NOT TRIED: {', '.join(skipped)}")
     sys.exit(1 if failed else 0)
