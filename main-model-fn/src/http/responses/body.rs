@@ -38,6 +38,9 @@ pub(in crate::http) struct ResponsesBody {
     pub(super) seed: Option<Seed>,
     pub(super) top_k: Option<i64>,
     pub(super) min_p: Option<f64>,
+    pub(super) enable_thinking: Option<bool>,
+    pub(super) thinking_token_budget: Option<i64>,
+    pub(super) chat_template_kwargs: Option<Json>,
 
     // Repeated in the answer.
     pub(super) metadata: Option<Json>,

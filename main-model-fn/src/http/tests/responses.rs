@@ -401,7 +401,8 @@ async fn resolved_previous_response_is_repeated() {
 
 #[tokio::test]
 async fn field_of_any_type_is_answered_or_refused() {
-    let front = front(family("hermes"));
+    // Its model thinks.
+    let front = front_with(Templated::new(super::reasoning::SWITCHED, &[]), 0);
     let body = json!({
         "model": "org/tiny",
         "input": [
@@ -411,6 +412,7 @@ async fn field_of_any_type_is_answered_or_refused() {
             {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "o"}]},
         ],
         "instructions": "i", "max_output_tokens": 5, "temperature": 0, "top_p": 1, "top_k": 1, "min_p": 0, "seed": 1,
+        "enable_thinking": false, "thinking_token_budget": 4,
         "tools": [function("f")], "tool_choice": {"type": "function", "name": "f"}, "parallel_tool_calls": true,
         "text": {"format": {"type": "text", "name": "n", "schema": {}, "strict": true}, "verbosity": "medium"},
         "reasoning": {"effort": "none", "summary": "auto"}, "stream": false, "store": true, "metadata": {"a": "b"},
