@@ -259,9 +259,11 @@ async fn with_earlier_items(
     let pass = gateway.lanes.enter(body.len()).await?;
     let (store, tenant) = (gateway.options().responses.clone(), Arc::from(caller.tenant_name()));
     let limit = gateway.options().body_limit;
+    // Of tenants whose requests are not to be known, only what they ask for is stored.
+    let by_default = caller.tenant.as_ref().is_none_or(|tenant| tenant.privacy() == Privacy::None);
     let work = tokio::task::spawn_blocking(move || {
         let _until_done = pass;
-        resolve(&store, tenant, body, limit)
+        resolve(&store, tenant, body, limit, by_default)
     });
     let failed = |_| ServiceError::new(ErrorCode::Internal, "cannot read the request body: internal error");
     let resolved = work.await.map_err(failed)??;

@@ -4,15 +4,18 @@ use super::store::{ResponseLimits, Stored};
 use super::{elements, is_id};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
 
 /// Version of the files.
 const VERSION: u32 = 1;
 /// Bytes of a file beside items and response: names, the tenant and the id.
 const ENVELOPE: usize = 4096;
+/// Name of the file that is locked.
+const LOCK: &str = "lock";
 /// Most files that are looked at.
 const FILES: usize = 1 << 17;
 
@@ -44,6 +47,8 @@ pub(super) struct Read {
 /// A folder of responses.
 pub(super) struct Folder {
     path: PathBuf,
+    /// Locked as long as a process uses the folder.
+    _lock: File,
 }
 
 #[derive(Serialize)]
@@ -74,7 +79,12 @@ impl Folder {
         #[cfg(unix)]
         std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
         builder.create(path).map_err(|error| ResponseFolderError::new(path, "make", &error))?;
-        Ok(Self { path: path.to_owned() })
+        let lock =
+            File::create(path.join(LOCK)).map_err(|error| ResponseFolderError::new(path, "lock", &error))?;
+        let busy =
+            |_| ResponseFolderError::new(path, "lock", &"another process uses it; choose another folder");
+        lock.try_lock().map_err(busy)?;
+        Ok(Self { path: path.to_owned(), _lock: lock })
     }
 
     /// Reads the latest responses, as many as fit `limits`, and removes older ones. What is left of a write that was cut
@@ -134,7 +144,7 @@ impl Folder {
             tenant: found.tenant.into(),
             at: found.at,
             items: items.into(),
-            response: found.response.get().into(),
+            response: found.response.get().to_owned().into(),
         })
     }
 
@@ -143,18 +153,28 @@ impl Folder {
         let path = self.path_of(id);
         let failed = |cause: &dyn std::fmt::Display| ResponseFolderError::new(&path, "write", cause);
         let items = RawValue::from_string(format!("[{}]", stored.items)).map_err(|error| failed(&error))?;
-        let response: &RawValue = serde_json::from_str(&stored.response).map_err(|error| failed(&error))?;
+        let response: &RawValue = serde_json::from_slice(&stored.response).map_err(|error| failed(&error))?;
         let written =
             Written { version: VERSION, id, tenant: &stored.tenant, at: stored.at, items: &items, response };
         let text = serde_json::to_vec(&written).map_err(|error| failed(&error))?;
         let next = self.path.join(format!("{id}.tmp"));
         let all = || -> io::Result<()> {
-            let mut file = File::create(&next)?;
+            let mut options = OpenOptions::new();
+            options.write(true).create(true).truncate(true);
+            #[cfg(unix)]
+            std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+            let mut file = options.open(&next)?;
             file.write_all(&text)?;
+            // Files are read in the order of their responses, whenever they were written.
+            file.set_modified(UNIX_EPOCH + Duration::from_nanos(stored.at))?;
             file.sync_all()?;
             fs::rename(&next, &path)
         };
-        all().map_err(|error| failed(&error))
+        all().map_err(|error| {
+            // What cannot be removed either is removed at the next start.
+            let _still_there = fs::remove_file(&next);
+            failed(&error)
+        })
     }
 
     /// Removes the file of `id`, if there is one.

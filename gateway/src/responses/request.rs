@@ -27,21 +27,23 @@ pub(crate) struct Resolved {
     pub(crate) recording: Option<Recording>,
 }
 
-/// Puts the items that `previous_response_id` stands for before the input of `body`, a request of `tenant`.
+/// Puts the items that `previous_response_id` stands for before the input of `body`, a request of `tenant`,
+/// whose responses are stored `by_default` or only where it asks for it.
 ///
 /// # Errors
-/// The tenant has no such response, or all items together have more than `limit` bytes.
+/// There is no input, the tenant has no such response, or all items together have more than `limit` bytes.
 pub(crate) fn resolve(
     store: &Arc<ResponseStore>,
     tenant: Arc<str>,
     body: Bytes,
     limit: usize,
+    by_default: bool,
 ) -> Result<Resolved, ApiError> {
-    let Some((fields, input)) = read(&body) else {
+    let Some((fields, input)) = read(&body)? else {
         return Ok(Resolved { body, has_previous: false, recording: None });
     };
-    let recorded =
-        |items| fields.store.unwrap_or(true).then(|| Recording::new(store.clone(), tenant.clone(), items));
+    let is_stored = fields.store.unwrap_or(by_default);
+    let recorded = |items| is_stored.then(|| Recording::new(store.clone(), tenant.clone(), items));
     let Some(id) = &fields.previous_response_id else {
         let recording = recorded(input.items);
         return Ok(Resolved { body, has_previous: false, recording });
@@ -72,9 +74,19 @@ struct Input {
     end: usize,
 }
 
-fn read(body: &[u8]) -> Option<(Fields<'_>, Input)> {
-    let fields: Fields<'_> = serde_json::from_slice(body).ok()?;
-    let input = fields.input?.get();
+fn read(body: &[u8]) -> Result<Option<(Fields<'_>, Input)>, ApiError> {
+    let Ok(fields) = serde_json::from_slice::<Fields<'_>>(body) else { return Ok(None) };
+    match fields.input {
+        None if fields.previous_response_id.is_some() => {
+            let message = "missing `input`: send at least []";
+            Err(ApiError::new(StatusCode::BAD_REQUEST, "invalid_request_error", message).about("input"))
+        }
+        None => Ok(None),
+        Some(input) => Ok(items_of(body, input.get()).map(|input| (fields, input))),
+    }
+}
+
+fn items_of(body: &[u8], input: &str) -> Option<Input> {
     let items = match input.as_bytes().first()? {
         b'"' => format!(r#"{{"type":"message","role":"user","content":{input}}}"#),
         b'[' => elements(input)?.to_owned(),
@@ -82,7 +94,7 @@ fn read(body: &[u8]) -> Option<(Fields<'_>, Input)> {
     };
     let begin = (input.as_ptr() as usize).checked_sub(body.as_ptr() as usize)?;
     let end = begin.checked_add(input.len()).filter(|end| *end <= body.len())?;
-    Some((fields, Input { items, begin, end }))
+    Some(Input { items, begin, end })
 }
 
 #[cfg(test)]
@@ -97,7 +109,7 @@ mod tests {
     }
 
     fn resolved(store: &Arc<ResponseStore>, tenant: &str, body: &Value) -> Result<Resolved, ApiError> {
-        resolve(store, tenant.into(), body.to_string().into(), 10_000)
+        resolve(store, tenant.into(), body.to_string().into(), 10_000, true)
     }
 
     fn answer(id: &str, text: &str) -> String {

@@ -1,11 +1,15 @@
 //! The store: what there is in memory, and its bounds.
 
 use super::folder::{Folder, Read, ResponseFolderError};
+use bytes::Bytes;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Pause after a file that could not be written.
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// Bounds of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,8 +35,8 @@ pub(crate) struct Stored {
     pub(super) at: u64,
     /// All items up to its output, without brackets.
     pub(super) items: Arc<str>,
-    /// As its client got it.
-    pub(super) response: Arc<str>,
+    /// As its client got it; shared with those who read it.
+    pub(super) response: Bytes,
 }
 
 impl Stored {
@@ -57,14 +61,23 @@ struct Shared {
     changed: Condvar,
 }
 
+/// Part of the store that a tenant has.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Share {
+    responses: usize,
+    bytes: usize,
+}
+
 #[derive(Default)]
 struct Kept {
     responses: HashMap<Arc<str>, Stored>,
     /// Ids, oldest first.
     by_age: BTreeMap<u64, Arc<str>>,
-    by_tenant: HashMap<Arc<str>, usize>,
+    by_tenant: HashMap<Arc<str>, Share>,
     bytes: usize,
     latest: u64,
+    /// There is a writer, which empties `dirty`.
+    is_written: bool,
     /// Ids whose files are not as they are kept.
     dirty: HashSet<Arc<str>>,
     is_writing: bool,
@@ -172,7 +185,7 @@ impl std::fmt::Debug for ResponseStore {
 
 impl Shared {
     fn new(limits: ResponseLimits, is_written: bool) -> Arc<Self> {
-        let kept = Mutex::new(Kept::default());
+        let kept = Mutex::new(Kept { is_written, ..Kept::default() });
         Arc::new(Self { limits, is_written, kept, changed: Condvar::new() })
     }
 
@@ -195,10 +208,19 @@ impl Shared {
                 Some(stored) => folder.write(&id, stored),
                 None => folder.remove(&id),
             };
+            let mut kept = self.kept();
+            kept.is_writing = false;
             if let Err(error) = written {
                 tracing::warn!(%error, "stored response not written");
+                // The disk may have room again later; at the end there is no later.
+                if !kept.is_closed {
+                    kept.dirty.insert(id);
+                    let closed = |kept: &mut Kept| !kept.is_closed;
+                    drop(self.changed.wait_timeout_while(kept, AGAIN, closed));
+                    continue;
+                }
             }
-            self.kept().is_writing = false;
+            drop(kept);
             self.changed.notify_all();
         }
     }
@@ -214,18 +236,22 @@ impl Kept {
         }
         self.latest = self.latest.max(stored.at);
         self.bytes += bytes;
-        *self.by_tenant.entry(stored.tenant.clone()).or_default() += bytes;
+        let share = self.by_tenant.entry(stored.tenant.clone()).or_default();
+        (share.responses, share.bytes) = (share.responses + 1, share.bytes + bytes);
         self.by_age.insert(stored.at, id.clone());
         self.responses.insert(id.clone(), stored);
-        self.dirty.insert(id);
+        self.changed(id);
         while self.bytes > limits.bytes || self.responses.len() > limits.responses {
-            let Some(oldest) = self.oldest_of_the_largest() else { return };
+            let by_bytes = self.bytes > limits.bytes;
+            let Some(oldest) = self.oldest_of_the_largest(by_bytes) else { return };
             self.remove(&oldest);
         }
     }
 
-    fn oldest_of_the_largest(&self) -> Option<Arc<str>> {
-        let (largest, _) = self.by_tenant.iter().max_by_key(|(_, bytes)| **bytes)?;
+    /// Returns the oldest response of the tenant that has the most of what there is too much of.
+    fn oldest_of_the_largest(&self, by_bytes: bool) -> Option<Arc<str>> {
+        let size = |share: &Share| if by_bytes { share.bytes } else { share.responses };
+        let (largest, _) = self.by_tenant.iter().max_by_key(|(_, share)| size(share))?;
         let is_its = |id: &&Arc<str>| self.responses.get(*id).is_some_and(|stored| stored.tenant == *largest);
         self.by_age.values().find(is_its).cloned()
     }
@@ -234,13 +260,20 @@ impl Kept {
         let Some((id, stored)) = self.responses.remove_entry(id) else { return };
         self.by_age.remove(&stored.at);
         self.bytes -= stored.bytes();
-        if let Some(bytes) = self.by_tenant.get_mut(&stored.tenant) {
-            *bytes -= stored.bytes();
-            if *bytes == 0 {
+        if let Some(share) = self.by_tenant.get_mut(&stored.tenant) {
+            (share.responses, share.bytes) = (share.responses - 1, share.bytes - stored.bytes());
+            if share.responses == 0 {
                 self.by_tenant.remove(&stored.tenant);
             }
         }
-        self.dirty.insert(id);
+        self.changed(id);
+    }
+
+    /// Has the file of `id` written or removed, where there are files.
+    fn changed(&mut self, id: Arc<str>) {
+        if self.is_written {
+            self.dirty.insert(id);
+        }
     }
 }
 
@@ -279,9 +312,18 @@ mod tests {
         let kept = store.shared.kept();
         let sum: usize = kept.responses.values().map(Stored::bytes).sum();
         assert_eq!(
-            (kept.bytes, kept.by_tenant.values().sum::<usize>(), kept.by_age.len()),
+            (kept.bytes, kept.by_tenant.values().map(|share| share.bytes).sum::<usize>(), kept.by_age.len()),
             (sum, sum, kept.responses.len())
         );
+        assert!(kept.dirty.is_empty(), "nothing writes what is in memory");
+    }
+
+    #[test]
+    fn tenant_with_most_responses_gives_way_where_there_are_too_many() {
+        let store = ResponseStore::in_memory(LIMITS);
+        put(&store, 0, "few", 50);
+        (1..5).for_each(|number| put(&store, number, "many", 4));
+        assert!(has(&store, 0, "few") && !has(&store, 1, "many") && store.len() == 4);
     }
 
     #[test]

@@ -13,6 +13,8 @@ const METADATA: (usize, usize, usize) = (16, 64, 512);
 
 /// Value of `include` without effect: nothing is encrypted here, so that nothing is added.
 const INCLUDED: &str = "reasoning.encrypted_content";
+/// Longest of the texts that an answer repeats, in bytes.
+const REPEATED: usize = 512;
 
 /// Fields of a request. Fields that are not named here are ignored.
 #[derive(Debug, Default, Deserialize)]
@@ -118,6 +120,18 @@ impl ResponsesBody {
             ("text.verbosity", &self.text.as_ref().and_then(|text| text.0.verbosity.clone()), &["medium"]),
         ] {
             expect_one_of(name, value.as_deref(), allowed)?;
+        }
+        let summary = self.reasoning.as_ref().and_then(|reasoning| reasoning.0.summary.as_ref());
+        let format = self.text.as_ref().and_then(|text| text.0.format.as_ref());
+        for (name, repeated) in [
+            ("user", self.user.as_ref()),
+            ("reasoning.summary", summary),
+            ("text.format.name", format.and_then(|format| format.0.name.as_ref())),
+        ] {
+            if let Some(bytes) = repeated.map(String::len).filter(|bytes| *bytes > REPEATED) {
+                let message = format!("invalid `{name}`: expected at most {REPEATED} bytes, got {bytes}");
+                return Err(ServiceError::invalid(name, message));
+            }
         }
         for (index, included) in self.include.iter().flatten().enumerate() {
             expect_one_of(&format!("include[{index}]"), Some(included), &[INCLUDED])?;

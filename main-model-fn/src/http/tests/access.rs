@@ -118,7 +118,7 @@ async fn origins_are_off_unless_named() {
     let reply = send(&front, Method::OPTIONS, "/v1/completions", &preflight).await;
     assert_eq!(reply.status, 204);
     assert_eq!(reply.header("access-control-allow-origin"), "https://a.example");
-    assert_eq!(reply.header("access-control-allow-methods"), "GET, POST");
+    assert_eq!(reply.header("access-control-allow-methods"), "GET, POST, DELETE");
     assert_eq!(reply.header("access-control-allow-headers"), "authorization,content-type");
     assert_eq!(reply.header("vary"), "origin");
     let reply = get(&front, "/version", &preflight[..1]).await;
