@@ -18,8 +18,8 @@ use crate::text::jinja;
 const SOURCE: usize = 1 << 20;
 /// Named templates of a model.
 const TEMPLATES: usize = 64;
-/// Stack of a rendering. A template can nest lists as deeply as it is long; they are printed, compared and dropped
-/// level by level. Only what is used of it takes memory.
+/// Stack of a rendering: 100 macros, each with 100 nested statements and expressions. Lists are nested at most
+/// 200 levels deep. Only what is used of it takes memory.
 const STACK: usize = 256 << 20;
 
 const NAME: &str = "chat_template";

@@ -11,6 +11,7 @@ mod rope;
 mod short_forms;
 mod support;
 mod template;
+mod template_bounds;
 mod template_expressions;
 mod templates;
 mod tiktoken;

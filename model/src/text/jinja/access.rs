@@ -9,7 +9,10 @@ use super::methods;
 use super::objects::Object;
 use super::operators::defined;
 use super::print;
-use super::value::Value;
+use super::value::{Items, Value};
+
+/// Bytes of a name in the message of an undefined value.
+const NAME: usize = 100;
 
 /// Attributes that the sandbox does not give: they change a list or an object.
 const CHANGING: [(&str, &[&str]); 2] = [
@@ -35,7 +38,7 @@ impl Machine<'_> {
     pub(super) fn item(&mut self, value: &Value, key: &Value) -> Result<Value, Error> {
         defined(value)?;
         let item = match value {
-            Value::Map(map) => key.key().ok().and_then(|key| map.get(&key).cloned()),
+            Value::Map(map) => key.key(&mut self.limits).ok().and_then(|key| map.get(&key).cloned()),
             Value::List(items) | Value::Tuple(items) => {
                 place(key, items.len()).and_then(|place| items.get(place).cloned())
             }
@@ -70,7 +73,7 @@ impl Machine<'_> {
             other => {
                 let key =
                     print::repr(&mut self.limits, other).unwrap_or_else(|_| other.type_name().to_owned());
-                Ok(Value::undefined(format!("{} has no element {key}", described(value))))
+                Ok(Value::undefined(format!("{} has no element {}", described(value), cut(&key))))
             }
         }
     }
@@ -135,7 +138,7 @@ impl Machine<'_> {
     }
 
     /// The items that a loop goes over.
-    pub(super) fn iterate(&mut self, value: &Value) -> Result<Rc<Vec<Value>>, Error> {
+    pub(super) fn iterate(&mut self, value: &Value) -> Result<Rc<Items>, Error> {
         let items = match value {
             Value::Undefined(_) => Vec::new(),
             Value::List(items) | Value::Tuple(items) => return Ok(items.clone()),
@@ -150,7 +153,7 @@ impl Machine<'_> {
             }
             Value::Object(object) => match &**object {
                 Object::Generator(items) => {
-                    let mut items = items.take();
+                    let mut items = items.take().into_values();
                     items.reverse();
                     items
                 }
@@ -166,7 +169,7 @@ impl Machine<'_> {
             },
             other => return fail(format!("'{}' object is not iterable", other.type_name())),
         };
-        Ok(Rc::new(items))
+        Ok(Rc::new(Items::new(items)))
     }
 
     /// `len(value)`.
@@ -197,7 +200,14 @@ fn described(value: &Value) -> String {
 }
 
 fn no_attribute(value: &Value, name: &str) -> Value {
-    Value::undefined(format!("{} has no attribute '{name}'", described(value)))
+    Value::undefined(format!("{} has no attribute '{}'", described(value), cut(name)))
+}
+
+/// Shortens a name for the message of an undefined value, which a template can keep.
+pub(super) fn cut(name: &str) -> String {
+    let end = name.floor_char_boundary(NAME);
+    let kept = name.get(..end).unwrap_or_default();
+    if end < name.len() { format!("{kept}…") } else { kept.to_owned() }
 }
 
 /// An attribute that Python's object itself has.
@@ -207,7 +217,7 @@ fn python_attribute(value: &Value, name: &Arc<str>) -> Option<Value> {
     if name.starts_with("__") && name.ends_with("__")
         || changing.is_some_and(|(_, all)| all.contains(&&**name))
     {
-        let message = format!("access to attribute '{name}' of '{type_name}' object is unsafe.");
+        let message = format!("access to attribute '{}' of '{type_name}' object is unsafe.", cut(name));
         return Some(Value::undefined(message));
     }
     let method = || Some(Value::object(Object::Method(value.clone(), name.clone())));

@@ -126,6 +126,8 @@ pub(super) struct For {
     pub(super) iter: Expr,
     pub(super) test: Option<Expr>,
     pub(super) recursive: bool,
+    /// The body reads `loop`, or may.
+    pub(super) names_loop: bool,
     pub(super) body: Vec<Stmt>,
     pub(super) otherwise: Vec<Stmt>,
 }

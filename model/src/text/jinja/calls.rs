@@ -7,10 +7,13 @@ use super::error::{Error, fail};
 use super::machine::{Machine, set_attribute};
 use super::objects::{Object, Range};
 use super::print;
-use super::value::{Map, Value};
+use super::value::{Items, Map, Value};
 
 /// Items of a range, as Jinja2's sandbox allows.
 const RANGE: usize = 100_000;
+
+/// Bytes of the format of a date: each directive can write hundreds of bytes.
+const DATE_FORMAT: usize = 1 << 10;
 
 /// Arguments that a call was given.
 #[derive(Debug, Default)]
@@ -95,7 +98,7 @@ impl Machine<'_> {
                 if given.positional.is_empty() || !given.named.is_empty() {
                     return fail("at least one item has to be provided");
                 }
-                Ok(Value::object(Object::Cycler(given.positional, Cell::new(0))))
+                Ok(Value::object(Object::Cycler(Items::new(given.positional), Cell::new(0))))
             }
             "joiner" => {
                 let [separator] = given.bind("joiner", ["sep"], 0)?;
@@ -112,6 +115,9 @@ impl Machine<'_> {
                 let Some(Value::Text(format)) = format else {
                     return fail("strftime() argument 1 must be str");
                 };
+                if format.len() > DATE_FORMAT {
+                    return fail(format!("strftime_now: the format is longer than {DATE_FORMAT} bytes"));
+                }
                 let date = jiff::fmt::strtime::format(&*format, &jiff::Zoned::now())
                     .map_err(|error| Error::new(format!("strftime_now({format:?}): {error}")))?;
                 self.limits.build(date.len())?;
@@ -163,13 +169,13 @@ impl Machine<'_> {
             None => (),
             Some(Value::Map(of)) => {
                 for (key, value) in of.entries() {
-                    map.insert(key.clone(), value.clone())?;
+                    map.insert(&mut self.limits, key.clone(), value.clone())?;
                 }
             }
             Some(pairs) => {
                 for pair in &*self.iterate(&pairs)? {
-                    match &**self.iterate(pair)? {
-                        [key, value] => map.insert(key.clone(), value.clone())?,
+                    match self.iterate(pair)?.as_slice() {
+                        [key, value] => map.insert(&mut self.limits, key.clone(), value.clone())?,
                         _ => return fail("dictionary update sequence: expected pairs"),
                     }
                 }
@@ -191,7 +197,7 @@ impl Machine<'_> {
         let value = value.unwrap_or(Value::None);
         let mut map = Map::default();
         for key in &*self.iterate(&keys.unwrap_or(Value::None))? {
-            map.insert(key.clone(), value.clone())?;
+            map.insert(&mut self.limits, key.clone(), value.clone())?;
         }
         self.limits.build_list(map.len())?;
         Ok(Value::map(map))

@@ -21,7 +21,9 @@ impl Machine<'_> {
     /// The value of an expression, a text with its mark.
     pub(super) fn evaluate_marked(&mut self, expr: &Expr) -> Result<Value, Error> {
         self.limits.step()?;
-        self.evaluate_kind(expr).map_err(|error| error.in_line(expr.line))
+        let value = self.evaluate_kind(expr).map_err(|error| error.in_line(expr.line))?;
+        self.limits.nest(value.depth()).map_err(|error| error.in_line(expr.line))?;
+        Ok(value)
     }
 
     fn evaluate_kind(&mut self, expr: &Expr) -> Result<Value, Error> {
@@ -38,7 +40,8 @@ impl Machine<'_> {
                 let mut map = Map::default();
                 for (key, value) in entries {
                     let key = self.evaluate(key)?;
-                    map.insert(key, self.evaluate(value)?)?;
+                    let value = self.evaluate(value)?;
+                    map.insert(&mut self.limits, key, value)?;
                 }
                 self.limits.build_list(entries.len())?;
                 Value::map(map)
@@ -157,7 +160,9 @@ impl Machine<'_> {
             None => value,
         };
         let given = self.evaluate_arguments(arguments)?;
-        filters::apply(self, name, value, given).map_err(|error| error.in_line(expr.line))
+        let value = filters::apply(self, name, value, given).map_err(|error| error.in_line(expr.line))?;
+        self.limits.nest(value.depth()).map_err(|error| error.in_line(expr.line))?;
+        Ok(value)
     }
 
     fn evaluate_arguments(&mut self, arguments: &Arguments) -> Result<Given, Error> {
@@ -167,7 +172,9 @@ impl Machine<'_> {
         }
         if let Some(star) = &arguments.star {
             let star = self.evaluate(star)?;
-            given.positional.extend(self.iterate(&star)?.iter().cloned());
+            let items = self.iterate(&star)?;
+            self.limits.arguments(given.positional.len() + items.len())?;
+            given.positional.extend(items.iter().cloned());
         }
         for (name, argument) in &arguments.named {
             given.named.push((name.clone(), self.evaluate(argument)?));
@@ -176,6 +183,7 @@ impl Machine<'_> {
             let explicit = given.named.len();
             match self.evaluate(double_star)? {
                 Value::Map(map) => {
+                    self.limits.arguments(given.named.len() + map.len())?;
                     for (key, value) in map.entries() {
                         let Value::Text(name) = key else {
                             return fail("keywords must be strings");

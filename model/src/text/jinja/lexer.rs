@@ -33,6 +33,8 @@ struct Lexer<'a> {
     line: u32,
     /// The text before ended a line.
     line_starting: bool,
+    /// The character before is a dot.
+    behind_dot: bool,
     tokens: Vec<(Token, u32)>,
 }
 
@@ -40,7 +42,8 @@ struct Lexer<'a> {
 pub(super) fn tokens(source: &str) -> Result<Vec<(Token, u32)>, Error> {
     let source = source.replace("\r\n", "\n").replace('\r', "\n");
     let source = source.strip_suffix('\n').unwrap_or(&source);
-    let mut lexer = Lexer { rest: source, line: 1, line_starting: true, tokens: Vec::new() };
+    let mut lexer =
+        Lexer { rest: source, line: 1, line_starting: true, behind_dot: false, tokens: Vec::new() };
     lexer.template()?;
     Ok(lexer.tokens)
 }
@@ -52,6 +55,7 @@ impl Lexer<'_> {
         self.line += u32::try_from(before.matches('\n').count()).unwrap_or(0);
         if let Some(last) = before.chars().last() {
             self.line_starting = last == '\n';
+            self.behind_dot = last == '.';
         }
         self.rest = rest;
     }
@@ -263,7 +267,8 @@ impl Lexer<'_> {
         let start = if base == 10 { 0 } else { 2 };
         let from = |place: usize| self.rest.get(place..).unwrap_or_default();
         let whole = start + Self::digits(from(start), base);
-        if base == 10 {
+        // In `x.0.1`, two items are named.
+        if base == 10 && !self.behind_dot {
             let mut end = whole;
             if let Some(fraction) = from(whole).strip_prefix('.') {
                 let digits = Self::digits(fraction, 10);

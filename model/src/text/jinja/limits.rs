@@ -25,6 +25,8 @@ const PREPARED: usize = 8;
 const FOUND: usize = 16;
 /// Statements and expressions that one rendering evaluates: a thousand messages take some hundred thousand.
 const FUEL: u64 = 2_000_000;
+/// Arguments of a call.
+const ARGUMENTS: usize = 1024;
 /// Nesting of macros and recursive loops.
 const RECURSION: usize = 100;
 
@@ -75,14 +77,28 @@ impl Limits {
 
     /// Counts an element that is compared, sorted or written at `depth`.
     pub(super) fn look(&mut self, depth: usize) -> Result<(), Error> {
-        if depth > DEPTH {
-            return fail(format!("lists or objects are nested deeper than {DEPTH} levels"));
-        }
+        self.nest(depth)?;
         self.looks += 1;
         if self.looks > LOOKS {
             return fail("too many elements are compared, sorted or written");
         }
         Ok(())
+    }
+
+    /// Refuses a value that is nested too deeply to be compared, written and dropped.
+    pub(super) fn nest(&self, depth: usize) -> Result<(), Error> {
+        if depth > DEPTH {
+            return fail(format!("lists or objects are nested deeper than {DEPTH} levels"));
+        }
+        Ok(())
+    }
+
+    /// Counts `count` arguments of a call.
+    pub(super) fn arguments(&mut self, count: usize) -> Result<(), Error> {
+        if count > ARGUMENTS {
+            return fail(format!("a call has more than {ARGUMENTS} arguments"));
+        }
+        self.build_list(count)
     }
 
     /// Counts a search for `part`, which is prepared byte by byte.

@@ -5,13 +5,14 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use super::access::cut;
 use super::ast::{Expr, For, Macro, Stmt, Target, Template};
 use super::calls::Given;
 use super::error::{Error, fail};
 use super::limits::Limits;
 use super::objects::{Loop, Object};
 use super::print;
-use super::value::{Map, Value};
+use super::value::{Items, Map, Value};
 
 /// One rendering.
 pub(super) struct Machine<'t> {
@@ -68,7 +69,8 @@ impl<'t> Machine<'t> {
             }
             scope = found.parent;
         }
-        super::calls::global(name).unwrap_or_else(|| Value::undefined(format!("'{name}' is undefined")))
+        super::calls::global(name)
+            .unwrap_or_else(|| Value::undefined(format!("'{}' is undefined", cut(name))))
     }
 
     fn store(&mut self, name: &Arc<str>, value: Value) {
@@ -250,19 +252,19 @@ impl<'t> Machine<'t> {
         depth: usize,
     ) -> Result<Flow, Error> {
         let mut items = self.iterate(value).map_err(|error| error.in_line(statement.iter.line))?;
-        if let Some(test) = &statement.test {
-            let mut kept = Vec::new();
-            for item in &*items {
-                self.limits.step()?;
-                let keep = self.scoped(parent, |machine| {
-                    machine.assign(&statement.target, item.clone())?;
-                    machine.evaluate(test)
-                })?;
-                if keep.truth() {
-                    kept.push(item.clone());
+        // Jinja2 tests an item when its turn comes. `loop` knows how many items there are.
+        let mut late = None;
+        match &statement.test {
+            Some(test) if statement.names_loop => {
+                let mut kept = Vec::new();
+                for item in &*items {
+                    if self.passes(statement, test, item, parent)? {
+                        kept.push(item.clone());
+                    }
                 }
+                items = Rc::new(Items::new(kept));
             }
-            items = Rc::new(kept);
+            test => late = test.as_ref(),
         }
         let recursive = statement.recursive.then(|| {
             self.recursive.push((statement, parent));
@@ -277,7 +279,13 @@ impl<'t> Machine<'t> {
         });
         let state = Rc::new(state);
         let name: Arc<str> = "loop".into();
+        let mut completed = false;
         for (index, item) in items.iter().enumerate() {
+            if let Some(test) = late
+                && !self.passes(statement, test, item, parent)?
+            {
+                continue;
+            }
             self.limits.step()?;
             if let Object::Loop(state) = &*state {
                 state.index.set(index);
@@ -289,18 +297,36 @@ impl<'t> Machine<'t> {
                     .map_err(|error| error.in_line(statement.iter.line))?;
                 machine.statements(&statement.body)
             })?;
-            if flow == Flow::Break {
-                break;
+            match flow {
+                Flow::Next => completed = true,
+                Flow::Continue => (),
+                Flow::Break => break,
             }
         }
         if let Some(number) = recursive {
             self.recursive.truncate(number);
         }
-        if items.is_empty() {
-            // As the body, it has variables of its own.
+        if !completed {
+            // Jinja2 runs `else` unless one body came to its end, also after `break` and `continue`. As the body, it has variables of its own.
             return self.scoped(parent, |machine| machine.statements(&statement.otherwise));
         }
         Ok(Flow::Next)
+    }
+
+    /// Evaluates the `if` of a loop for one item.
+    fn passes(
+        &mut self,
+        statement: &'t For,
+        test: &'t Expr,
+        item: &Value,
+        parent: usize,
+    ) -> Result<bool, Error> {
+        self.limits.step()?;
+        let passes = self.scoped(parent, |machine| {
+            machine.assign(&statement.target, item.clone())?;
+            machine.evaluate(test)
+        })?;
+        Ok(passes.truth())
     }
 
     /// `loop(items)` of a recursive loop.
@@ -352,6 +378,7 @@ impl<'t> Machine<'t> {
     fn bind(&mut self, definition: &'t Macro, given: Given) -> Result<(), Error> {
         let Given { positional, mut named } = given;
         let name = &definition.name;
+        self.limits.build_list(positional.len() + named.len() + definition.parameters.len())?;
         let mut take = |wanted: &str| {
             let place = named.iter().position(|(name, _)| **name == *wanted)?;
             Some(named.remove(place).1)
@@ -392,7 +419,7 @@ impl<'t> Machine<'t> {
         for (parameter, default) in missing {
             let value = match default {
                 Some(default) => self.evaluate(default)?,
-                None => Value::undefined(format!("parameter '{parameter}' was not provided")),
+                None => Value::undefined(format!("parameter '{}' was not provided", cut(parameter))),
             };
             self.store(parameter, value);
         }

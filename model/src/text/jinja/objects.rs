@@ -5,18 +5,18 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::error::{Error, fail};
-use super::value::{Map, Value};
+use super::value::{Items, Map, Value};
 
 /// An object of a template.
 #[derive(Debug)]
 pub(super) enum Object {
     /// Items that can be gone over once.
-    Generator(RefCell<Vec<Value>>),
+    Generator(RefCell<Items>),
     /// `dict.keys()`, `.values()` and `.items()`.
     View(View, Rc<Map>),
     Range(Range),
     Namespace(RefCell<Map>),
-    Cycler(Vec<Value>, Cell<usize>),
+    Cycler(Items, Cell<usize>),
     Joiner(Value, Cell<bool>),
     /// A macro by its number, and the scope that it was made in.
     Macro(usize, usize, Arc<str>),
@@ -47,7 +47,7 @@ pub(super) struct Range {
 /// The variable `loop`.
 #[derive(Debug)]
 pub(super) struct Loop {
-    pub(super) items: Rc<Vec<Value>>,
+    pub(super) items: Rc<Items>,
     pub(super) index: Cell<usize>,
     pub(super) depth: usize,
     /// The number of the recursive loop that calls go to.
@@ -115,7 +115,7 @@ impl Object {
     pub(super) fn generator(mut items: Vec<Value>) -> Value {
         // The next one is the last.
         items.reverse();
-        Value::object(Self::Generator(RefCell::new(items)))
+        Value::object(Self::Generator(RefCell::new(Items::new(items))))
     }
 
     pub(super) fn type_name(&self) -> &'static str {
@@ -145,6 +145,19 @@ impl Object {
         }
     }
 
+    /// Levels of containers. A namespace counts as none: [`Limits::keep`](super::limits::Limits::keep) bounds
+    /// what it holds.
+    pub(super) fn depth(&self) -> usize {
+        match self {
+            Self::Generator(items) => items.borrow().depth() + 1,
+            Self::Cycler(items, _) => items.depth() + 1,
+            Self::Loop(state) => state.items.depth() + 1,
+            Self::View(_, map) => map.depth() + 1,
+            Self::Joiner(value, _) | Self::Method(value, _) => value.depth() + 1,
+            Self::Range(_) | Self::Namespace(_) | Self::Macro(..) | Self::Function(_) | Self::Markup(_) => 0,
+        }
+    }
+
     pub(super) fn is_callable(&self) -> bool {
         match self {
             Self::Joiner(..) | Self::Macro(..) | Self::Function(_) | Self::Method(..) | Self::Loop(_) => true,
@@ -161,7 +174,7 @@ impl Object {
     pub(super) fn kept(&self, look: &mut dyn FnMut(&Value) -> Result<(), Error>) -> Result<(), Error> {
         match self {
             Self::Namespace(_) => fail("a namespace cannot be put into a namespace"),
-            Self::Loop(_) => fail("a loop cannot be put into a namespace"),
+            Self::Loop(_) => fail("a loop cannot be put into a namespace, or into `loop.changed`"),
             Self::Generator(items) => items.borrow().iter().try_for_each(look),
             Self::Cycler(items, _) => items.iter().try_for_each(look),
             Self::View(_, map) => map.entries().iter().try_for_each(|(_, item)| look(item)),

@@ -57,8 +57,10 @@ impl Machine<'_> {
         }
         match (operator, marked(a), marked(b)) {
             (Operator::Add, Some(left), Some(right)) => {
-                let escape = |(text, safe): (&str, bool)| if safe { text.to_owned() } else { escaped(text) };
-                let (left, right) = (escape(left), escape(right));
+                let mut escape = |(text, safe): (&str, bool)| {
+                    if safe { Ok(text.to_owned()) } else { escaped(&mut self.limits, text) }
+                };
+                let (left, right) = (escape(left)?, escape(right)?);
                 self.limits.build(left.len() + right.len())?;
                 Ok(Some(Value::markup(left + &right)))
             }
@@ -67,13 +69,15 @@ impl Machine<'_> {
                 Ok(repeated.as_text().map(Value::markup))
             }
             (Operator::Mod, Some((format, true)), _) => {
-                let escape = |value: &Value| match value {
-                    Value::Text(text) => Value::text(&escaped(text)),
-                    other => other.clone(),
+                let mut escape = |value: &Value| match value {
+                    Value::Text(text) => Ok(Value::Text(escaped(&mut self.limits, text)?.into())),
+                    other => Ok(other.clone()),
                 };
                 let values = match b {
-                    Value::Tuple(items) => Value::tuple(items.iter().map(escape).collect()),
-                    other => escape(other),
+                    Value::Tuple(items) => {
+                        Value::tuple(items.iter().map(escape).collect::<Result<_, Error>>()?)
+                    }
+                    other => escape(other)?,
                 };
                 let text = self.percent(format, &values.plain())?;
                 Ok(text.as_text().map(Value::markup))
@@ -138,7 +142,7 @@ impl Machine<'_> {
                 let name = other.type_name();
                 fail(format!("'in <string>' requires string as left operand, not {name}"))
             }
-            (Value::Map(map), _) => Ok(map.get(&item.key()?).is_some()),
+            (Value::Map(map), _) => Ok(map.get(&item.key(&mut self.limits)?).is_some()),
             (Value::Object(object), _) if matches!(**object, Object::Namespace(_)) => {
                 fail("argument of type 'Namespace' is not iterable")
             }
@@ -174,7 +178,7 @@ pub(super) fn defined(value: &Value) -> Result<(), Error> {
     if let Value::Undefined(message) = value { fail(&**message) } else { Ok(()) }
 }
 
-fn too_large() -> Error {
+pub(super) fn too_large() -> Error {
     Error::new("a whole number would have more than 127 bits")
 }
 
@@ -285,7 +289,7 @@ pub(super) fn equal(limits: &mut Limits, a: &Value, b: &Value, depth: usize) -> 
                 return Ok(false);
             }
             for (key, value) in a.entries() {
-                match b.get(&key.key()?) {
+                match b.get(&key.key(limits)?) {
                     Some(other) if equal(limits, value, other, depth + 1)? => (),
                     _ => return Ok(false),
                 }

@@ -254,9 +254,13 @@ impl Parser {
         let iter = self.tuple(false, &["recursive"], false)?;
         let test = if self.skip_name("if") { Some(self.expression()?) } else { None };
         let recursive = self.skip_name("recursive");
+        let start = self.place;
         let (body, end) = self.body(&["endfor", "else"])?;
+        let tokens = self.tokens.get(start..self.place).unwrap_or_default();
+        let names_loop = recursive
+            || tokens.iter().any(|(token, _)| matches!(token, Token::Name(name) if **name == *"loop"));
         let otherwise = if &*end == "else" { self.body(&["endfor"])?.0 } else { Vec::new() };
-        Ok(Stmt::For(Box::new(For { target, iter, test, recursive, body, otherwise })))
+        Ok(Stmt::For(Box::new(For { target, iter, test, recursive, names_loop, body, otherwise })))
     }
 
     fn condition(&mut self) -> Result<Stmt, Error> {

@@ -1,12 +1,14 @@
 //! Values of a rendering, as Python has them. Lists and objects never change: the sandbox of transformers forbids it.
 
 use std::collections::HashMap;
+use std::ops::Deref;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use serde_json::Value as Json;
 
 use super::error::{Error, fail};
+use super::limits::Limits;
 use super::objects::Object;
 
 /// A value of a template.
@@ -19,15 +21,56 @@ pub(super) enum Value {
     Int(i128),
     Float(f64),
     Text(Arc<str>),
-    List(Rc<Vec<Value>>),
-    Tuple(Rc<Vec<Value>>),
+    List(Rc<Items>),
+    Tuple(Rc<Items>),
     Map(Rc<Map>),
     Object(Rc<Object>),
+}
+
+/// Elements of a list or tuple, with the depth of the deepest one.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Items {
+    values: Vec<Value>,
+    depth: usize,
+}
+
+impl Items {
+    pub(super) fn new(values: Vec<Value>) -> Self {
+        let depth = values.iter().map(Value::depth).max().unwrap_or(0);
+        Self { values, depth }
+    }
+
+    pub(super) fn into_values(self) -> Vec<Value> {
+        self.values
+    }
+
+    /// Levels of containers in the deepest element.
+    pub(super) fn depth(&self) -> usize {
+        self.depth
+    }
+}
+
+impl Deref for Items {
+    type Target = Vec<Value>;
+
+    fn deref(&self) -> &Vec<Value> {
+        &self.values
+    }
+}
+
+impl<'a> IntoIterator for &'a Items {
+    type Item = &'a Value;
+    type IntoIter = std::slice::Iter<'a, Value>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.values.iter()
+    }
 }
 
 /// A dictionary in the order in which it was written.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Map {
+    depth: usize,
     entries: Vec<(Value, Value)>,
     places: HashMap<Key, usize>,
 }
@@ -44,8 +87,9 @@ pub(super) enum Key {
 }
 
 impl Map {
-    pub(super) fn insert(&mut self, key: Value, value: Value) -> Result<(), Error> {
-        let hashed = key.key()?;
+    pub(super) fn insert(&mut self, limits: &mut Limits, key: Value, value: Value) -> Result<(), Error> {
+        let hashed = key.key(limits)?;
+        self.depth = self.depth.max(key.depth()).max(value.depth());
         match self.places.get(&hashed).and_then(|place| self.entries.get_mut(*place)) {
             Some(entry) => entry.1 = value,
             None => {
@@ -58,6 +102,7 @@ impl Map {
 
     pub(super) fn insert_text(&mut self, name: &str, value: Value) {
         let name: Arc<str> = name.into();
+        self.depth = self.depth.max(value.depth());
         match self.places.get(&Key::Text(name.clone())).and_then(|place| self.entries.get_mut(*place)) {
             Some(entry) => entry.1 = value,
             None => {
@@ -75,6 +120,11 @@ impl Map {
         self.get(&Key::Text(name.into()))
     }
 
+    /// Levels of containers in the deepest key or value.
+    pub(super) fn depth(&self) -> usize {
+        self.depth
+    }
+
     pub(super) fn entries(&self) -> &[(Value, Value)] {
         &self.entries
     }
@@ -90,11 +140,11 @@ impl Value {
     }
 
     pub(super) fn list(items: Vec<Self>) -> Self {
-        Self::List(Rc::new(items))
+        Self::List(Rc::new(Items::new(items)))
     }
 
     pub(super) fn tuple(items: Vec<Self>) -> Self {
-        Self::Tuple(Rc::new(items))
+        Self::Tuple(Rc::new(Items::new(items)))
     }
 
     pub(super) fn map(map: Map) -> Self {
@@ -122,6 +172,16 @@ impl Value {
 
     pub(super) fn count(number: usize) -> Self {
         Self::Int(i128::try_from(number).unwrap_or(i128::MAX))
+    }
+
+    /// Levels of containers: 0 for a plain value, 1 for a list of plain values.
+    pub(super) fn depth(&self) -> usize {
+        match self {
+            Self::List(items) | Self::Tuple(items) => items.depth() + 1,
+            Self::Map(map) => map.depth() + 1,
+            Self::Object(object) => object.depth(),
+            _ => 0,
+        }
     }
 
     /// Undefined, because of `message`.
@@ -184,12 +244,13 @@ impl Value {
         }
     }
 
-    /// As a key of a dictionary.
-    pub(super) fn key(&self) -> Result<Key, Error> {
-        self.key_within(0)
+    /// Returns the value as a key of a dictionary, and counts all that is hashed.
+    pub(super) fn key(&self, limits: &mut Limits) -> Result<Key, Error> {
+        self.key_within(limits, 0)
     }
 
-    fn key_within(&self, depth: usize) -> Result<Key, Error> {
+    fn key_within(&self, limits: &mut Limits, depth: usize) -> Result<Key, Error> {
+        limits.look(depth)?;
         Ok(match self {
             Self::Undefined(_) => Key::Undefined,
             Self::None => Key::None,
@@ -200,9 +261,14 @@ impl Value {
                 #[allow(clippy::cast_precision_loss, clippy::float_cmp)]
                 if whole as f64 == *number { Key::Int(whole) } else { Key::Float(number.to_bits()) }
             }
-            Self::Text(text) => Key::Text(text.clone()),
+            Self::Text(text) => {
+                limits.read(text.len())?;
+                Key::Text(text.clone())
+            }
             Self::Tuple(items) if depth < 16 => {
-                Key::Tuple(items.iter().map(|item| item.key_within(depth + 1)).collect::<Result<_, _>>()?)
+                limits.build_list(items.len())?;
+                let keys = items.iter().map(|item| item.key_within(limits, depth + 1));
+                Key::Tuple(keys.collect::<Result<_, _>>()?)
             }
             other => return fail(format!("unhashable type: '{}'", other.type_name())),
         })

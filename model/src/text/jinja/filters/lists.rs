@@ -93,8 +93,9 @@ fn map(machine: &mut Machine<'_>, value: &Value, mut given: Given) -> Result<Val
         if let Some((name, _)) = given.named.first() {
             return fail(format!("Unexpected keyword argument '{name}'"));
         }
+        let path = machine.path_parts(Some(&attribute))?;
         for item in &*items {
-            mapped.push(machine.path(item, &attribute, default.as_ref())?);
+            mapped.push(machine.path(item, &path, default.as_ref())?);
         }
     } else {
         let Value::Text(filter) = given.positional.remove(0) else {
@@ -126,13 +127,14 @@ fn select(machine: &mut Machine<'_>, name: &str, value: &Value, mut given: Given
             _ => return fail("expected the name of a test"),
         })
     };
+    let path = attribute.map(|attribute| machine.path_parts(Some(&attribute))).transpose()?;
     let items = machine.iterate(value)?;
     machine.limits.build_list(items.len())?;
     let mut kept = Vec::new();
     for item in &*items {
         machine.limits.step()?;
-        let tested = match &attribute {
-            Some(attribute) => machine.path(item, attribute, None)?,
+        let tested = match &path {
+            Some(path) => machine.path(item, path, None)?,
             None => item.clone(),
         };
         let passes = match &test {
@@ -196,16 +198,14 @@ fn join(machine: &mut Machine<'_>, value: &Value, given: Given) -> Result<Value,
         Some(between) => machine.soft_text(&between)?,
         None => "".into(),
     };
-    let mut texts = Vec::new();
-    for item in &*machine.iterate(value)? {
-        let text = match attribute.as_ref().filter(|attribute| !matches!(attribute, Value::None)) {
-            Some(attribute) => {
-                let item = machine.path(item, attribute, None)?;
-                machine.soft_text(&item)?
-            }
-            None => machine.soft_text(item)?,
-        };
-        texts.push(text);
+    let path = machine.path_parts(attribute.as_ref())?;
+    let items = machine.iterate(value)?;
+    machine.limits.build_list(items.len())?;
+    let mut texts = Vec::with_capacity(items.len());
+    for item in &*items {
+        machine.limits.look(0)?;
+        let item = machine.path(item, &path, None)?;
+        texts.push(machine.soft_text(&item)?);
     }
     machine.join_texts(&between, &texts)
 }

@@ -7,12 +7,16 @@ pub(super) mod texts;
 
 use std::sync::Arc;
 
+use super::access::cut;
 use super::calls::Given;
 use super::error::{Error, fail};
 use super::json;
 use super::machine::Machine;
 use super::print;
 use super::value::Value;
+
+/// Bytes of the path of an attribute.
+const PATH: usize = 4 << 10;
 
 /// Filters that there are.
 pub(super) const NAMES: [&str; 54] = [
@@ -99,7 +103,7 @@ pub(super) fn apply(
                     machine.attribute(&value, &attribute)
                 }
                 Some(Value::Text(attribute)) => {
-                    Ok(Value::undefined(format!("'dict object' has no attribute '{attribute}'")))
+                    Ok(Value::undefined(format!("'dict object' has no attribute '{}'", cut(&attribute))))
                 }
                 _ => fail("attribute name must be string"),
             }
@@ -134,28 +138,36 @@ impl Machine<'_> {
         }
     }
 
-    /// An attribute by its path, as filters have it: names with dots between them, or a number.
-    pub(super) fn path(
-        &mut self,
-        value: &Value,
-        path: &Value,
-        default: Option<&Value>,
-    ) -> Result<Value, Error> {
-        let mut value = value.clone();
-        let parts: Vec<Value> = match path {
-            Value::None => Vec::new(),
-            Value::Text(path) => {
+    /// Splits the path of an attribute, as filters have it: names with dots between them, or a number.
+    pub(super) fn path_parts(&mut self, path: Option<&Value>) -> Result<Vec<Value>, Error> {
+        Ok(match path {
+            None | Some(Value::None) => Vec::new(),
+            Some(Value::Text(path)) => {
+                self.limits.read(path.len())?;
+                if path.len() > PATH {
+                    return fail(format!("the path of an attribute is longer than {PATH} bytes"));
+                }
                 let number =
                     |part: &str| part.parse().ok().filter(|_| part.chars().all(|c| c.is_ascii_digit()));
                 path.split('.')
                     .map(|part| number(part).map_or_else(|| Value::text(part), Value::Int))
                     .collect()
             }
-            other => vec![other.clone()],
-        };
+            Some(other) => vec![other.clone()],
+        })
+    }
+
+    /// Returns the attribute at the end of a path.
+    pub(super) fn path(
+        &mut self,
+        value: &Value,
+        parts: &[Value],
+        default: Option<&Value>,
+    ) -> Result<Value, Error> {
+        let mut value = value.clone();
         for part in parts {
             self.limits.step()?;
-            value = self.item(&value, &part)?;
+            value = self.item(&value, part)?;
             if let Some(default) = default.filter(|_| value.is_undefined()) {
                 value = default.clone();
             }

@@ -4,7 +4,7 @@ use super::super::ast::Operator;
 use super::super::calls::Given;
 use super::super::error::{Error, fail};
 use super::super::machine::Machine;
-use super::super::operators::defined;
+use super::super::operators::{defined, too_large};
 use super::super::value::Value;
 
 pub(super) fn apply(
@@ -13,6 +13,9 @@ pub(super) fn apply(
     value: Value,
     given: Given,
 ) -> Result<Value, Error> {
+    if let Value::Text(text) = &value {
+        machine.limits.read(text.len())?;
+    }
     match name {
         "abs" => {
             given.none(name)?;
@@ -55,9 +58,10 @@ pub(super) fn apply(
             if matches!(sum, Value::Text(_)) {
                 return fail("sum() can't sum strings [use ''.join(seq) instead]");
             }
+            let path = machine.path_parts(attribute.as_ref())?;
             for item in &*machine.iterate(&value)? {
                 machine.limits.step()?;
-                let item = machine.path(item, attribute.as_ref().unwrap_or(&Value::None), None)?;
+                let item = machine.path(item, &path, None)?;
                 sum = machine.binary(Operator::Add, &sum, &item)?;
             }
             Ok(sum)
@@ -140,8 +144,13 @@ fn round(machine: &mut Machine<'_>, value: &Value, given: Given) -> Result<Value
                     return Ok(Value::Int(0));
                 };
                 let (quotient, rest) = (number.div_euclid(unit), number.rem_euclid(unit));
-                let up = rest * 2 > unit || (rest * 2 == unit && quotient % 2 != 0);
-                Ok(Value::Int((quotient + i128::from(up)) * unit))
+                let above = unit - rest;
+                let up = rest > above || (rest == above && quotient % 2 != 0);
+                quotient
+                    .checked_add(i128::from(up))
+                    .and_then(|quotient| quotient.checked_mul(unit))
+                    .map(Value::Int)
+                    .ok_or_else(too_large)
             }
             (None, Value::Float(number)) => Ok(Value::Float(rounded(*number, precision))),
             _ => fail(format!("type {} doesn't define __round__ method", value.type_name())),

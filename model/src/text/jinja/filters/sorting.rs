@@ -20,9 +20,14 @@ pub(super) fn apply(
         "sort" => {
             let [reverse, case, attribute] =
                 given.bind(name, ["reverse", "case_sensitive", "attribute"], 0)?;
-            let paths: Vec<Value> = match attribute {
-                Some(Value::Text(paths)) => paths.split(',').map(Value::text).collect(),
-                other => vec![other.unwrap_or(Value::None)],
+            let paths: Vec<Vec<Value>> = match attribute {
+                Some(Value::Text(paths)) => {
+                    // Refuses a text that is too long before it is split.
+                    machine.path_parts(Some(&Value::Text(paths.clone())))?;
+                    let split = paths.split(',').map(Value::text);
+                    split.map(|path| machine.path_parts(Some(&path))).collect::<Result<_, _>>()?
+                }
+                other => vec![machine.path_parts(other.as_ref())?],
             };
             let mut keyed = Vec::new();
             for item in &*machine.iterate(value)? {
@@ -60,11 +65,17 @@ pub(super) fn apply(
         "groupby" => group(machine, value, given),
         "unique" => {
             let [case, attribute] = given.bind(name, ["case_sensitive", "attribute"], 0)?;
+            let path = machine.path_parts(attribute.as_ref())?;
+            let items = machine.iterate(value)?;
+            // Of keys and of items.
+            machine.limits.build_list(items.len())?;
+            machine.limits.build_list(items.len())?;
             let mut seen = std::collections::HashSet::new();
             let mut kept = Vec::new();
-            for item in &*machine.iterate(value)? {
-                let key = machine.path(item, attribute.as_ref().unwrap_or(&Value::None), None)?;
-                if seen.insert(folded(machine, key, truth(case.as_ref()))?.key()?) {
+            for item in &*items {
+                let key = machine.path(item, &path, None)?;
+                let key = folded(machine, key, truth(case.as_ref()))?;
+                if seen.insert(key.key(&mut machine.limits)?) {
                     kept.push(item.clone());
                 }
             }
@@ -72,9 +83,10 @@ pub(super) fn apply(
         }
         _ => {
             let [case, attribute] = given.bind(name, ["case_sensitive", "attribute"], 0)?;
+            let path = machine.path_parts(attribute.as_ref())?;
             let mut best: Option<(Value, Value)> = None;
             for item in &*machine.iterate(value)? {
-                let key = machine.path(item, attribute.as_ref().unwrap_or(&Value::None), None)?;
+                let key = machine.path(item, &path, None)?;
                 let key = folded(machine, key, truth(case.as_ref()))?;
                 let better = match &best {
                     None => true,
@@ -145,14 +157,15 @@ fn group(machine: &mut Machine<'_>, value: &Value, given: Given) -> Result<Value
     let [attribute, default, case] = given.bind("groupby", ["attribute", "default", "case_sensitive"], 1)?;
     let (attribute, default) =
         (attribute.unwrap_or(Value::None), default.filter(|d| !matches!(d, Value::None)));
+    let path = machine.path_parts(Some(&attribute))?;
     let mut keyed = Vec::new();
     for item in &*machine.iterate(value)? {
-        let key = machine.path(item, &attribute, default.as_ref())?;
+        let key = machine.path(item, &path, default.as_ref())?;
         keyed.push((folded(machine, key, truth(case.as_ref()))?, item.clone()));
     }
     let mut groups: Vec<(Value, Value, Vec<Value>)> = Vec::new();
     for item in sorted(machine, keyed, false)? {
-        let grouper = machine.path(&item, &attribute, default.as_ref())?;
+        let grouper = machine.path(&item, &path, default.as_ref())?;
         let key = folded(machine, grouper.clone(), truth(case.as_ref()))?;
         match groups.last_mut() {
             Some((last, _, items)) if machine.compare(Comparison::Eq, last, &key)? => items.push(item),

@@ -3,8 +3,9 @@
 use super::super::calls::Given;
 use super::super::error::{Error, fail};
 use super::super::lexer::is_space;
+use super::super::limits::Limits;
 use super::super::machine::Machine;
-use super::super::methods::text::{capitalize, lines, strip};
+use super::super::methods::text::{capitalize, line_count, lines, strip};
 use super::super::operators::defined;
 use super::super::print;
 use super::super::value::Value;
@@ -33,7 +34,10 @@ pub(super) fn apply(
             let [set] = given.bind(name, ["chars"], 0)?;
             match set {
                 None | Some(Value::None) => strip(&text, None, true, true).to_owned(),
-                Some(Value::Text(set)) => strip(&text, Some(&set), true, true).to_owned(),
+                Some(Value::Text(set)) => {
+                    machine.limits.search(&set)?;
+                    strip(&text, Some(&set), true, true).to_owned()
+                }
                 Some(_) => return fail("strip arg must be None or str"),
             }
         }
@@ -96,9 +100,7 @@ pub(super) fn apply(
                     _ => url_encoded(&text),
                 },
                 _ => {
-                    let text = escaped(&text);
-                    machine.limits.build(text.len())?;
-                    return Ok(Value::markup(text));
+                    return Ok(Value::markup(escaped(&mut machine.limits, &text)?));
                 }
             }
         }
@@ -114,23 +116,25 @@ fn indent(machine: &mut Machine<'_>, value: &Value, given: Given) -> Result<Valu
         return fail(format!("unsupported operand type(s) for +=: '{}' and 'str'", value.type_name()));
     };
     let text = format!("{text}\n");
-    let lines = lines(&text, false);
+    machine.limits.build(text.len())?;
+    machine.limits.read(text.len())?;
+    let count = line_count(&text);
     let width = match width {
         None => " ".repeat(4),
         Some(Value::Text(width)) => width.to_string(),
         Some(width) => match width.as_int() {
             Some(width) => {
                 let width = usize::try_from(width.max(0)).unwrap_or(usize::MAX);
-                machine.limits.build(width.saturating_mul(lines.len()).saturating_add(text.len()))?;
+                machine.limits.build(width.saturating_mul(count).saturating_add(text.len()))?;
                 " ".repeat(width)
             }
             None => return fail("indent: expected a number of spaces, or a text"),
         },
     };
-    machine.limits.build(width.len().saturating_mul(lines.len()).saturating_add(text.len()))?;
+    machine.limits.build(width.len().saturating_mul(count).saturating_add(text.len()))?;
     let blank = blank.is_some_and(|blank| blank.truth());
     let mut out = String::new();
-    for (number, line) in lines.iter().enumerate() {
+    for (number, line) in lines(&text, false).enumerate() {
         if number > 0 {
             out.push('\n');
         }
@@ -205,8 +209,17 @@ fn url_encoded(text: &str) -> String {
     out
 }
 
-pub(in super::super) fn escaped(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
+/// Escapes a text for HTML. Its length is counted before it is built.
+pub(in super::super) fn escaped(limits: &mut Limits, text: &str) -> Result<String, Error> {
+    limits.read(text.len())?;
+    let longer = text.bytes().map(|byte| match byte {
+        b'&' | b'\'' | b'"' => 4,
+        b'<' | b'>' => 3,
+        _ => 0,
+    });
+    let length = longer.sum::<usize>().saturating_add(text.len());
+    limits.build(length)?;
+    let mut out = String::with_capacity(length);
     for character in text.chars() {
         match character {
             '&' => out.push_str("&amp;"),
@@ -217,5 +230,5 @@ pub(in super::super) fn escaped(text: &str) -> String {
             other => out.push(other),
         }
     }
-    out
+    Ok(out)
 }

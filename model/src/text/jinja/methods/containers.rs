@@ -55,7 +55,7 @@ impl Machine<'_> {
                 }
                 let [key, default] = given.bind(name, ["key", "default"], 1)?;
                 let key = key.unwrap_or(Value::None);
-                let found = map.get(&key.key()?).cloned();
+                let found = map.get(&key.key(&mut self.limits)?).cloned();
                 Ok(found.or(default).unwrap_or(Value::None))
             }
             "copy" => {

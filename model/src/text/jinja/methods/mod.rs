@@ -78,6 +78,8 @@ impl Machine<'_> {
                     Ok(given.positional.into_iter().nth(place).unwrap_or(Value::None))
                 }
                 Object::Loop(state) => {
+                    // A loop that held itself would never be dropped.
+                    given.positional.iter().try_for_each(|value| self.limits.keep(value, 1))?;
                     let now = Value::tuple(given.positional.clone());
                     let before = state.changed.replace(Some(given.positional)).map(Value::tuple);
                     let same = match before {

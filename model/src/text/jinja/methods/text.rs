@@ -1,5 +1,7 @@
 //! Methods of texts.
 
+use std::collections::HashSet;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use super::super::calls::Given;
@@ -7,11 +9,13 @@ use super::super::error::{Error, fail};
 use super::super::lexer::is_space;
 use super::super::machine::Machine;
 use super::super::print::is_printable;
-use super::super::value::Value;
+use super::super::value::{Items, Value};
 use super::containers::bounds;
 
 /// Bytes that a piece of a text takes in a list.
 const PIECE: usize = 32;
+/// Bytes of a set of characters that is searched for each character.
+const SHORT_SET: usize = 32;
 
 fn string(text: impl Into<Arc<str>>) -> Value {
     Value::Text(text.into())
@@ -59,10 +63,10 @@ impl Machine<'_> {
             "split" | "rsplit" => self.split(text, name == "rsplit", given)?,
             "splitlines" => {
                 let [keep] = given.bind(name, ["keepends"], 0)?;
-                let lines = lines(text, keep.is_some_and(|keep| keep.truth()));
-                self.limits.build_list(lines.len())?;
-                self.limits.build(text.len())?;
-                Value::list(lines.into_iter().map(Value::text).collect())
+                let count = line_count(text);
+                self.limits.build_list(count)?;
+                self.limits.build(count.saturating_mul(PIECE).saturating_add(text.len()))?;
+                Value::list(lines(text, keep.is_some_and(|keep| keep.truth())).map(Value::text).collect())
             }
             "strip" | "lstrip" | "rstrip" => {
                 let [set] = given.bind(name, ["chars"], 0)?;
@@ -70,6 +74,7 @@ impl Machine<'_> {
                     None | Some(Value::None) => None,
                     set => Some(text_of(set.as_ref(), name)?),
                 };
+                self.limits.search(set.as_deref().unwrap_or_default())?;
                 let (start, end) = (name != "rstrip", name != "lstrip");
                 string(strip(text, set.as_deref(), start, end))
             }
@@ -81,6 +86,8 @@ impl Machine<'_> {
                 if separator.is_empty() {
                     return fail("empty separator");
                 }
+                self.limits.search(&separator)?;
+                self.limits.build(text.len())?;
                 let found = if name == "partition" {
                     text.split_once(&*separator)
                 } else {
@@ -111,8 +118,10 @@ impl Machine<'_> {
             "join" => {
                 let [items] = given.bind(name, ["iterable"], 1)?;
                 let items = self.iterate(&items.unwrap_or(Value::None))?;
-                let mut texts = Vec::new();
+                self.limits.build_list(items.len())?;
+                let mut texts = Vec::with_capacity(items.len());
                 for (index, item) in items.iter().enumerate() {
+                    self.limits.look(0)?;
                     match item {
                         Value::Text(text) => texts.push(text.clone()),
                         other => {
@@ -239,8 +248,8 @@ impl Machine<'_> {
     fn affix(&mut self, text: &str, name: &str, given: Given) -> Result<Value, Error> {
         let [affixes, start, stop] = given.bind(name, ["affix", "start", "end"], 1)?;
         let affixes = match affixes {
-            Some(Value::Tuple(affixes)) => affixes.iter().cloned().collect(),
-            other => vec![other.unwrap_or(Value::None)],
+            Some(Value::Tuple(affixes)) => affixes,
+            other => Rc::new(Items::new(vec![other.unwrap_or(Value::None)])),
         };
         let part = if start.is_none() && stop.is_none() {
             text
@@ -251,8 +260,10 @@ impl Machine<'_> {
             }
             characters(text, start, stop)
         };
-        for affix in &affixes {
+        for affix in &*affixes {
             let affix = text_of(Some(affix), name)?;
+            self.limits.look(0)?;
+            self.limits.read(affix.len().min(part.len()))?;
             let is = if name == "startswith" { part.starts_with(&*affix) } else { part.ends_with(&*affix) };
             if is {
                 return Ok(Value::Bool(true));
@@ -300,7 +311,21 @@ fn characters(text: &str, start: usize, stop: usize) -> &str {
 
 /// `text.strip(set)`, at the start, at the end or at both.
 pub(in super::super) fn strip<'a>(text: &'a str, set: Option<&str>, start: bool, end: bool) -> &'a str {
+    // A short set is searched, a long one is hashed: the time is not the product of the lengths.
+    let (mut ascii, mut others) = ([false; 128], HashSet::new());
+    let long = set.is_some_and(|set| set.len() > SHORT_SET);
+    for character in set.filter(|_| long).unwrap_or_default().chars() {
+        match ascii.get_mut(character as usize) {
+            Some(listed) => *listed = true,
+            None => {
+                others.insert(character);
+            }
+        }
+    }
     let strips = |character: char| match set {
+        Some(_) if long => {
+            ascii.get(character as usize).copied().unwrap_or_else(|| others.contains(&character))
+        }
         Some(set) => set.contains(character),
         None => is_space(character),
     };
@@ -350,25 +375,34 @@ fn split_spaces(text: &str, most: usize, from_end: bool) -> Vec<&str> {
     pieces
 }
 
+fn ends_line(character: char) -> bool {
+    matches!(character, '\n' | '\r' | '\x0b' | '\x0c' | '\x1c'..='\x1e' | '\u{85}' | '\u{2028}' | '\u{2029}')
+}
+
+/// Number of [`lines`].
+pub(in super::super) fn line_count(text: &str) -> usize {
+    let ends = text.chars().filter(|character| ends_line(*character)).count();
+    let unfinished = text.chars().next_back().is_some_and(|last| !ends_line(last));
+    ends - text.matches("\r\n").count() + usize::from(unfinished)
+}
+
 /// Lines as Python's `str.splitlines` cuts them.
-pub(in super::super) fn lines(text: &str, keep: bool) -> Vec<&str> {
-    let mut lines = Vec::new();
+pub(in super::super) fn lines(text: &str, keep: bool) -> impl Iterator<Item = &str> {
     let mut rest = text;
-    let ends = |c: char| {
-        matches!(c, '\n' | '\r' | '\x0b' | '\x0c' | '\x1c'..='\x1e' | '\u{85}' | '\u{2028}' | '\u{2029}')
-    };
-    while !rest.is_empty() {
-        let Some(place) = rest.find(ends) else {
-            lines.push(rest);
-            break;
+    std::iter::from_fn(move || {
+        if rest.is_empty() {
+            return None;
+        }
+        let Some(place) = rest.find(ends_line) else {
+            return Some(std::mem::take(&mut rest));
         };
         let (line, after) = rest.split_at(place);
         let width =
             if after.starts_with("\r\n") { 2 } else { after.chars().next().map_or(0, char::len_utf8) };
-        lines.push(if keep { rest.get(..place + width).unwrap_or(line) } else { line });
+        let line = if keep { rest.get(..place + width).unwrap_or(line) } else { line };
         rest = after.get(width..).unwrap_or_default();
-    }
-    lines
+        Some(line)
+    })
 }
 
 fn expand_tabs(text: &str, size: usize) -> String {
