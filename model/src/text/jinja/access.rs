@@ -205,7 +205,10 @@ fn no_attribute(value: &Value, name: &str) -> Value {
 
 /// Shortens a name for the message of an undefined value, which a template can keep.
 pub(super) fn cut(name: &str) -> String {
-    let end = name.floor_char_boundary(NAME);
+    let mut end = name.len().min(NAME);
+    while !name.is_char_boundary(end) {
+        end -= 1;
+    }
     let kept = name.get(..end).unwrap_or_default();
     if end < name.len() { format!("{kept}…") } else { kept.to_owned() }
 }
