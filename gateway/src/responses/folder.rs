@@ -14,8 +14,6 @@ use std::time::{Duration, UNIX_EPOCH};
 const VERSION: u32 = 1;
 /// Bytes of a file beside items and response: names, the tenant and the id.
 const ENVELOPE: usize = 4096;
-/// Name of the file that is locked.
-const LOCK: &str = "lock";
 /// Most files that are looked at.
 const FILES: usize = 1 << 17;
 
@@ -47,8 +45,6 @@ pub(super) struct Read {
 /// A folder of responses.
 pub(super) struct Folder {
     path: PathBuf,
-    /// Locked as long as a process uses the folder.
-    _lock: File,
 }
 
 #[derive(Serialize)]
@@ -79,12 +75,7 @@ impl Folder {
         #[cfg(unix)]
         std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
         builder.create(path).map_err(|error| ResponseFolderError::new(path, "make", &error))?;
-        let lock =
-            File::create(path.join(LOCK)).map_err(|error| ResponseFolderError::new(path, "lock", &error))?;
-        let busy =
-            |_| ResponseFolderError::new(path, "lock", &"another process uses it; choose another folder");
-        lock.try_lock().map_err(busy)?;
-        Ok(Self { path: path.to_owned(), _lock: lock })
+        Ok(Self { path: path.to_owned() })
     }
 
     /// Reads the latest responses, as many as fit `limits`, and removes older ones. What is left of a write that was cut
