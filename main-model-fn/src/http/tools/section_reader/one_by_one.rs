@@ -59,7 +59,7 @@ impl SectionReader {
         }
         if !self.has_begun {
             // A word between two markers may be anything.
-            if !is_next && !(is_end && self.asked.has(&self.name)) {
+            if !(is_next || is_end && self.asked.has(&self.name)) {
                 return self.give_back(said);
             }
             let name = std::mem::take(&mut self.name);
