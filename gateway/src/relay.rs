@@ -161,7 +161,7 @@ impl Drop for Account {
 
 type Obtaining = Pin<Box<dyn Future<Output = Result<Obtained, ApiError>> + Send>>;
 
-/// What becomes of an answer on its way.
+/// Treatment of an answer on its way.
 pub(crate) struct Answering {
     pub(crate) api: Api,
     /// It is stored.
@@ -176,7 +176,7 @@ pub(crate) struct Relay {
     stage: Stage,
     account: Account,
     answering: Answering,
-    /// What has come of an answer that is no stream and is stored.
+    /// Bytes that have come of an answer that is no stream and is stored.
     recorded: BytesMut,
     /// What was begun are server-sent events.
     is_stream: bool,

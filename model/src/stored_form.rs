@@ -11,7 +11,7 @@ const BLOCK: &str = "weight_block_size";
 const EXCEPT: &str = "modules_to_not_convert";
 /// Element type of fp8 weights in a header.
 pub(crate) const FP8: &str = "F8_E4M3";
-/// What to use in place of a form that is not supported.
+/// Remedy for a form that is not supported.
 pub(crate) const SUPPORTED: &str = "supported are fp8 (e4m3 with block scales) and mxfp4, otherwise use a float32, bfloat16 or \
                                     float16 checkpoint";
 /// Longest side of a block.

@@ -91,7 +91,7 @@ impl Source {
         Ok(Self::Lark(grammar))
     }
 
-    /// What an answer with thoughts or calls must match; `fields` of the request say these lines, the first being 1.
+    /// Makes the form of an answer with thoughts or calls; `fields` of the request say these lines, the first being 1.
     ///
     /// # Errors
     /// It is too long.
@@ -193,7 +193,7 @@ pub(crate) struct Inlined {
 /// The arguments of a function whose parameters are `schema`, as they stand in rules; any object without one.
 ///
 /// # Errors
-/// What of the schema is not supported.
+/// A part of the schema that is not supported.
 pub(crate) fn inline_schema(schema: Option<Value>, whitespace: &Whitespace) -> Result<Inlined, String> {
     let mut schema = schema.unwrap_or_else(|| json!({}));
     if let Some(object) = schema.as_object_mut() {
@@ -205,7 +205,7 @@ pub(crate) fn inline_schema(schema: Option<Value>, whitespace: &Whitespace) -> R
 /// JSON of `schema`, as it stands in rules.
 ///
 /// # Errors
-/// What of the schema is not supported.
+/// A part of the schema that is not supported.
 pub(crate) fn inline_value_schema(schema: Value, whitespace: &Whitespace) -> Result<Inlined, String> {
     let Checked { schema, warnings } = schema::checked(schema)?;
     Ok(Inlined { schema: spaced(&schema, whitespace).to_string(), warnings })

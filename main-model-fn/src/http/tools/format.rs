@@ -92,73 +92,46 @@ use Element::{Arguments, Id, Name, Number, Object, Text};
 /// shows no tools.
 pub(in crate::http) static HERMES: Format = Format {
     name: "hermes",
-    layout: Layout::Sections(Section {
-        marker: "<tool_call>",
-        before: "\n",
-        call: &[Object("arguments")],
-        between: None,
-        after: "\n</tool_call>",
-        next: Some("\n"),
-    }),
+    layout: one_call("<tool_call>", &[Object("arguments")], "\n</tool_call>"),
     markers: &["<tool_call>", "</tool_call>"],
     ids: Ids::Random,
 };
+
+/// A call by tags of its function and its parameters, with `padding` around values.
+const fn function_tags(padding: &'static str) -> [Element; 5] {
+    let parameters = Parameters {
+        open: "<parameter=",
+        named: ">",
+        value: "",
+        padding,
+        close: "</parameter>",
+        after: "\n",
+        gap: "",
+    };
+    [Text("<function="), Name, Text(">\n"), Element::Parameters(parameters), Text("</function>")]
+}
+
+static QWEN_CODER_CALL: [Element; 5] = function_tags("\n");
+static SEED_CALL: [Element; 5] = function_tags("");
+
+/// Sections of one call each, in lines of their own.
+const fn one_call(marker: &'static str, call: &'static [Element], after: &'static str) -> Layout {
+    Layout::Sections(Section { marker, before: "\n", call, between: None, after, next: Some("\n") })
+}
 
 /// `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`: Qwen3-Coder, Qwen3.5,
 /// Nemotron 3.
 pub(in crate::http) static QWEN_CODER: Format = Format {
     name: "qwen3-coder",
-    layout: Layout::Sections(Section {
-        marker: "<tool_call>",
-        before: "\n",
-        call: &[
-            Text("<function="),
-            Name,
-            Text(">\n"),
-            Element::Parameters(Parameters {
-                open: "<parameter=",
-                named: ">",
-                value: "",
-                padding: "\n",
-                close: "</parameter>",
-                after: "\n",
-                gap: "",
-            }),
-            Text("</function>"),
-        ],
-        between: None,
-        after: "\n</tool_call>",
-        next: Some("\n"),
-    }),
+    layout: one_call("<tool_call>", &QWEN_CODER_CALL, "\n</tool_call>"),
     markers: &["<tool_call>", "</tool_call>"],
     ids: Ids::Random,
 };
 
-/// The same in `<seed:tool_call>`: Seed-OSS.
+/// The tags of Qwen3-Coder within `<seed:tool_call>`: Seed-OSS.
 pub(in crate::http) static SEED: Format = Format {
     name: "seed-oss",
-    layout: Layout::Sections(Section {
-        marker: "<seed:tool_call>",
-        before: "\n",
-        call: &[
-            Text("<function="),
-            Name,
-            Text(">\n"),
-            Element::Parameters(Parameters {
-                open: "<parameter=",
-                named: ">",
-                value: "",
-                padding: "",
-                close: "</parameter>",
-                after: "\n",
-                gap: "",
-            }),
-            Text("</function>"),
-        ],
-        between: None,
-        after: "\n</seed:tool_call>",
-        next: Some("\n"),
-    }),
+    layout: one_call("<seed:tool_call>", &SEED_CALL, "\n</seed:tool_call>"),
     markers: &["<seed:tool_call>", "</seed:tool_call>"],
     ids: Ids::Random,
 };

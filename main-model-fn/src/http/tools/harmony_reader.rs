@@ -5,6 +5,7 @@
 use super::arguments::Balance;
 use super::asked::{Asked, Mode};
 use super::format::HARMONY;
+use super::reader::Step;
 use super::said::{CallWriter, Said};
 
 /// Texts that end a message.
@@ -32,14 +33,6 @@ enum Voice {
     Reasoning,
     /// Text behind the arguments of a call.
     Dropped,
-}
-
-/// Outcome of a step.
-enum Step {
-    /// There may be more to do.
-    Again,
-    /// More text is needed.
-    Wait,
 }
 
 /// Reads one choice.

@@ -18,6 +18,14 @@ pub(in crate::http) struct Reader {
     undecided_tokens: usize,
 }
 
+/// Outcome of a step of a reader.
+pub(super) enum Step {
+    /// There may be more to do.
+    Again,
+    /// More text is needed.
+    Wait,
+}
+
 /// Reads what follows thoughts.
 #[derive(Debug)]
 enum AnswerReader {

@@ -6,6 +6,7 @@ use super::arguments::{Balance, Head, whole};
 use super::asked::{Asked, Mode};
 use super::format::{Element, Format, Layout, Section};
 use super::parameters::Types;
+use super::reader::Step;
 use super::said::{CallWriter, Said};
 use super::thoughts::decided;
 
@@ -34,14 +35,6 @@ enum State {
     Within(usize, Types),
     /// Behind a call.
     After,
-}
-
-/// Outcome of a step.
-enum Step {
-    /// There may be more to do.
-    Again,
-    /// More text is needed.
-    Wait,
 }
 
 /// Outcome of a comparison with a text that the format states.

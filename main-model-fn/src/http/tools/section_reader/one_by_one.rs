@@ -2,8 +2,9 @@
 
 use super::super::format::{Element, Parameters};
 use super::super::parameters::Types;
+use super::super::reader::Step;
 use super::super::said::Said;
-use super::{Literal, SectionReader, State, Step};
+use super::{Literal, SectionReader, State};
 use serde_json::Value;
 
 /// Longest name of an argument in bytes.
