@@ -43,8 +43,9 @@ pub use cost::sleepers::GroupLife;
 pub use cost::{BatchStep, Evaluation, LayerEvaluation, Violation};
 pub use error::{FieldError, PlanError};
 pub use nodes::{
-    Arrangement, BrokenLimit, ExpectedTimes, Flip, FlipCause, GpuTimes, MetTimes, NodeShape, NodesAnswer,
-    NodesLayout, NodesVerdict, Rental, RentedNodes, Reserve, ResidentModel, RivalNodes, Spot, rent,
+    Arrangement, BrokenLimit, ExpectedTimes, Flip, FlipCause, GpuGroup, GpuTimes, MetTimes, NodeShape,
+    NodesAnswer, NodesLayout, NodesVerdict, Rental, RentedNodes, Reserve, ResidentModel, RivalNodes, Spot,
+    rent,
 };
 pub use plan::{Group, LayerPlan, Plan, PlanDraft};
 pub use preallocation::WalkStep;

@@ -7,6 +7,7 @@
 mod error;
 mod measured;
 mod node_prior;
+mod node_timing;
 mod nodes;
 mod prices;
 mod prior;
@@ -15,8 +16,9 @@ mod profile;
 
 pub use error::{NodesError, PricesError, ProblemError, ProfileError};
 pub use measured::{Factor, Factors, Pair, Ratio};
-pub use node_prior::{ResidentWeights, node_shape};
-pub use nodes::{ListedNode, NodeList};
+pub use node_prior::{ResidentWeights, node_shape, node_shapes};
+pub use node_timing::NodeTiming;
+pub use nodes::{Commitment, ListedNode, NodeList, Owned, PriceSource, date_of};
 pub use prices::{Prices, PricesBilling};
 pub use problem::{Wishes, problem};
 pub use profile::{

@@ -1,29 +1,39 @@
-//! What a node takes to run a model, where nobody measured it: from what its maker says of it.
+//! Times of a model on a node that nobody measured, from what its maker states, by the time model of
+//! [`crate::NodeTiming`].
 
-use crate::nodes::ListedNode;
+use crate::node_timing::{NodeTiming, Timing};
+use crate::nodes::{Commitment, ListedNode, NodeList};
 use crate::prior::{
     CONTEXT_TOKENS, GPU_COPY_BYTES_PER_SECOND, GPU_COPY_SECONDS, GPU_EXPERT_SECONDS, GPU_LAYER_SECONDS,
-    OPERATIONS_PER_SECOND, READ_BYTES_PER_SECOND, USEFUL_VCPUS,
+    READ_BYTES_PER_SECOND, USEFUL_VCPUS,
 };
 use crate::profile::Profile;
 use remoe_model::{Inspection, Outline};
-use remoe_planner::{Affine, CpuProfile, GpuProfile, GpuTimes, NodeShape};
+use remoe_planner::{Affine, CpuProfile, GpuGroup, GpuProfile, GpuTimes, NodeShape};
 
-/// Share of a specified bandwidth that is reached, of main memory and of GPUs: multiplications with one row
-/// reach 60 to 80 %.
-const BANDWIDTH_REACHED: f64 = 0.6;
-/// Share of specified operations that is reached.
-const OPERATIONS_REACHED: f64 = 0.3;
 /// Bytes per second for each vCPU of a node that does not state its bandwidth, all vCPUs busy: three quarters
 /// of what the two hardware threads of a core of an Ice Lake server have (8 channels of DDR4-3200 for 32 cores).
 const SHARED_BYTES_PER_SECOND: f64 = 2.4e9;
 /// No node that does not state it reads more: two sockets of that kind, three quarters reached.
 const MOST_BYTES_PER_SECOND: f64 = 3e11;
-/// Threads that wait for each other twice for an expert.
-const CPU_EXPERT_SECONDS: f64 = 2e-5;
-/// PCIe 4.0 with 16 lanes, half of it: GPUs with 40 GB and more.
-const WIDE_COPY_BYTES_PER_SECOND: f64 = 1.6e10;
+/// Share of a socket's bandwidth that is reached: up to the first GB per second, from the second on.
+const SMALL_SOCKET: (f64, f64) = (100e9, 0.7);
+const LARGE_SOCKET: (f64, f64) = (200e9, 0.5);
+/// No socket is specified for more bytes per second (12 channels of DDR5-6400): more is two of them, where nobody says.
+const ONE_SOCKET: f64 = 6.2e11;
+/// Threads that wait for each other at the end of an expert.
+const CPU_EXPERT_SECONDS: f64 = 2e-6;
+/// PCIe 4.0 with 16 lanes, three quarters of it: GPUs with 40 GB and more. PCIe 3.0 for others.
+const WIDE_COPY_BYTES_PER_SECOND: f64 = 2.4e10;
+const NARROW_COPY_BYTES_PER_SECOND: f64 = 1.2e10;
 const WIDE_COPY_FROM_GB: f64 = 40.0;
+/// GPUs with at least this memory in GB, and at least so many on a node, are linked by NVLink, others by PCIe; bytes
+/// per second that each sends, and seconds of one exchange.
+const LINKED_FROM: (f64, u32) = (40.0, 8);
+const NVLINK: (f64, f64) = (3e11, 1.5e-5);
+const PCIE: (f64, f64) = (2e10, 5e-5);
+/// Links of at least so many bytes per second exchange as quickly as NVLink.
+const QUICK_LINK: f64 = 1e11;
 
 /// By the memory of a GPU in GB: what is derived where it is not stated, GB per second and 10^12 operations
 /// per second. The slowest data centre GPU with at least so much: T4, L4, A40, A100.
@@ -42,8 +52,13 @@ pub struct ResidentWeights {
     pub expert_bytes: f64,
     /// Its parameters.
     pub expert_parameters: f64,
-    /// Bytes that every token is multiplied with besides routed experts; an embedding is looked up.
+    /// Bytes that every token is multiplied with besides routed experts; an embedding is looked up. As engines in general
+    /// hold them.
     pub rest_bytes: f64,
+    /// The same as main functions of this project hold them on CPUs.
+    pub main_rest_bytes: f64,
+    /// The same as they hold them on a GPU.
+    pub device_rest_bytes: f64,
     /// The same in parameters.
     pub rest_parameters: f64,
     /// Layers.
@@ -55,38 +70,47 @@ pub struct ResidentWeights {
 }
 
 impl ResidentWeights {
-    /// Those of a checkpoint whose weights are all held in `dtype`, `float32` or one of two bytes, but for experts
-    /// that are quantised.
+    /// Those of a checkpoint whose weights are held in `dtype`, `float32` or one of two bytes, but for those that the
+    /// inspection says are quantised.
     #[must_use]
     pub fn of(model: &Inspection, dtype: &str) -> Self {
         let element = if dtype == "float32" { 4.0 } else { 2.0 };
-        let model = &model.decoded();
-        let resident = |bytes: u64| model.resident_bytes(bytes, dtype) as f64;
-        let token_bytes = resident(model.token_bytes);
-        let layers: u64 = model.non_expert_layer_bytes.iter().sum();
-        let rest_bytes = resident(layers) + model.vocab_size as f64 * token_bytes;
+        let plain = &model.decoded();
+        let resident = |bytes: u64| plain.resident_bytes(bytes, dtype) as f64;
+        let token_bytes = resident(plain.token_bytes);
+        let layers: u64 = plain.non_expert_layer_bytes.iter().sum();
+        let parameters = (resident(layers) + plain.vocab_size as f64 * token_bytes) / element;
+        // Embedding and head are of one size: one of them is multiplied with.
+        let held = model.resident_layer_bytes(dtype).iter().sum::<u64>() as f64;
+        let head = model.resident_outside_bytes(dtype) as f64
+            * (plain.vocab_size as f64 * token_bytes / resident(plain.outside_bytes).max(1.0)).min(1.0);
         Self {
             expert_bytes: model.resident_expert_bytes(dtype) as f64,
-            expert_parameters: resident(model.expert_bytes) / element,
-            rest_bytes,
-            rest_parameters: rest_bytes / element,
+            expert_parameters: resident(plain.expert_bytes) / element,
+            rest_bytes: held + head,
+            main_rest_bytes: held + head,
+            device_rest_bytes: held + head,
+            rest_parameters: parameters,
             layers: model.layers as f64,
             token_bytes,
-            kv_bytes_per_token: resident(model.kv_bytes_per_token),
+            kv_bytes_per_token: resident(plain.kv_bytes_per_token),
         }
     }
 
-    /// Those of a model of which only the configuration is known.
+    /// Those of a model of which only the configuration is known, as it is stored.
     #[must_use]
     pub fn of_outline(outline: &Outline) -> Self {
         let facts = outline.inspection("");
         let layers: u64 = facts.non_expert_layer_bytes.iter().sum();
         let used = facts.top_k as u64 * facts.moe_layers.len() as u64 * outline.expert_parameters();
         let token_bytes = facts.token_bytes as f64;
+        let rest_bytes = layers as f64 + facts.vocab_size as f64 * token_bytes;
         Self {
             expert_bytes: facts.expert_bytes as f64,
             expert_parameters: outline.expert_parameters() as f64,
-            rest_bytes: layers as f64 + facts.vocab_size as f64 * token_bytes,
+            rest_bytes,
+            main_rest_bytes: rest_bytes,
+            device_rest_bytes: rest_bytes,
             rest_parameters: outline.active_parameters().saturating_sub(used) as f64,
             layers: facts.layers as f64,
             token_bytes,
@@ -95,22 +119,51 @@ impl ResidentWeights {
     }
 }
 
-/// The shape of `node` with the times of a model on it: of `profile` where there is one, whatever machine it
-/// was made on, else from the node's facts, on the slow side.
-///
-/// Several GPUs as one have their bandwidth and operations added: what dividing a model over them costs is not in
-/// those times.
+/// The shapes of `list` with the times of a model on them, at the prices of `commitment`: every node, and those that may
+/// also be had as spot nodes once more under the name `NAME (spot)`.
 #[must_use]
-pub fn node_shape(node: &ListedNode, weights: &ResidentWeights, profile: Option<&Profile>) -> NodeShape {
-    let cpus = Cpus::of(node);
-    let of_gpus = |count: u32| (node.gpus > 0).then(|| Gpus::of(node, count).times(weights, profile));
+pub fn node_shapes(
+    list: &NodeList,
+    commitment: Commitment,
+    weights: &ResidentWeights,
+    profile: Option<&Profile>,
+) -> Vec<NodeShape> {
+    let shapes = list.nodes.iter().flat_map(|node| {
+        let shape = node_shape(node, &list.timing, commitment, weights, profile);
+        let spot = node.spot_per_hour.map(|per_hour| NodeShape {
+            name: format!("{} (spot)", node.name),
+            per_hour,
+            spot: true,
+            ..shape.clone()
+        });
+        std::iter::once(shape).chain(spot)
+    });
+    shapes.collect()
+}
+
+/// The shape of `node` with the times of a model on it: of `profile` where there is one, whatever machine it
+/// was made on, else from the node's facts and `timing`.
+#[must_use]
+pub fn node_shape(
+    node: &ListedNode,
+    timing: &NodeTiming,
+    commitment: Commitment,
+    weights: &ResidentWeights,
+    profile: Option<&Profile>,
+) -> NodeShape {
+    let timing = Timing::of(&node.timing, timing);
+    let cpus = Cpus::of(node, &timing);
+    let gpus = |count: u32| Gpus::of(node, count, &timing);
+    let sizes = (0..=node.gpus.checked_ilog2().unwrap_or(0)).map(|power| 1 << power).chain([node.gpus]);
+    let mut sizes: Vec<u32> = sizes.filter(|size| *size > 0 && node.gpus.is_multiple_of(*size)).collect();
+    sizes.dedup();
     NodeShape {
         name: node.name.clone(),
         vcpus: node.vcpus,
         memory_bytes: node.memory_gb * 1e9,
         gpus: node.gpus,
         gpu_bytes: node.gpu_memory_gb.unwrap_or(0.0) * 1e9,
-        per_hour: node.per_hour,
+        per_hour: node.dollars_per_hour(commitment),
         spot: node.spot,
         max: node.max,
         expert_seconds: profile.map_or_else(
@@ -119,8 +172,8 @@ pub fn node_shape(node: &ListedNode, weights: &ResidentWeights, profile: Option<
         ),
         rest_seconds: profile.map_or_else(
             || {
-                let waits = weights.layers * CPU_EXPERT_SECONDS;
-                cpus.table(weights.rest_bytes, weights.rest_parameters, waits)
+                let waits = weights.layers * timing.cpu_layer_seconds;
+                cpus.table(weights.main_rest_bytes, weights.rest_parameters, waits)
             },
             |profile| profile.nonexpert_seconds.clone(),
         ),
@@ -128,27 +181,34 @@ pub fn node_shape(node: &ListedNode, weights: &ResidentWeights, profile: Option<
             || Some(cpus.context(weights.kv_bytes_per_token)),
             |profile| profile.context_seconds.clone(),
         ),
-        gpu: of_gpus(1),
-        all_gpus: of_gpus(node.gpus),
+        gpu: (node.gpus > 0).then(|| gpus(1).of_main_function(weights, profile)),
+        gpu_groups: sizes
+            .into_iter()
+            .map(|size| GpuGroup { gpus: size, times: gpus(size).of_engines(weights, &timing) })
+            .collect(),
     }
 }
 
-/// What the vCPUs of a node do.
+/// The vCPUs of a node.
 struct Cpus {
     vcpus: f64,
     /// Bytes per second that one reads.
     read_each: f64,
     /// Bytes per second that all of them read, and each its share.
     read_most: f64,
+    /// Operations per second of one.
+    operations: f64,
 }
 
 impl Cpus {
-    fn of(node: &ListedNode) -> Self {
+    fn of(node: &ListedNode, timing: &Timing) -> Self {
         let derived =
             (node.vcpus * SHARED_BYTES_PER_SECOND).max(node.vcpus.min(USEFUL_VCPUS) * READ_BYTES_PER_SECOND);
-        let stated = node.memory_bandwidth_gbs.map(|gb| gb * 1e9 * BANDWIDTH_REACHED);
+        let stated = node.memory_bandwidth_gbs.map(|gb| reached(gb * 1e9, node.sockets, timing));
         let read_most = stated.unwrap_or(derived.min(MOST_BYTES_PER_SECOND));
-        Self { vcpus: node.vcpus, read_each: READ_BYTES_PER_SECOND.min(read_most / node.vcpus), read_most }
+        // A node that states nothing is thought to be a slow one.
+        let each = if stated.is_some() { timing.cpu_read_each } else { READ_BYTES_PER_SECOND };
+        Self { vcpus: node.vcpus, read_each: each, read_most, operations: timing.cpu_operations_each }
     }
 
     /// Seconds of `parameters` in `bytes`: the slower of reading and computing, and `fixed`.
@@ -157,7 +217,7 @@ impl Cpus {
         let row = |tokens: &f64| {
             let at = |vcpus: &f64| {
                 let read = bytes / (self.read_each * vcpus).min(self.read_most);
-                let computed = 2.0 * parameters * tokens / (OPERATIONS_PER_SECOND * vcpus);
+                let computed = 2.0 * parameters * tokens / (self.operations * vcpus);
                 fixed + read.max(computed)
             };
             vcpus.iter().map(at).collect()
@@ -182,23 +242,51 @@ impl Cpus {
     }
 }
 
-/// What some GPUs of a node do together.
+/// Bytes per second that decode steps read of the specified bandwidth of all sockets.
+fn reached(specified: f64, sockets: Option<u32>, timing: &Timing) -> f64 {
+    let sockets = f64::from(sockets.unwrap_or(if specified > ONE_SOCKET { 2 } else { 1 }).max(1));
+    let each = specified / sockets;
+    let (small, large) = (SMALL_SOCKET, LARGE_SOCKET);
+    let part = ((each - small.0) / (large.0 - small.0)).clamp(0.0, 1.0);
+    let share = timing.cpu_bandwidth_share.unwrap_or(small.1 + part * (large.1 - small.1));
+    let together = if sockets > 1.0 { timing.cpu_second_socket * sockets / 2.0 } else { 1.0 };
+    each * share * together
+}
+
+/// Some GPUs of a node that compute every layer together.
 struct Gpus {
     read: f64,
     operations: f64,
     copy: f64,
+    /// Seconds of an exchange of hidden states among them, over tokens: in each a GPU sends nearly twice what it has
+    /// (ring all-reduce).
+    exchange: Affine,
 }
 
 impl Gpus {
-    fn of(node: &ListedNode, count: u32) -> Self {
+    fn of(node: &ListedNode, count: u32, timing: &Timing) -> Self {
         let memory = node.gpu_memory_gb.unwrap_or(0.0);
         let derived = DERIVED.iter().find(|(most, _, _)| memory <= *most).unwrap_or(&DERIVED[0]);
-        let count = f64::from(count);
         let wide = memory >= WIDE_COPY_FROM_GB;
+        let number = f64::from(count);
+        let linked = memory >= LINKED_FROM.0 && node.gpus >= LINKED_FROM.1;
+        let (link, seconds) = match node.gpu_link_gbs {
+            Some(gb) => (gb * 1e9, if gb * 1e9 >= QUICK_LINK { NVLINK.1 } else { PCIE.1 }),
+            None if linked => NVLINK,
+            None => PCIE,
+        };
+        let copy = if wide { WIDE_COPY_BYTES_PER_SECOND } else { NARROW_COPY_BYTES_PER_SECOND };
         Self {
-            read: count * node.gpu_bandwidth_gbs.unwrap_or(derived.1) * 1e9 * BANDWIDTH_REACHED,
-            operations: count * node.gpu_teraflops.unwrap_or(derived.2) * 1e12 * OPERATIONS_REACHED,
-            copy: count * if wide { WIDE_COPY_BYTES_PER_SECOND } else { GPU_COPY_BYTES_PER_SECOND },
+            read: number * node.gpu_bandwidth_gbs.unwrap_or(derived.1) * 1e9 * timing.gpu_bandwidth_share,
+            operations: number * node.gpu_teraflops.unwrap_or(derived.2) * 1e12 * timing.gpu_arithmetic_share,
+            copy: number * timing.host_to_gpu.unwrap_or(copy),
+            exchange: match count {
+                1 => Affine { base: 0.0, per_token: 0.0 },
+                _ => Affine {
+                    base: timing.gpu_exchange_seconds.unwrap_or(seconds),
+                    per_token: 2.0 * (number - 1.0) / number / link,
+                },
+            },
         }
     }
 
@@ -206,9 +294,36 @@ impl Gpus {
         (bytes / self.read).max(2.0 * parameters * tokens / self.operations)
     }
 
-    fn times(&self, weights: &ResidentWeights, profile: Option<&Profile>) -> GpuTimes {
-        let launches = weights.layers * GPU_LAYER_SECONDS;
+    /// Times with an engine that records its launches once (CUDA graphs) and computes all experts of a layer in one
+    /// launch.
+    fn of_engines(&self, weights: &ResidentWeights, timing: &Timing) -> GpuTimes {
+        let exchange = Affine {
+            base: 2.0 * weights.layers * self.exchange.base,
+            per_token: 2.0 * weights.layers * self.exchange.per_token * weights.token_bytes,
+        };
+        let fixed = weights.layers * timing.gpu_layer_seconds + exchange.base;
         let read = weights.rest_bytes / self.read;
+        let per_token = 2.0 * weights.rest_parameters / self.operations + exchange.per_token;
+        let expert = |tokens: &f64| self.seconds(weights.expert_bytes, weights.expert_parameters, *tokens);
+        GpuTimes {
+            rest_prefill_seconds: Affine { base: fixed + read, per_token },
+            rest_decode_seconds: fixed + read,
+            rest_row_seconds: per_token + weights.layers * timing.gpu_row_seconds,
+            context_seconds_per_token: weights.kv_bytes_per_token / self.read,
+            swap_seconds: Affine { base: timing.swap_seconds, per_token: weights.token_bytes / self.copy },
+            expert_seconds: GpuProfile {
+                tokens: TOKENS.to_vec(),
+                seconds: TOKENS.iter().map(expert).collect(),
+            },
+            host_bytes_per_second: self.copy,
+        }
+    }
+
+    /// Times with a main function of this project, which launches every operation by itself: of `profile` where it has
+    /// some.
+    fn of_main_function(&self, weights: &ResidentWeights, profile: Option<&Profile>) -> GpuTimes {
+        let launches = weights.layers * GPU_LAYER_SECONDS;
+        let read = weights.device_rest_bytes / self.read;
         let expert = |tokens: &f64| {
             GPU_EXPERT_SECONDS + self.seconds(weights.expert_bytes, weights.expert_parameters, *tokens)
         };
@@ -217,7 +332,9 @@ impl Gpus {
                 base: launches + read,
                 per_token: 2.0 * weights.rest_parameters / self.operations,
             },
-            rest_decode_seconds: launches + self.seconds(weights.rest_bytes, weights.rest_parameters, 1.0),
+            rest_decode_seconds: launches
+                + self.seconds(weights.device_rest_bytes, weights.rest_parameters, 1.0),
+            rest_row_seconds: 2.0 * weights.rest_parameters / self.operations,
             context_seconds_per_token: weights.kv_bytes_per_token / self.read,
             swap_seconds: Affine {
                 base: GPU_COPY_SECONDS,
@@ -234,6 +351,7 @@ impl Gpus {
         GpuTimes {
             rest_prefill_seconds: device.prefill_seconds,
             rest_decode_seconds: device.decode_seconds,
+            rest_row_seconds: device.prefill_seconds.per_token,
             context_seconds_per_token: device.context_seconds_per_token,
             swap_seconds: device.swap_seconds,
             expert_seconds: stated.unwrap_or(of_node.expert_seconds),

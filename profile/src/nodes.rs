@@ -1,7 +1,9 @@
 //! Nodes as a price list has them.
 
 use crate::error::{NodesError, unreadable};
+use crate::node_timing::NodeTiming;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// Shapes of a list, at most.
 const MOST_SHAPES: usize = 200;
@@ -15,6 +17,12 @@ const MOST_PER_HOUR: f64 = 1e6;
 const MOST_NODES: u32 = 100_000;
 const MOST_GB_PER_SECOND: f64 = 1e6;
 const MOST_TERAFLOPS: f64 = 1e6;
+const MOST_PRICE: f64 = 1e9;
+const MOST_WATTS: f64 = 1e6;
+const MOST_YEARS: f64 = 50.0;
+const MOST_PER_KWH: f64 = 100.0;
+const MOST_SOCKETS: u32 = 64;
+const HOURS_PER_YEAR: f64 = 8766.0;
 
 /// Shapes of nodes with what they cost, in YAML or JSON.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -23,15 +31,66 @@ pub struct NodeList {
     /// Where the prices stand, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
-    /// When they were read, for people.
+    /// Date of the oldest price per hour on demand: `2026-07-20`, `2026-07` or `2026`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub date: Option<String>,
+    /// Sources of figures by the short names that [`ListedNode::price_source`] and others give.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub sources: BTreeMap<String, PriceSource>,
+    /// Figures of the time model that differ from its own on all nodes of the list.
+    #[serde(default, skip_serializing_if = "NodeTiming::is_empty")]
+    pub timing: NodeTiming,
     /// The shapes.
     pub nodes: Vec<ListedNode>,
 }
 
+/// A source of prices.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct PriceSource {
+    /// Date of its figures: `2026-07-20`, `2026-07` or `2026`.
+    pub date: String,
+    /// Where they stand, for people.
+    pub text: String,
+}
+
+/// Price per hour that is paid.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Commitment {
+    /// [`ListedNode::per_hour`].
+    #[default]
+    OnDemand,
+    /// [`ListedNode::one_year_per_hour`], where a shape has one.
+    OneYear,
+    /// [`ListedNode::three_years_per_hour`], where a shape has one.
+    ThreeYears,
+}
+
+/// A machine of one's own.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Owned {
+    /// Dollars that it cost.
+    pub price: f64,
+    /// Years of use.
+    pub years: f64,
+    /// Watts that it draws in the mean, cooling included.
+    pub watts: f64,
+    /// Dollars per kWh.
+    pub per_kwh: f64,
+}
+
+impl Owned {
+    /// Dollars per hour: the price spread evenly over the years, and power.
+    #[must_use]
+    pub fn per_hour(&self) -> f64 {
+        self.price / (self.years * HOURS_PER_YEAR) + self.watts / 1e3 * self.per_kwh
+    }
+}
+
 /// A node as it is sold. 1 GB is 1e9 bytes.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ListedNode {
     /// Its name.
@@ -47,15 +106,40 @@ pub struct ListedNode {
     /// Memory of each GPU in GB.
     #[serde(rename = "gpuMemoryGB", default, skip_serializing_if = "Option::is_none")]
     pub gpu_memory_gb: Option<f64>,
-    /// Dollars per hour.
-    pub per_hour: f64,
-    /// Whether it may be taken back at any time, at this price.
+    /// Dollars per hour on demand. This, or `owned`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub per_hour: Option<f64>,
+    /// Dollars per hour as a spot node, which may be taken back at any time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spot_per_hour: Option<f64>,
+    /// Dollars per hour when committed for a year.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub one_year_per_hour: Option<f64>,
+    /// Dollars per hour when committed for three years.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub three_years_per_hour: Option<f64>,
+    /// Costs of a machine of one's own, in place of `perHour`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owned: Option<Owned>,
+    /// Source of `perHour`, by its name in `sources`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub price_source: Option<String>,
+    /// Source of `spotPerHour`, by its name in `sources`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spot_source: Option<String>,
+    /// Source of `oneYearPerHour` and `threeYearsPerHour`, by its name in `sources`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub committed_source: Option<String>,
+    /// Whether it may be taken back at any time, at `perHour`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub spot: bool,
     /// How many can be had; as many as one likes where absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max: Option<u32>,
-    /// GB that its memory is specified to move per second, all of it; derived from the vCPUs where absent.
+    /// CPU sockets; derived from the bandwidth where absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sockets: Option<u32>,
+    /// GB that its memory is specified to move per second, all sockets together; derived from the vCPUs where absent.
     #[serde(rename = "memoryBandwidthGBs", default, skip_serializing_if = "Option::is_none")]
     pub memory_bandwidth_gbs: Option<f64>,
     /// The same of each GPU; derived from its memory where absent.
@@ -65,6 +149,12 @@ pub struct ListedNode {
     /// memory where absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_teraflops: Option<f64>,
+    /// GB per second that each GPU sends to the others of the node; derived from its memory and their number where absent.
+    #[serde(rename = "gpuLinkGBs", default, skip_serializing_if = "Option::is_none")]
+    pub gpu_link_gbs: Option<f64>,
+    /// Figures of the time model that differ on this node.
+    #[serde(default, skip_serializing_if = "NodeTiming::is_empty")]
+    pub timing: NodeTiming,
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref)] // serde calls it.
@@ -93,9 +183,29 @@ impl NodeList {
             let message = format!("lists {} shapes, expected 1 to {MOST_SHAPES}", self.nodes.len());
             return Err(NodesError { field: "nodes".to_owned(), message });
         }
+        self.timing.check("timing")?;
+        for (name, source) in &self.sources {
+            if date_of(&source.date).is_none() {
+                return Err(wrong_date(&format!("sources.{name}.date"), &source.date));
+            }
+        }
+        if let Some(date) = self.date.as_ref().filter(|date| date_of(date).is_none()) {
+            return Err(wrong_date("date", date));
+        }
         for (index, node) in self.nodes.iter().enumerate() {
-            node.check()
-                .map_err(|error| NodesError { field: format!("nodes[{index}].{}", error.field), ..error })?;
+            let at =
+                |error: NodesError| NodesError { field: format!("nodes[{index}].{}", error.field), ..error };
+            node.check().map_err(at)?;
+            for (field, named) in [
+                ("priceSource", &node.price_source),
+                ("spotSource", &node.spot_source),
+                ("committedSource", &node.committed_source),
+            ] {
+                if let Some(name) = named.as_ref().filter(|name| !self.sources.contains_key(*name)) {
+                    let message = format!("is `{name}`, which `sources` does not have; add it there");
+                    return Err(at(wrong(field, message)));
+                }
+            }
             if let Some(first) = self.nodes[..index].iter().position(|other| other.name == node.name) {
                 let message =
                     format!("is `{}` as in nodes[{first}]; give each shape its own name", node.name);
@@ -115,7 +225,10 @@ impl ListedNode {
         }
         within("vcpus", self.vcpus, MOST_VCPUS, "vCPUs")?;
         within("memoryGB", self.memory_gb, MOST_MEMORY_GB, "GB")?;
-        within("perHour", self.per_hour, MOST_PER_HOUR, "dollars per hour")?;
+        self.check_prices()?;
+        if let Some(sockets) = self.sockets.filter(|sockets| !(1..=MOST_SOCKETS).contains(sockets)) {
+            return Err(wrong("sockets", format!("is {sockets}, expected 1 to {MOST_SOCKETS}")));
+        }
         if self.gpus > MOST_GPUS {
             return Err(wrong("gpus", format!("is {}, expected at most {MOST_GPUS}", self.gpus)));
         }
@@ -138,6 +251,7 @@ impl ListedNode {
         for (field, stated, most, unit) in [
             ("memoryBandwidthGBs", self.memory_bandwidth_gbs, MOST_GB_PER_SECOND, "GB per second"),
             ("gpuBandwidthGBs", self.gpu_bandwidth_gbs, MOST_GB_PER_SECOND, "GB per second"),
+            ("gpuLinkGBs", self.gpu_link_gbs, MOST_GB_PER_SECOND, "GB per second"),
             ("gpuTeraflops", self.gpu_teraflops, MOST_TERAFLOPS, "10^12 operations per second"),
         ] {
             let Some(value) = stated else { continue };
@@ -146,8 +260,69 @@ impl ListedNode {
                 return Err(wrong(field, "is set for a node without gpus; remove it".to_owned()));
             }
         }
-        Ok(())
+        self.timing.check("timing")
     }
+
+    fn check_prices(&self) -> Result<(), NodesError> {
+        match (self.per_hour, &self.owned) {
+            (None, None) => {
+                return Err(wrong("perHour", "is missing; add dollars per hour, or `owned`".to_owned()));
+            }
+            (Some(_), Some(_)) => {
+                return Err(wrong("owned", "stands beside perHour; remove one of them".to_owned()));
+            }
+            _ => {}
+        }
+        for (field, price) in [
+            ("perHour", self.per_hour),
+            ("spotPerHour", self.spot_per_hour),
+            ("oneYearPerHour", self.one_year_per_hour),
+            ("threeYearsPerHour", self.three_years_per_hour),
+        ] {
+            if let Some(price) = price {
+                within(field, price, MOST_PER_HOUR, "dollars per hour")?;
+            }
+        }
+        let Some(owned) = &self.owned else { return Ok(()) };
+        within("owned.price", owned.price, MOST_PRICE, "dollars")?;
+        within("owned.years", owned.years, MOST_YEARS, "years")?;
+        within("owned.watts", owned.watts, MOST_WATTS, "watts")?;
+        match (0.0..=MOST_PER_KWH).contains(&owned.per_kwh) {
+            true => Ok(()),
+            false => {
+                let message = format!("is {}, expected 0 to {MOST_PER_KWH} dollars per kWh", owned.per_kwh);
+                Err(wrong("owned.perKwh", message))
+            }
+        }
+    }
+
+    /// Dollars per hour under `commitment`; on demand where the shape has no price for it.
+    #[must_use]
+    pub fn dollars_per_hour(&self, commitment: Commitment) -> f64 {
+        let committed = match commitment {
+            Commitment::OnDemand => None,
+            Commitment::OneYear => self.one_year_per_hour,
+            Commitment::ThreeYears => self.three_years_per_hour,
+        };
+        let owned = || self.owned.as_ref().map(Owned::per_hour);
+        committed.or(self.per_hour).or_else(owned).unwrap_or(f64::INFINITY)
+    }
+}
+
+/// Year, month and day of a date such as `2026-07-20`, `2026-07` or `2026`; the first of what is left out.
+#[must_use]
+pub fn date_of(text: &str) -> Option<(i32, u32, u32)> {
+    let mut parts = text.trim().splitn(3, '-');
+    let year = parts.next()?.parse().ok().filter(|year| (2000..=2200).contains(year))?;
+    let mut part = |most: u32| match parts.next() {
+        None => Some(1),
+        Some(text) => text.parse().ok().filter(|number| (1..=most).contains(number)),
+    };
+    Some((year, part(12)?, part(31)?))
+}
+
+fn wrong_date(field: &str, date: &str) -> NodesError {
+    wrong(field, format!("is `{date}`, expected a date such as 2026-07-20 or 2026-07"))
 }
 
 fn wrong(field: &str, message: String) -> NodesError {

@@ -2,6 +2,8 @@
 
 mod manifest;
 mod nodes;
+mod nodes_model;
+mod nodes_prices;
 mod nodes_report;
 
 use crate::args::Dtype;
@@ -15,6 +17,7 @@ use crate::planning::{self, Asked, PlanningArgs, RemoteArg};
 use crate::workload::ConcurrencyArgs;
 use clap::Args;
 use nodes::{NodesArgs, Question};
+use nodes_model::Forms;
 use remoe_fetch::ModelArgs;
 use remoe_model::{DenseDtype, ExpertsDtype};
 use remoe_planner::{FieldError, Options, PlanDraft, PlanError, Problem, evaluate, preallocate, solve};
@@ -144,8 +147,7 @@ pub(crate) fn run(args: &PlanArgs, as_json: bool, verbose: bool) -> Result<ExitC
             args: &args.nodes,
             list,
             source: args.source.as_ref(),
-            dtype: args.dtype,
-            experts_dtype: args.experts_dtype,
+            forms: Forms { dtype: args.dtype, experts: args.experts_dtype, dense: args.dense_dtype },
             planning: &args.planning,
             concurrency: args.concurrency,
         };

@@ -4,10 +4,8 @@ use super::{
     Cell, DAY, IDLE_SECONDS, Offer, PATIENT_SECONDS, Regime, SLOW_SECONDS, Subject, WAYS, request, slo,
 };
 use crate::error::ExperimentError;
-use remoe_planner::{
-    Arrangement, Arrivals, Rental, Reserve, ResidentModel, RivalNodes, Slo, Spot, Way, rent,
-};
-use remoe_profile::{ListedNode, NodeList, Profile, node_shape};
+use remoe_planner::{Arrivals, Rental, Reserve, ResidentModel, RivalNodes, Slo, Spot, Way, rent};
+use remoe_profile::{Commitment, ListedNode, NodeList, Profile, node_shapes};
 
 /// Nodes of modest size have no more vCPUs, memory in GB and GPUs.
 const MODEST: (f64, f64, u32) = (16.0, 69.0, 1);
@@ -19,8 +17,8 @@ pub struct ListRegime {
     pub name: &'static str,
     /// For people.
     pub title: &'static str,
-    /// What may be rented.
-    pub nodes: Vec<ListedNode>,
+    /// Nodes that may be rented, on demand.
+    pub list: NodeList,
     /// What is promised.
     pub slo: Slo,
     /// Idle window in seconds; none: nodes are always there.
@@ -32,10 +30,13 @@ impl ListRegime {
     /// may go, and modest nodes only; a list without any has no such regime.
     #[must_use]
     pub fn all(list: &NodeList) -> Vec<Self> {
+        // Spot nodes are another question.
+        let nodes =
+            list.nodes.iter().map(|node| ListedNode { spot_per_hour: None, ..node.clone() }).collect();
         let always = Self {
             name: "nodes-all",
             title: "Nodes as they are sold",
-            nodes: list.nodes.clone(),
+            list: NodeList { nodes, ..list.clone() },
             slo: slo(),
             window: None,
         };
@@ -57,13 +58,13 @@ impl ListRegime {
         ];
         let (vcpus, gb, gpus) = MODEST;
         let is_modest = |node: &&ListedNode| node.vcpus <= vcpus && node.memory_gb <= gb && node.gpus <= gpus;
-        let nodes: Vec<ListedNode> = list.nodes.iter().filter(is_modest).cloned().collect();
+        let nodes: Vec<ListedNode> = always.list.nodes.iter().filter(is_modest).cloned().collect();
         if !nodes.is_empty() {
             let slo = Slo { tpot_seconds: SLOW_SECONDS, ..slo() };
             all.push(Self {
                 name: "nodes-modest",
                 title: "Modest nodes as they are sold",
-                nodes,
+                list: NodeList { nodes, ..always.list.clone() },
                 slo,
                 ..always
             });
@@ -92,20 +93,20 @@ impl ListRegime {
             recorded_seconds: None,
             idle_seconds: self.window,
         };
-        let rental = rental(subject, &self.nodes, self.slo, Some(arrivals));
+        let rental = rental(subject, &self.list, self.slo, Some(arrivals));
         let answer = rent(&rental).map_err(|error| ExperimentError::Plan {
             scenario: subject.name.clone(),
             error: remoe_planner::PlanError::Problem(error),
         })?;
         let offers = WAYS.into_iter().filter_map(|way| {
-            let rival = answer.verdict.rivals.iter().find(|rival| of(rival.name) == way)?;
-            Some(self.offer(way, rival))
+            let rivals = answer.verdict.rivals.iter().filter(|rival| rival.name.way() == way);
+            Some(self.offer(way, rivals.min_by(|a, b| a.order(b))?))
         });
         Ok(Cell::new(subject, per_day, offers.collect()))
     }
 
     fn offer(&self, way: Way, rival: &RivalNodes) -> Offer {
-        let met = rival.expected.and_then(|times| times.met);
+        let met = rival.expected.map(|times| times.met);
         Offer {
             way,
             dollars_per_hour: rival.dollars_per_hour,
@@ -118,7 +119,7 @@ impl ListRegime {
     }
 
     fn limits(&self) -> String {
-        let most = |of: fn(&ListedNode) -> f64| self.nodes.iter().map(of).fold(0.0, f64::max);
+        let most = |of: fn(&ListedNode) -> f64| self.list.nodes.iter().map(of).fold(0.0, f64::max);
         let when = match self.window {
             Some(window) => format!("nodes are released after {window:.0} s without requests"),
             None => "nodes are always rented".to_owned(),
@@ -128,7 +129,7 @@ impl ListRegime {
              {when}",
             self.slo.ttft_seconds,
             self.slo.tpot_seconds * 1e3,
-            self.nodes.len(),
+            self.list.nodes.len(),
             most(|node| node.vcpus),
             most(|node| node.memory_gb),
             most(|node| f64::from(node.gpus)),
@@ -136,9 +137,9 @@ impl ListRegime {
     }
 }
 
-/// What the planner is asked for `subject` on `nodes`.
+/// The planner's question for `subject` on `list`.
 #[must_use]
-pub fn rental(subject: &Subject, nodes: &[ListedNode], slo: Slo, arrivals: Option<Arrivals>) -> Rental {
+pub fn rental(subject: &Subject, list: &NodeList, slo: Slo, arrivals: Option<Arrivals>) -> Rental {
     let facts = &subject.facts;
     let prior = Profile::prior(facts, &facts.dtype);
     let token_bytes = facts.token_bytes as f64;
@@ -149,6 +150,8 @@ pub fn rental(subject: &Subject, nodes: &[ListedNode], slo: Slo, arrivals: Optio
             top_k: facts.top_k,
             expert_bytes: facts.expert_bytes as f64,
             rest_bytes: subject.rest_bytes(),
+            main_rest_bytes: subject.rest_bytes(),
+            device_rest_bytes: subject.rest_bytes(),
             kv_bytes_per_token: facts.kv_bytes_per_token as f64,
             token_bytes,
         },
@@ -156,7 +159,7 @@ pub fn rental(subject: &Subject, nodes: &[ListedNode], slo: Slo, arrivals: Optio
         slo,
         arrivals,
         starts: Some(prior.starts),
-        shapes: nodes.iter().map(|node| node_shape(node, &subject.weights, None)).collect(),
+        shapes: node_shapes(list, Commitment::OnDemand, &subject.weights, None),
         reserve: Reserve::default(),
         spot: Spot::Remote,
         transport: prior.transport.of_rows(token_bytes),
@@ -164,16 +167,5 @@ pub fn rental(subject: &Subject, nodes: &[ListedNode], slo: Slo, arrivals: Optio
         fallback_bytes: subject.fallback_bytes(),
         function_bytes: prior.memory.function_bytes,
         usage: None,
-    }
-}
-
-fn of(arrangement: Arrangement) -> Way {
-    match arrangement {
-        Arrangement::Gpu => Way::Gpu,
-        Arrangement::Cpu => Way::Cpu,
-        Arrangement::Mix => Way::Mix,
-        Arrangement::Fetch => Way::Fetch,
-        Arrangement::Layers => Way::Layers,
-        Arrangement::Sliced => Way::Sliced,
     }
 }

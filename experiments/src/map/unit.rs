@@ -9,7 +9,7 @@ use remoe_planner::{
     Affine, Arrivals, Device, Limits, PlanError, Pricing, Problem, SizeRange, Slo, Specs, Start, Starts,
     VcpuRange, Way, compare,
 };
-use remoe_profile::{DeviceTimes, ListedNode, Profile, Wishes, node_shape, problem};
+use remoe_profile::{Commitment, DeviceTimes, ListedNode, NodeTiming, Profile, Wishes, node_shape, problem};
 
 const GB: f64 = 1e9;
 /// Where functions may sleep, the first token from nothing is promised within so many seconds.
@@ -79,14 +79,12 @@ impl Place {
             memory_gb: self.largest_gb,
             gpus,
             gpu_memory_gb: (gpus > 0).then_some(gpu_bytes / GB),
-            per_hour: 1.0,
-            spot: false,
-            max: None,
+            per_hour: Some(1.0),
             memory_bandwidth_gbs: Some(self.machine.1),
-            gpu_bandwidth_gbs: None,
-            gpu_teraflops: None,
+            ..ListedNode::default()
         };
-        let shape = node_shape(&node, &subject.weights, None);
+        let (timing, commitment) = (NodeTiming::default(), Commitment::OnDemand);
+        let shape = node_shape(&node, &timing, commitment, &subject.weights, None);
         let device = shape.gpu.as_ref().map(|gpu| DeviceTimes {
             prefill_seconds: gpu.rest_prefill_seconds,
             decode_seconds: gpu.rest_decode_seconds,

@@ -1,11 +1,12 @@
 //! Shapes with their times ready to be added up.
 
-use super::form::{GpuTimes, NodeShape, Rental, ResidentModel, Spot};
+use super::batches::{BATCHES, ByBatch, Times, by_batch};
+use super::form::{GpuGroup, GpuTimes, NodeShape, Rental, ResidentModel, Spot};
 use super::slowest::least_slowest;
-use crate::alive::{Alive, Service, alive, mean_per_second, quick};
+use crate::alive::quick;
 use crate::cost::slowest::{Path, expected_slowest};
 use crate::problem::Arrivals;
-use crate::problem::curve::Curve;
+use crate::problem::curve::{Column, Curve};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -13,38 +14,20 @@ use std::rc::Rc;
 /// Functions on one node, at most.
 pub(super) const MOST_PER_NODE: usize = 64;
 
-/// What is varied to see when an answer would be another one.
+/// Figures that are varied to find where an answer changes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Setting {
-    /// Limit of the time per output token.
+    /// Limit of the time per output token, in seconds.
     pub(super) tpot: f64,
     /// Factor on the prices of nodes with GPUs.
     pub(super) gpu_price: f64,
     /// Factor on the bytes of all weights, and on the time that they take.
     pub(super) size: f64,
+    /// Factor on the rate of requests.
+    pub(super) rate: f64,
 }
 
-/// Times of a typical request that runs alone, and what a step takes when all run.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Times {
-    pub(super) ttft: f64,
-    pub(super) tpot: f64,
-    /// A decode step of as many requests as run at once, about: the mean of every path.
-    pub(super) busy: f64,
-}
-
-impl Times {
-    /// The slower of each.
-    pub(super) fn slower(self, other: Self) -> Self {
-        Self {
-            ttft: self.ttft.max(other.ttft),
-            tpot: self.tpot.max(other.tpot),
-            busy: self.busy.max(other.busy),
-        }
-    }
-}
-
-/// Where the non-expert part runs.
+/// Device of the non-expert part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Device {
     Gpu,
@@ -54,23 +37,60 @@ pub(super) enum Device {
 pub(super) struct Compiled<'a> {
     pub(super) rental: &'a Rental,
     pub(super) shapes: Rc<[Shape<'a>]>,
-    /// Sums of the shares of the most used experts, from none to all.
-    pub(super) used: Rc<[f64]>,
-    /// How one request's steps compare with what is promised.
+    usage: Rc<Usage>,
     pub(super) setting: Setting,
-    /// Main functions that share what comes, each with remote functions of its own.
-    pub(super) mains: u32,
     /// When requests come, for a search that asks very often.
-    arrivals: Option<Rc<Arrivals>>,
-    /// Share of time in which nodes are there, at least.
-    pub(super) least_share: f64,
-    /// Times that were asked for, with the bits of the size that they are for: other prices and limits ask
-    /// for the same ones.
+    pub(super) arrivals: Option<Rc<Arrivals>>,
+    /// Times that were asked for, with the bits of the size that they are for: other prices and limits ask for the same
+    /// ones.
     known: Rc<RefCell<HashMap<(Split, u64), Times>>>,
+    /// Steps of experts by shape, functions on it, and range of experts.
+    known_steps: Rc<RefCell<HashMap<(usize, usize, usize, usize), ByBatch>>>,
+    /// Times of the rest by shape and device, at the present size.
+    rests: Vec<[Times; 2]>,
 }
 
 /// Times that are kept, at most.
-const MOST_KNOWN: usize = 1 << 20;
+const MOST_KNOWN: usize = 1 << 18;
+
+/// Usage of a layer's experts, the most used first.
+struct Usage {
+    /// Sums of the shares of assignments, from no expert to all.
+    shares: Vec<f64>,
+    /// Sums of the expected numbers of experts that a step uses, by its batch.
+    used: Vec<ByBatch>,
+}
+
+/// Experts of a layer in a decode step: how many are used, and tokens of each of these, by batch.
+#[derive(Debug, Clone, Copy)]
+struct Used {
+    experts: ByBatch,
+    tokens: ByBatch,
+}
+
+impl Usage {
+    fn new(shares: &[f64], top_k: usize) -> Self {
+        let mut used = vec![[0.0; BATCHES.len()]];
+        for share in shares {
+            let called = (top_k as f64 * share).min(1.0);
+            let before = used[used.len() - 1];
+            used.push(by_batch(|index| {
+                before[index] + 1.0 - (1.0 - called).powi(BATCHES[index].cast_signed())
+            }));
+        }
+        Self { shares: sums(shares.iter().copied()), used }
+    }
+
+    /// Experts `from` to `to` of the order.
+    fn between(&self, from: usize, to: usize, top_k: usize) -> Used {
+        let share = self.shares[to] - self.shares[from];
+        let experts = by_batch(|index| self.used[to][index] - self.used[from][index]);
+        let tokens = by_batch(|index| {
+            f64::from(BATCHES[index]) * top_k as f64 * share / experts[index].max(f64::MIN_POSITIVE)
+        });
+        Used { experts, tokens: tokens.map(|tokens| if tokens.is_finite() { tokens } else { 0.0 }) }
+    }
+}
 
 pub(super) struct Shape<'a> {
     pub(super) node: &'a NodeShape,
@@ -78,27 +98,33 @@ pub(super) struct Shape<'a> {
     /// Of one GPU.
     pub(super) gpu_memory: f64,
     pub(super) vcpus: f64,
+    /// Times of one expert on its CPUs, over tokens and vCPUs.
+    expert: Curve,
     /// Experts of the main function here, then of each of 2, 3, .. remote functions.
     speeds: Vec<Speed>,
     rest_prefill: f64,
-    rest_decode: f64,
-    rest_busy: f64,
-    /// What the context adds to a decode step for each request in it: one GPU, and all of them.
-    context_on_gpu: f64,
-    context_on_gpus: f64,
-    /// All experts on the GPU: prefill of a layer, and a decode step's.
-    gpu_prefill: f64,
-    gpu_decode: f64,
-    gpu_busy: f64,
+    rest_steps: ByBatch,
+    /// Groups of its GPUs with their times.
+    pub(super) groups: Vec<Group<'a>>,
+}
+
+/// GPUs that compute one copy of the model together.
+pub(super) struct Group<'a> {
+    pub(super) form: &'a GpuGroup,
+    /// Seconds per decode step and request of attending to its context.
+    context: f64,
+    expert: Curve,
+    /// The most used experts of a layer in a prefill, from none to all.
+    prefill: Vec<f64>,
 }
 
 /// Experts on the vCPUs of one function.
 struct Speed {
+    /// Place of its vCPUs in the times of experts.
+    column: Column,
     /// One expert, one token.
     decode: f64,
-    /// One expert, the tokens that it has when all requests run.
-    busy: f64,
-    /// The most used experts one after another, from none to all.
+    /// The most used experts one after another in a prefill, from none to all.
     prefill: Vec<f64>,
 }
 
@@ -110,80 +136,106 @@ impl<'a> Compiled<'a> {
         usage.sort_by(|a, b| b.total_cmp(a));
         let tokens: Vec<f64> = usage.iter().map(|share| input * model.top_k as f64 * share).collect();
         let shapes = rental.shapes.iter().map(|node| Shape::new(node, rental, &tokens)).collect();
-        let setting = Setting { tpot: rental.slo.tpot_seconds, gpu_price: 1.0, size: 1.0 };
-        let arrivals = rental.arrivals.as_ref().map(|arrivals| Rc::new(quick(arrivals).into_owned()));
-        let used = sums(usage.into_iter()).into();
-        let known = Rc::default();
-        Self { rental, shapes, used, setting, mains: 1, arrivals, least_share: 1.0, known }.with_mains(1)
-    }
-
-    /// The same with so many main functions.
-    pub(super) fn with_mains(&self, mains: u32) -> Self {
-        let mut compiled = Self { mains, ..self.with(self.setting) };
-        let nothing = Times { ttft: 0.0, tpot: 0.0, busy: 0.0 };
-        compiled.least_share = compiled.under_load(nothing, 0.0).map_or(1.0, |load| load.share);
-        compiled
+        let setting = Setting { tpot: rental.slo.tpot_seconds, gpu_price: 1.0, size: 1.0, rate: 1.0 };
+        let usage = Rc::new(Usage::new(&usage, model.top_k));
+        let (known, known_steps) = (Rc::default(), Rc::default());
+        let (arrivals, rests) = (None, Vec::new());
+        Self { rental, shapes, usage, setting, arrivals, known, known_steps, rests }.with(setting)
     }
 
     /// The same under another setting.
     pub(super) fn with(&self, setting: Setting) -> Self {
-        Self {
+        let arrivals = self.rental.arrivals.as_ref().map(|arrivals| {
+            let arrivals = quick(arrivals);
+            let recorded = arrivals.recorded_seconds.as_ref();
+            Rc::new(Arrivals {
+                per_second: arrivals.per_second * setting.rate,
+                recorded_seconds: recorded
+                    .map(|times| times.iter().map(|seconds| seconds / setting.rate).collect()),
+                ..arrivals.into_owned()
+            })
+        });
+        let mut compiled = Self {
             rental: self.rental,
             shapes: self.shapes.clone(),
-            used: self.used.clone(),
+            usage: self.usage.clone(),
             setting,
-            mains: self.mains,
-            arrivals: self.arrivals.clone(),
-            least_share: self.least_share,
+            arrivals,
             known: self.known.clone(),
-        }
+            known_steps: self.known_steps.clone(),
+            rests: Vec::new(),
+        };
+        let shapes = 0..compiled.shapes.len();
+        compiled.rests = shapes
+            .map(|shape| [Device::Gpu, Device::Cpu].map(|device| compiled.rest_of(shape, device)))
+            .collect();
+        compiled
     }
 
     pub(super) fn model(&self) -> &ResidentModel {
         &self.rental.model
     }
 
-    /// Dollars per hour of one node for each main function.
-    pub(super) fn per_hour(&self, shape: usize) -> f64 {
-        let node = self.shapes[shape].node;
-        f64::from(self.mains) * node.per_hour * if node.gpus > 0 { self.setting.gpu_price } else { 1.0 }
+    fn layers(&self) -> f64 {
+        self.model().layers as f64
     }
 
-    /// How many nodes of a shape there may be for each main function.
-    pub(super) fn most_nodes(&self, shape: usize) -> Option<u32> {
-        self.shapes[shape].node.max.map(|max| max / self.mains)
+    /// Dollars per hour of one node.
+    pub(super) fn per_hour(&self, shape: usize) -> f64 {
+        let node = self.shapes[shape].node;
+        node.per_hour * if node.gpus > 0 { self.setting.gpu_price } else { 1.0 }
     }
 
     /// Bytes of so many experts of every layer.
     pub(super) fn expert_bytes(&self, per_layer: usize) -> f64 {
-        per_layer as f64 * self.model().layers as f64 * self.one_expert_bytes()
+        per_layer as f64 * self.layers() * self.one_expert_bytes()
     }
 
     pub(super) fn one_expert_bytes(&self) -> f64 {
         self.model().expert_bytes * self.setting.size
     }
 
-    /// Everything but experts, with keys and values of all requests that run at once.
-    pub(super) fn rest_bytes(&self) -> f64 {
-        let model = self.model();
-        let tokens = self.rental.request.tokens_in_memory();
-        model.rest_bytes * self.setting.size + tokens * (model.kv_bytes_per_token + model.token_bytes)
+    /// Everything but experts as engines in general hold it, with keys and values of `slots` requests.
+    pub(super) fn rest_bytes(&self, slots: u32) -> f64 {
+        self.model().rest_bytes * self.setting.size + self.context_bytes(slots)
     }
 
-    /// What a main function keeps on the host besides experts and the rest.
-    pub(super) fn host_bytes(&self) -> f64 {
-        let tokens = self.rental.request.tokens_in_memory();
+    /// The same as main functions of this project hold it.
+    pub(super) fn main_rest_bytes(&self, device: Device, slots: u32) -> f64 {
+        let bytes = match device {
+            Device::Cpu => self.model().main_rest_bytes,
+            Device::Gpu => self.model().device_rest_bytes,
+        };
+        bytes * self.setting.size + self.context_bytes(slots)
+    }
+
+    fn context_bytes(&self, slots: u32) -> f64 {
+        let model = self.model();
+        self.rental.request.tokens_in_memory_of(slots) * (model.kv_bytes_per_token + model.token_bytes)
+    }
+
+    /// Memory on the host besides experts and the rest.
+    pub(super) fn host_bytes(&self, slots: u32) -> f64 {
+        let tokens = self.rental.request.tokens_in_memory_of(slots);
         self.rental.runtime_bytes + tokens * self.model().token_bytes
     }
 
-    /// What a main function with remote experts keeps for those that no remote function answers for.
+    /// Memory that a main function with remote experts keeps for those that no remote function answers for.
     pub(super) fn fallback_bytes(&self) -> f64 {
         self.rental.fallback_bytes * self.setting.size
     }
 
+    /// Largest batch that the load can fill.
+    pub(super) fn most_slots(&self) -> u32 {
+        let largest = BATCHES[BATCHES.len() - 1];
+        match self.arrivals {
+            Some(_) => largest,
+            None => self.rental.request.concurrency.max(1).next_power_of_two().min(largest),
+        }
+    }
+
     pub(super) fn may_host_main(&self, shape: usize) -> bool {
-        let may_end = self.shapes[shape].node.spot && self.rental.spot != Spot::Everything;
-        !may_end && self.most_nodes(shape) != Some(0)
+        !self.shapes[shape].node.spot || self.rental.spot == Spot::Everything
     }
 
     pub(super) fn may_host_remote(&self, shape: usize) -> bool {
@@ -191,140 +243,124 @@ impl<'a> Compiled<'a> {
         node.gpus == 0 && (!node.spot || self.rental.spot != Spot::Never)
     }
 
-    /// Whether `times` keep the limits under the load that comes.
-    pub(super) fn holds(&self, times: Times) -> bool {
-        let kept = |times: Times| {
-            times.ttft <= self.rental.slo.ttft_seconds + 1e-9 && times.tpot <= self.setting.tpot + 1e-12
-        };
-        kept(times) && self.utilisation(times) < 1.0 && kept(self.met(times))
+    /// Seconds of moving the hidden states of `tokens` tokens from one node to another.
+    pub(super) fn hop_seconds(&self, tokens: f64) -> f64 {
+        let transport = &self.rental.transport;
+        transport.invoke_seconds / 2.0 + tokens * transport.token_bytes_up / transport.bytes_per_second
     }
 
-    /// What requests meet in the mean: those of `times` alone where nobody says when they come.
-    pub(super) fn met(&self, times: Times) -> Times {
-        match self.under_load(times, 0.0) {
-            Some(load) if !load.saturated => Times {
-                ttft: times.ttft.max(load.first_token_seconds + load.wait_seconds),
-                tpot: times.tpot.max(load.tpot_seconds),
-                ..times
-            },
-            _ => times,
-        }
-    }
-
-    /// What the load that comes makes of functions with `times` that take `start_seconds` to start.
-    pub(super) fn under_load(&self, times: Times, start_seconds: f64) -> Option<Alive> {
-        self.arrivals.as_ref().map(|arrivals| alive(arrivals, &self.service(times), start_seconds))
-    }
-
-    /// Main functions with `times`.
-    pub(super) fn service(&self, times: Times) -> Service {
-        let request = &self.rental.request;
-        // Between one request and as many as run at once, a step grows evenly.
-        let most = request.concurrency.max(1);
-        let part = |rows: u32| f64::from(rows - 1) / f64::from((most - 1).max(1));
-        let step = |rows| times.tpot + part(rows) * (times.busy - times.tpot).max(0.0);
-        Service {
-            prefill_seconds: times.ttft,
-            step_seconds: (1..=most).map(step).collect(),
-            steps: request.output_tokens,
-            concurrency: most,
-            mains: self.mains,
-        }
-    }
-
-    /// Requests in a second when as many as may run at once always do: every prefill holds up all of them.
-    pub(super) fn most_per_second(&self, times: Times) -> f64 {
-        let request = &self.rental.request;
-        let at_once = f64::from(request.concurrency.max(1));
-        f64::from(self.mains) * at_once / (at_once * times.ttft + request.output_tokens * times.busy)
-    }
-
-    /// Arrivals over what can be served at most; 0 where nobody says when requests come.
-    pub(super) fn utilisation(&self, times: Times) -> f64 {
-        let arrivals = self.rental.arrivals.as_ref();
-        arrivals.map_or(0.0, |arrivals| mean_per_second(arrivals) / self.most_per_second(times))
-    }
-
-    /// The part that is no expert, with the moves between device and host.
+    /// The part that is no expert in a main function, with the moves between device and host.
     fn rest(&self, shape: usize, device: Device) -> Times {
-        let (shape, size, layers) = (&self.shapes[shape], self.setting.size, self.model().layers as f64);
-        let decodes = self.decodes();
+        let [on_gpu, on_cpus] = self.rests[shape];
+        if device == Device::Gpu { on_gpu } else { on_cpus }
+    }
+
+    fn rest_of(&self, shape: usize, device: Device) -> Times {
+        let (shape, size) = (&self.shapes[shape], self.setting.size);
         match (device, &shape.node.gpu) {
-            (Device::Gpu, Some(gpu)) => Times {
-                ttft: gpu.rest_prefill_seconds.at(self.rental.request.input_tokens) * size
-                    + 2.0 * layers * gpu.swap_seconds.at(self.rental.request.input_tokens),
-                tpot: decodes
-                    * ((gpu.rest_decode_seconds + shape.context_on_gpu) * size
-                        + 2.0 * layers * gpu.swap_seconds.at(1.0)),
-                busy: decodes
-                    * ((gpu.rest_prefill_seconds.at(self.at_once()) + self.at_once() * shape.context_on_gpu)
-                        * size
-                        + 2.0 * layers * gpu.swap_seconds.at(self.at_once())),
-            },
-            _ => Times {
-                ttft: shape.rest_prefill * size,
-                tpot: decodes * shape.rest_decode * size,
-                busy: decodes * shape.rest_busy * size,
-            },
+            (Device::Gpu, Some(gpu)) => {
+                let context = self.context_seconds(gpu);
+                let layers = self.layers();
+                self.times(
+                    gpu.rest_prefill_seconds.at(self.rental.request.input_tokens) * size
+                        + 2.0 * layers * gpu.swap_seconds.at(self.rental.request.input_tokens),
+                    |index| {
+                        let rows = f64::from(BATCHES[index]);
+                        rest_step(gpu, rows, context) * size + 2.0 * layers * gpu.swap_seconds.at(rows)
+                    },
+                )
+            }
+            _ => self.times(shape.rest_prefill * size, |index| shape.rest_steps[index] * size),
         }
     }
 
-    /// Everything with all experts beside the main function.
+    fn context_seconds(&self, gpu: &GpuTimes) -> f64 {
+        gpu.context_seconds_per_token * self.rental.request.mean_context()
+    }
+
+    /// Times with steps of nothing where requests have none.
+    fn times(&self, prefill: f64, step: impl Fn(usize) -> f64) -> Times {
+        let decodes = self.rental.request.output_tokens > 0.0;
+        Times { prefill, steps: by_batch(|index| if decodes { step(index) } else { 0.0 }) }
+    }
+
+    /// Steps of the experts `from` to `to` of a layer in one of `per_node` functions on a node of `shape`.
+    fn expert_steps(&self, shape: usize, per_node: usize, from: usize, to: usize) -> ByBatch {
+        let size = self.setting.size;
+        let key = (shape, per_node, from, to);
+        let mut known = self.known_steps.borrow_mut();
+        if known.len() >= MOST_KNOWN {
+            known.clear();
+        }
+        let steps = known.entry(key).or_insert_with(|| {
+            let used = self.usage.between(from, to, self.model().top_k);
+            let (expert, column) = (&self.shapes[shape].expert, self.speed(shape, per_node).column);
+            by_batch(|index| used.experts[index] * expert.seconds(used.tokens[index], column))
+        });
+        steps.map(|seconds| seconds * size)
+    }
+
+    /// A main function with all experts beside it.
     pub(super) fn all_local(&self, shape: usize, device: Device) -> Times {
-        let (rest, layers, size) = (self.rest(shape, device), self.model().layers as f64, self.setting.size);
-        let speed = &self.shapes[shape].speeds[0];
-        Times {
-            ttft: rest.ttft + layers * size * last(&speed.prefill),
-            tpot: rest.tpot + self.decodes() * layers * self.model().top_k as f64 * speed.decode * size,
-            busy: rest.busy + self.decodes() * layers * self.used_at_once() * speed.busy * size,
-        }
+        let (rest, layers, size) = (self.rest(shape, device), self.layers(), self.setting.size);
+        let steps = self.expert_steps(shape, 1, 0, self.model().experts);
+        let shape = &self.shapes[shape];
+        self.times(rest.prefill + layers * size * last(&shape.speeds[0].prefill), |index| {
+            rest.steps[index] + layers * steps[index]
+        })
     }
 
-    /// Everything on the GPUs.
-    pub(super) fn all_on_gpu(&self, shape: usize, gpu: &GpuTimes) -> Times {
-        let (model, size) = (self.model(), self.setting.size);
-        let layers = model.layers as f64;
-        let shape = &self.shapes[shape];
-        let context = shape.context_on_gpus;
-        let step = gpu.rest_decode_seconds + context + layers * model.top_k as f64 * shape.gpu_decode;
-        let prefill = gpu.rest_prefill_seconds.at(self.rental.request.input_tokens);
-        let busy = gpu.rest_prefill_seconds.at(self.at_once())
-            + self.at_once() * context
-            + layers * self.used_at_once() * shape.gpu_busy;
-        Times {
-            ttft: (prefill + layers * shape.gpu_prefill) * size,
-            tpot: self.decodes() * step * size,
-            busy: self.decodes() * busy * size,
+    /// Everything on a group of GPUs but the experts of the last `on_host` layers, which the node's CPUs compute; each
+    /// of several groups has its part of the vCPUs.
+    ///
+    /// Prompts may also take these experts to the GPUs, whichever is quicker.
+    pub(super) fn on_group(&self, shape: usize, group: &Group<'_>, on_host: usize) -> Times {
+        let (model, size, gpu) = (self.model(), self.setting.size, &group.form.times);
+        let (layers, hosted) = ((model.layers - on_host) as f64, on_host as f64);
+        let used = self.usage.between(0, model.experts, model.top_k);
+        let (number, shape) = (shape, &self.shapes[shape]);
+        let input = self.rental.request.input_tokens;
+        let one = group.expert.column(1.0);
+        let (mut host_prefill, mut host_steps) = (0.0, [0.0; BATCHES.len()]);
+        if on_host > 0 {
+            let moved = self.moving(model.experts as f64, gpu) / self.layers() + size * last(&group.prefill);
+            let swaps = 2.0 * gpu.swap_seconds.at(input);
+            host_prefill = (size * last(&shape.speeds[0].prefill) + swaps).min(moved);
+            let steps = self.expert_steps(number, 1, 0, model.experts);
+            host_steps =
+                by_batch(|index| steps[index] + 2.0 * gpu.swap_seconds.at(f64::from(BATCHES[index])));
         }
+        self.times(
+            gpu.rest_prefill_seconds.at(input) * size
+                + layers * size * last(&group.prefill)
+                + hosted * host_prefill,
+            |index| {
+                let rows = f64::from(BATCHES[index]);
+                let expert = group.expert.seconds(used.tokens[index], one);
+                (rest_step(gpu, rows, group.context) + layers * used.experts[index] * expert) * size
+                    + hosted * host_steps[index]
+            },
+        )
     }
 
     /// Seconds in which so many experts of every layer come from the host's memory.
     pub(super) fn moving(&self, experts: f64, gpu: &GpuTimes) -> f64 {
-        experts * self.one_expert_bytes() * self.model().layers as f64 / gpu.host_bytes_per_second
+        experts * self.one_expert_bytes() * self.layers() / gpu.host_bytes_per_second
     }
 
-    /// Requests that run at once.
-    fn at_once(&self) -> f64 {
-        f64::from(self.rental.request.concurrency.max(1))
+    /// Experts of a layer that a step uses besides the `cached` most used ones, by batch.
+    pub(super) fn used_beside(&self, cached: usize) -> ByBatch {
+        self.usage.between(cached, self.model().experts, self.model().top_k).experts
     }
 
-    /// Experts of a layer that a step of all requests uses.
-    pub(super) fn used_at_once(&self) -> f64 {
-        used_at_once(self.rental)
-    }
-
-    fn decodes(&self) -> f64 {
-        if self.rental.request.output_tokens > 0.0 { 1.0 } else { 0.0 }
-    }
-
-    /// The main function with the `local` most used experts of every layer, and the others in `groups` that
-    /// work at the same time, each on a node of `host` with `per_node` of them.
+    /// The main function with the `local` most used experts of every layer, and the others in `groups` that work at the
+    /// same time, each on a node of `host` with `per_node` of them.
     pub(super) fn split(&self, at: &Split) -> Times {
         let key = (*at, self.setting.size.to_bits());
         if let Some(times) = self.known.borrow().get(&key) {
             return *times;
         }
-        let times = self.timed(at, expected_slowest);
+        let times = self.timed(at, expected_slowest, BATCHES.len());
         let mut known = self.known.borrow_mut();
         if known.len() >= MOST_KNOWN {
             known.clear();
@@ -335,27 +371,36 @@ impl<'a> Compiled<'a> {
 
     /// The times that [`Self::split`] is not below.
     pub(super) fn least_split(&self, at: &Split) -> Times {
-        self.timed(at, least_slowest)
+        self.timed(at, least_slowest, BATCHES.len())
     }
 
-    fn timed(&self, at: &Split, slowest: fn(usize, &[Path]) -> f64) -> Times {
+    /// The same for a request that runs alone; steps of larger batches are not computed.
+    pub(super) fn least_alone(&self, at: &Split) -> Times {
+        self.timed(at, least_slowest, 1)
+    }
+
+    /// A main function whose experts are all remote and take no time.
+    pub(super) fn rest_alone(&self, main: usize, device: Device) -> Times {
+        self.rest(main, device)
+    }
+
+    fn timed(&self, at: &Split, slowest: fn(usize, &[Path]) -> f64, batches: usize) -> Times {
         let (model, rental, size) = (self.model(), self.rental, self.setting.size);
         let rest = self.rest(at.main, at.device);
-        let (main, host) = (&self.shapes[at.main].speeds[0], self.speed(at.host, at.per_node));
+        let (main, host) = (self.speed(at.main, 1), self.speed(at.host, at.per_node));
         let remote = model.experts - at.local;
-        let local_share = self.used[at.local];
+        let local_share = self.usage.shares[at.local];
         let transport = &rental.transport;
         let back = transport.token_bytes_down / transport.bytes_per_second;
-        let path = |experts: usize, count: usize| Path {
-            share: (1.0 - local_share) * experts as f64 / remote.max(1) as f64,
+        // Groups of the mean size: they differ by one expert at most.
+        let group = Path {
+            share: (1.0 - local_share) / at.groups as f64,
             seconds: host.decode * size + back,
             trip: transport.round_trip(),
-            count,
+            count: at.groups,
         };
         let local = Path { share: local_share, seconds: main.decode * size, trip: 0.0, count: 1 };
-        // Groups of equal size as far as the number of experts allows.
-        let (least, larger) = (remote / at.groups, remote % at.groups);
-        let step = slowest(model.top_k, &[local, path(least, at.groups - larger), path(least + 1, larger)]);
+        let step = slowest(model.top_k, &[group, local]);
         let called = 1.0 - local_share.min(1.0).powi(model.top_k as i32);
         let largest = remote.div_ceil(at.groups) as f64 / remote.max(1) as f64;
         let rows = rental.request.input_tokens * model.top_k as f64 * (1.0 - local_share) * largest;
@@ -365,16 +410,21 @@ impl<'a> Compiled<'a> {
             + sent * transport.token_bytes_up / transport.bytes_per_second
             + transport.invoke_seconds;
         let prefill = (main.prefill[at.local] * size).max(group) + transport.send_seconds;
-        let used = self.used_at_once();
-        let answered = self.at_once() * model.top_k as f64 * (1.0 - local_share) * largest * back;
-        let busy = (local_share * used * main.busy * size)
-            .max((1.0 - local_share) * largest * used * host.busy * size + answered + transport.round_trip());
-        let layers = model.layers as f64;
-        Times {
-            ttft: rest.ttft + layers * prefill,
-            tpot: rest.tpot + self.decodes() * layers * (step + called * transport.send_seconds),
-            busy: rest.busy + self.decodes() * layers * (busy + transport.send_seconds),
+        let layers = self.layers();
+        if batches == 1 {
+            let alone = rest.steps[0] + layers * (step + called * transport.send_seconds);
+            return self.times(rest.prefill + layers * prefill, |_| alone);
         }
+        let beside = self.expert_steps(at.main, 1, 0, at.local);
+        let away = self.expert_steps(at.host, at.per_node, at.local, model.experts);
+        self.times(rest.prefill + layers * prefill, |index| {
+            let answered =
+                f64::from(BATCHES[index]) * model.top_k as f64 * (1.0 - local_share) * largest * back;
+            let mean = beside[index].max(away[index] * largest + answered + transport.round_trip());
+            let send = if index == 0 { called } else { 1.0 } * transport.send_seconds;
+            let slower = if index == 0 { step } else { mean.max(step) };
+            rest.steps[index] + layers * (slower + send)
+        })
     }
 
     /// Whether experts take no longer on `a` than on `b`, however many functions share the node.
@@ -406,55 +456,53 @@ impl<'a> Shape<'a> {
         let reserve = &rental.reserve;
         let vcpus = node.usable_vcpus(reserve);
         let (expert, rest) = (Curve::of_cpu(&node.expert_seconds), Curve::of_cpu(&node.rest_seconds));
-        let at_once = f64::from(rental.request.concurrency.max(1));
-        let busy_tokens = at_once * rental.model.top_k as f64 / used_at_once(rental);
         let speed = |functions: usize| {
             let column = expert.column(vcpus / functions as f64);
             Speed {
+                column,
                 decode: expert.seconds(1.0, column),
-                busy: expert.seconds(busy_tokens, column),
                 prefill: sums(runs(tokens, |tokens| expert.seconds(tokens, column))),
             }
         };
         // Remote functions are on nodes without GPUs.
         let densities = if node.gpus > 0 { 1 } else { MOST_PER_NODE };
-        let on_gpu = node.all_gpus.as_ref().map(|gpu| {
-            let curve = Curve::of_gpu(&gpu.expert_seconds);
-            let one = curve.column(1.0);
-            let prefill: f64 = runs(tokens, |tokens| curve.seconds(tokens, one)).sum();
-            (prefill, curve.seconds(1.0, one), curve.seconds(busy_tokens, one))
-        });
         let column = rest.column(vcpus);
-        let tokens = rental.request.mean_context();
+        let context_tokens = rental.request.mean_context();
         let context = node.context_seconds.as_ref().map_or(0.0, |profile| {
             let curve = Curve::of_cpu(profile);
-            curve.seconds(tokens, curve.column(vcpus))
+            curve.seconds(context_tokens, curve.column(vcpus))
         });
-        let on_gpus =
-            |gpus: &Option<GpuTimes>| gpus.as_ref().map_or(0.0, |gpu| gpu.context_seconds_per_token * tokens);
+        let group = |form: &'a GpuGroup| {
+            let curve = Curve::of_gpu(&form.times.expert_seconds);
+            let one = curve.column(1.0);
+            Group {
+                form,
+                context: form.times.context_seconds_per_token * context_tokens,
+                prefill: sums(runs(tokens, |tokens| curve.seconds(tokens, one))),
+                expert: curve,
+            }
+        };
+        let steps = by_batch(|index| {
+            let rows = f64::from(BATCHES[index]);
+            rest.seconds(rows, column) + rows * context
+        });
         Self {
             node,
             memory: node.usable_bytes(reserve),
             gpu_memory: node.usable_gpu_bytes(reserve),
             vcpus,
             speeds: (1..=densities).map(speed).collect(),
+            expert,
             rest_prefill: rest.seconds(rental.request.input_tokens, column),
-            rest_decode: rest.seconds(1.0, column) + context,
-            rest_busy: rest.seconds(at_once, column) + at_once * context,
-            context_on_gpu: on_gpus(&node.gpu),
-            context_on_gpus: on_gpus(&node.all_gpus),
-            gpu_prefill: on_gpu.map_or(0.0, |(prefill, _, _)| prefill),
-            gpu_decode: on_gpu.map_or(0.0, |(_, decode, _)| decode),
-            gpu_busy: on_gpu.map_or(0.0, |(_, _, busy)| busy),
+            rest_steps: steps,
+            groups: node.gpu_groups.iter().map(group).collect(),
         }
     }
 }
 
-/// Experts of a layer that one token of each request that runs at once uses, in the mean: all alike, and
-/// tokens independent.
-fn used_at_once(rental: &Rental) -> f64 {
-    let (experts, top_k) = (rental.model.experts as f64, rental.model.top_k as f64);
-    experts * (1.0 - (1.0 - top_k / experts).powi(rental.request.concurrency.max(1).cast_signed()))
+/// Everything but experts in a decode step of `rows` requests, each of which attends for `context` seconds.
+fn rest_step(gpu: &GpuTimes, rows: f64, context: f64) -> f64 {
+    gpu.rest_decode_seconds + (rows - 1.0) * gpu.rest_row_seconds + rows * context
 }
 
 /// `of` every value; equal neighbours are asked once.

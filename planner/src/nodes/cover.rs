@@ -20,22 +20,34 @@ pub(super) fn cheapest(functions: usize, offers: &[Offer]) -> Option<(f64, Vec<u
     // Price and nodes of the best way to hold so many functions with the offers so far.
     let mut best = vec![(f64::INFINITY, 0_u32); functions + 1];
     best[0] = (0.0, 0);
-    let mut taken: Vec<Vec<u32>> = Vec::with_capacity(offers.len());
-    for offer in offers {
-        let mut next = best.clone();
+    let useful: Vec<usize> = (0..offers.len()).filter(|index| is_useful(offers, *index)).collect();
+    let mut taken: Vec<Vec<u32>> = Vec::with_capacity(useful.len());
+    for offer in useful.iter().map(|index| &offers[*index]) {
         let mut counts = vec![0; functions + 1];
-        for (held, (target, count)) in next.iter_mut().zip(&mut counts).enumerate() {
-            let useful = held.div_ceil(offer.capacity.max(1)).min(functions) as u32;
-            let useful = if offer.capacity == 0 { 0 } else { useful.min(offer.max.unwrap_or(u32::MAX)) };
-            for nodes in 1..=useful {
-                let before = best[held.saturating_sub(nodes as usize * offer.capacity)];
-                let with = (before.0 + f64::from(nodes) * offer.per_hour, before.1 + nodes);
-                if with.0 < target.0 || (with.0 == target.0 && with.1 < target.1) {
-                    (*target, *count) = (with, nodes);
+        match offer.max {
+            None => {
+                for held in 1..=functions {
+                    let before = held.saturating_sub(offer.capacity);
+                    let with = (best[before].0 + offer.per_hour, best[before].1 + 1);
+                    if is_cheaper(with, best[held]) {
+                        (best[held], counts[held]) = (with, counts[before] + 1);
+                    }
+                }
+            }
+            Some(max) => {
+                let all = best.clone();
+                for held in 1..=functions {
+                    let most = (held.div_ceil(offer.capacity) as u32).min(max);
+                    for nodes in 1..=most {
+                        let before = all[held.saturating_sub(nodes as usize * offer.capacity)];
+                        let with = (before.0 + f64::from(nodes) * offer.per_hour, before.1 + nodes);
+                        if is_cheaper(with, best[held]) {
+                            (best[held], counts[held]) = (with, nodes);
+                        }
+                    }
                 }
             }
         }
-        best = next;
         taken.push(counts);
     }
     let price = best[functions].0;
@@ -44,11 +56,28 @@ pub(super) fn cheapest(functions: usize, offers: &[Offer]) -> Option<(f64, Vec<u
     }
     let mut left = functions;
     let mut nodes = vec![0; offers.len()];
-    for (index, offer) in offers.iter().enumerate().rev() {
-        nodes[index] = taken[index][left];
-        left = left.saturating_sub(nodes[index] as usize * offer.capacity);
+    for (counts, index) in taken.iter().zip(&useful).rev() {
+        nodes[*index] = counts[left];
+        left = left.saturating_sub(nodes[*index] as usize * offers[*index].capacity);
     }
     Some((price, nodes))
+}
+
+fn is_cheaper(one: (f64, u32), other: (f64, u32)) -> bool {
+    one.0 < other.0 || (one.0 == other.0 && one.1 < other.1)
+}
+
+/// Whether no other offer, of which there are as many as one likes, holds as many functions for no more.
+fn is_useful(offers: &[Offer], index: usize) -> bool {
+    let one = &offers[index];
+    let replaces = |(other_index, other): (usize, &Offer)| {
+        let no_worse = other.capacity >= one.capacity && other.per_hour <= one.per_hour;
+        let same = other.capacity == one.capacity && other.per_hour == one.per_hour;
+        let unlimited = other.max.is_none();
+        let first = !same || (one.max.is_some() && unlimited) || other_index < index;
+        other_index != index && unlimited && no_worse && first
+    };
+    one.capacity > 0 && !offers.iter().enumerate().any(replaces)
 }
 
 #[cfg(test)]

@@ -15,12 +15,13 @@ const LARGEST: f64 = 1e18;
 pub struct Rental {
     /// What is served.
     pub model: ResidentModel,
-    /// Typical and largest requests. Memory has room for `concurrency` of them, as in a [`crate::Problem`].
+    /// Typical and largest requests. Without arrivals `concurrency` of them are in flight all the time; with arrivals
+    /// their rate says how many are, and `concurrency` has no effect.
     pub request: Request,
     /// What was promised.
     pub slo: Slo,
-    /// When requests come: limits hold under that load. Where absent times are those of one request that runs
-    /// alone, and nodes are there all the time.
+    /// When requests come: limits hold under that load. Where absent, `request.concurrency` requests are in flight all
+    /// the time, and nodes are there all the time.
     pub arrivals: Option<Arrivals>,
     /// How long functions take to start on a node that is there, which is paid for; needed beside
     /// [`Arrivals::idle_seconds`].
@@ -57,6 +58,10 @@ pub struct ResidentModel {
     pub expert_bytes: f64,
     /// Bytes of everything but routed experts.
     pub rest_bytes: f64,
+    /// The same as main functions of this project hold it on CPUs.
+    pub main_rest_bytes: f64,
+    /// The same as they hold it on a GPU.
+    pub device_rest_bytes: f64,
     /// Bytes of keys and values per token, all layers.
     pub kv_bytes_per_token: f64,
     /// Bytes of one token's hidden state.
@@ -89,24 +94,36 @@ pub struct NodeShape {
     /// What attention to the context adds to a decode step for each request in it, on its CPUs, over tokens of context;
     /// absent where `rest_seconds` has it.
     pub context_seconds: Option<CpuProfile>,
-    /// What one of its GPUs takes, which is what a main function of this project uses; absent without any.
+    /// Times of one of its GPUs in a main function of this project; absent without any.
     pub gpu: Option<GpuTimes>,
-    /// What all of them take as one, for ways in which others serve; absent without any.
-    pub all_gpus: Option<GpuTimes>,
+    /// Times of its GPUs with other engines, which divide every layer over groups of them (tensor parallelism): one
+    /// entry for each size of a group.
+    pub gpu_groups: Vec<GpuGroup>,
 }
 
-/// What the GPUs of a node take.
+/// GPUs of a node that compute one copy of a model together.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GpuGroup {
+    /// GPUs in the group.
+    pub gpus: u32,
+    /// Times of all of them together.
+    pub times: GpuTimes,
+}
+
+/// Times of a model on GPUs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GpuTimes {
     /// Prefill of everything but routed experts, over tokens.
     pub rest_prefill_seconds: Affine,
-    /// The same for one decode step, without context.
+    /// The same for a decode step of one request, without context.
     pub rest_decode_seconds: f64,
+    /// Seconds that each further request adds to it, without context.
+    pub rest_row_seconds: f64,
     /// What every token of context adds to it for each request in it.
     pub context_seconds_per_token: f64,
     /// Hidden states of one layer to the host, or back, over tokens.
     pub swap_seconds: Affine,
-    /// One routed expert.
+    /// One routed expert. What a layer takes once, whatever the number of experts, is in the rest.
     pub expert_seconds: GpuProfile,
     /// Bytes per second from the host's memory.
     pub host_bytes_per_second: f64,
@@ -191,6 +208,8 @@ impl Rental {
         };
         positive("expert_bytes", model.expert_bytes)?;
         positive("rest_bytes", model.rest_bytes)?;
+        positive("main_rest_bytes", model.main_rest_bytes)?;
+        positive("device_rest_bytes", model.device_rest_bytes)?;
         positive("slo.ttft_seconds", self.slo.ttft_seconds)?;
         positive("slo.tpot_seconds", self.slo.tpot_seconds)?;
         check_request(&self.request)?;

@@ -1,7 +1,8 @@
-//! What an arrangement comes to on the nodes of a list: the cheapest nodes that hold it, or what stands in its
-//! way.
+//! The cheapest nodes of an arrangement, or the limit that stands in its way.
 
-use super::compiled::{Compiled, Device, Times};
+use super::batches::Times;
+use super::compiled::{Compiled, Device};
+use super::load::{Excess, Unit};
 use crate::verdict::Way;
 use serde::Serialize;
 
@@ -11,10 +12,16 @@ use serde::Serialize;
 pub enum Arrangement {
     /// All weights in the memory of one node's GPUs.
     Gpu,
+    /// Layers divided over the GPUs of several nodes (pipeline parallelism).
+    Gpus,
     /// Everything on one node's CPUs.
     Cpu,
-    /// All experts on the CPUs of the node whose GPUs have the rest.
+    /// Layers divided over the CPUs of several nodes (pipeline parallelism).
+    Pipeline,
+    /// All experts on the CPUs of the node whose GPU has the rest.
     Mix,
+    /// The experts of as many layers on a node's GPUs as fit, those of the others on its CPUs.
+    Offload,
     /// Experts in the memory of the node, moved to its GPUs when they are used.
     Fetch,
     /// A remote function per layer with the less used experts of it.
@@ -24,8 +31,18 @@ pub enum Arrangement {
 }
 
 impl Arrangement {
-    /// In the order in which equally cheap ones are preferred.
-    pub const ALL: [Self; 6] = [Self::Gpu, Self::Cpu, Self::Mix, Self::Fetch, Self::Layers, Self::Sliced];
+    /// In the order in which equally cheap and equally quick ones are preferred.
+    pub const ALL: [Self; 9] = [
+        Self::Gpu,
+        Self::Cpu,
+        Self::Mix,
+        Self::Offload,
+        Self::Fetch,
+        Self::Gpus,
+        Self::Pipeline,
+        Self::Layers,
+        Self::Sliced,
+    ];
 
     /// Whether some experts are in remote functions.
     #[must_use]
@@ -33,60 +50,69 @@ impl Arrangement {
         matches!(self, Self::Layers | Self::Sliced)
     }
 
-    /// Whether this project computes experts that way: on CPUs only.
+    /// Whether this project serves that way: experts on CPUs, whole layers on one node.
     #[must_use]
     pub fn is_served_by_remoe(self) -> bool {
-        !matches!(self, Self::Gpu | Self::Fetch)
+        matches!(self, Self::Cpu | Self::Mix | Self::Layers | Self::Sliced)
     }
 
-    /// Returns the way to serve that this is on nodes.
+    /// Returns the way to serve that this is one form of.
     #[must_use]
     pub fn way(self) -> Way {
         match self {
-            Self::Gpu => Way::Gpu,
-            Self::Cpu => Way::Cpu,
-            Self::Mix => Way::Mix,
+            Self::Gpu | Self::Gpus => Way::Gpu,
+            Self::Cpu | Self::Pipeline => Way::Cpu,
+            Self::Mix | Self::Offload => Way::Mix,
             Self::Fetch => Way::Fetch,
             Self::Layers => Way::Layers,
             Self::Sliced => Way::Sliced,
         }
     }
 
-    /// Returns the name in words, the same as that of [`Self::way`].
+    /// Returns the name in words.
     #[must_use]
     pub fn meaning(self) -> &'static str {
-        self.way().name()
+        match self {
+            Self::Gpus => "layers divided over GPU nodes",
+            Self::Pipeline => "layers divided over CPU nodes",
+            Self::Offload => "some layers' experts on CPUs, the rest on GPUs",
+            other => other.way().name(),
+        }
     }
 }
 
 /// The cheapest nodes that hold an arrangement.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Found {
-    /// What all nodes cost while they are there.
+    /// Dollars per hour of all nodes while they are there.
     pub(super) per_hour: f64,
     /// That, times the share of time in which they are.
     pub(super) dollars: f64,
-    pub(super) times: Times,
-    /// Main functions, each with the remote functions below.
-    pub(super) mains: u32,
-    /// The shape of a main function's node.
+    pub(super) unit: Unit,
+    /// Units, each on nodes of its own.
+    pub(super) units: u32,
+    /// Shape of the main function's node.
     pub(super) main: usize,
+    /// Nodes of that shape in a unit: more than one divide the layers.
+    pub(super) stages: u32,
     pub(super) device: Device,
-    /// GPUs that it uses there.
+    /// GPUs of each copy on a node.
     pub(super) gpus: u32,
-    /// Bytes on its GPUs; 0 without.
+    /// Bytes of a copy on its GPUs, on each node; 0 without.
     pub(super) on_gpu: f64,
-    /// Bytes of the main function on its host, without the non-expert part.
+    /// Bytes of the main function on each host, without the non-expert part.
     pub(super) on_host: f64,
     /// Experts of every layer beside the main function.
     pub(super) local: usize,
+    /// Layers with their experts on CPUs where others have them on GPUs.
+    pub(super) hosted_layers: usize,
     /// Remote functions.
     pub(super) functions: usize,
     /// Experts of a layer in the largest remote function.
     pub(super) experts_each: usize,
     /// Memory of the largest remote function, in bytes.
     pub(super) function_bytes: f64,
-    /// Nodes of remote functions: shape, how many, functions that one has room for.
+    /// Nodes of remote functions: shape, count, functions that one has room for.
     pub(super) hosts: Vec<(usize, u32, usize)>,
 }
 
@@ -97,13 +123,18 @@ pub(super) enum Miss {
     Absent(&'static str),
     /// It does not fit.
     Memory { shape: usize, what: &'static str, needed: f64, usable: f64 },
-    /// There are not enough nodes for the remote functions.
+    /// There are not enough nodes.
     Count,
     /// It fits and is too slow, for a request or for all that come.
     Slow { shape: usize, limit: &'static str, value: f64, allowed: f64 },
 }
 
 impl Miss {
+    pub(super) fn slow(shape: usize, excess: Excess) -> Self {
+        let Excess { limit, value, allowed } = excess;
+        Self::Slow { shape, limit, value, allowed }
+    }
+
     pub(super) fn is_closer_than(&self, other: &Self) -> bool {
         self.rank() < other.rank()
     }
@@ -126,6 +157,17 @@ pub(super) struct Best {
     pub(super) miss: Miss,
 }
 
+/// Prices that differ by less are equal.
+const EQUAL: f64 = 1e-9;
+
+/// Whether `a` is better than `b`: cheaper, and where equally cheap the quicker.
+pub(super) fn is_better(a: (f64, &Times), b: (f64, &Times)) -> bool {
+    if (a.0 - b.0).abs() > EQUAL * a.0.abs().max(b.0.abs()) {
+        return a.0 < b.0;
+    }
+    (a.1.alone(), a.1.prefill) < (b.1.alone(), b.1.prefill)
+}
+
 impl Best {
     pub(super) fn none(missing: &'static str) -> Self {
         Self { found: None, miss: Miss::Absent(missing) }
@@ -136,37 +178,31 @@ impl Best {
         self.found.as_ref().map_or(f64::INFINITY, |found| found.dollars)
     }
 
-    /// Whether this is nearer to keeping the limits than `other`, where neither does.
-    pub(super) fn is_closer_than(&self, other: &Self) -> bool {
-        self.found.is_none() && other.found.is_none() && self.miss.is_closer_than(&other.miss)
-    }
-
     pub(super) fn missed(&mut self, miss: Miss) {
         if miss.is_closer_than(&self.miss) {
             self.miss = miss;
         }
     }
 
-    /// Keeps the cheaper one; of equally cheap ones the quicker.
+    /// Keeps the better one.
     pub(super) fn offer(&mut self, found: Found) {
-        let order = |one: &Found| (one.dollars, one.times.tpot, one.times.ttft);
-        if self.found.as_ref().is_none_or(|known| order(&found) < order(known)) {
+        let known = self.found.as_ref().map(|known| (known.dollars, &known.unit.times));
+        if known.is_none_or(|known| is_better((found.dollars, &found.unit.times), known)) {
             self.found = Some(found);
         }
     }
 }
 
 impl Compiled<'_> {
-    /// The limit that `times` break furthest, with the shape that they are of.
-    pub(super) fn slow(&self, shape: usize, times: Times) -> Miss {
-        let miss = |limit, value, allowed| Miss::Slow { shape, limit, value, allowed };
-        let met = self.met(times);
-        let ttft = miss("ttft", met.ttft, self.rental.slo.ttft_seconds);
-        let tpot = miss("tpot", met.tpot, self.setting.tpot);
-        let load = miss("load", self.utilisation(times), 1.0);
-        [tpot, load].into_iter().fold(ttft, |worst, other| match worst.is_closer_than(&other) {
-            true => other,
-            false => worst,
-        })
+    /// Seconds from nothing to ready of the functions of `found`, on nodes that are there.
+    pub(super) fn start_seconds(&self, found: &Found) -> f64 {
+        let main = found.on_gpu + found.on_host;
+        self.rental.starts.map_or(0.0, |starts| starts.seconds(main, found.function_bytes))
+    }
+
+    /// `found` with its mean cost over all time.
+    pub(super) fn priced(&self, found: Found) -> Found {
+        let load = self.under_load(&found.unit, found.units, self.start_seconds(&found));
+        Found { dollars: found.per_hour * load.map_or(1.0, |load| load.share), ..found }
     }
 }

@@ -4,24 +4,36 @@
 //! parts ([`Arrangement`]) as whole nodes of a list, and says whether remote experts pay, why every other way
 //! is dearer or impossible, and what would have to be different for another answer.
 //!
-//! Times are those of one typical request that runs alone, or, where the rental says when requests come, what they
-//! meet in the mean; memory has room for as many as run at once. The search is exact for equal functions but for one
-//! thing: how many experts of a layer stay beside the main function is tried at a few numbers. So is how many main
-//! functions there are, where one does not serve all that comes.
+//! Every arrangement has its own best batch, division of GPUs and nodes, and number of copies under the same load and
+//! limits. The load is the arrival rate, or a number of requests that are in flight all the time. The search is exact
+//! for equal functions but for one thing: how many experts of a layer stay beside the main function is tried at a few
+//! numbers.
+//!
+//! | file | content |
+//! | --- | --- |
+//! | `form.rs` | the form of a question: model, requests, limits, node shapes with their times |
+//! | `batches.rs`, `compiled.rs` | times of every arrangement over the batch size |
+//! | `load.rs` | the fewest copies that serve the load within the limits |
+//! | `whole.rs`, `remote.rs` | search over arrangements without and with remote functions |
+//! | `found.rs`, `cover.rs` | the best so far; the cheapest nodes that hold equal functions |
+//! | `verdict.rs` | whether remote experts pay, and what would turn that |
 
+mod batches;
 mod compiled;
 mod cover;
 mod form;
 mod found;
+mod load;
 mod remote;
 mod slowest;
 mod verdict;
 mod whole;
 
-use crate::alive::alive;
+use crate::alive::mean_per_second;
 use crate::error::FieldError;
+use crate::problem::Device;
 use compiled::Compiled;
-pub use form::{GpuTimes, NodeShape, Rental, Reserve, ResidentModel, Spot};
+pub use form::{GpuGroup, GpuTimes, NodeShape, Rental, Reserve, ResidentModel, Spot};
 pub use found::Arrangement;
 use found::{Best, Found};
 use serde::Serialize;
@@ -34,6 +46,9 @@ pub struct NodesAnswer {
     pub nodes: Vec<RentedNodes>,
     /// What they cost, times the share of time in which they are there.
     pub dollars_per_hour: Option<f64>,
+    /// Requests per second in the mean, where they have a rate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub requests_per_second: Option<f64>,
     /// Share of time in which the nodes are there: 1 without arrivals or idle windows.
     pub alive_share: f64,
     /// What is on them.
@@ -56,8 +71,8 @@ pub struct RentedNodes {
     pub shape: String,
     /// How many.
     pub count: u32,
-    /// The functions on all of them together: `main`, `group-0`, or `layer-0` by position. Of each there are as many replicas as
-    /// there are main functions.
+    /// The functions on all of them together: `main`, `group-0`, or `layer-0` by position; `stage-0` where nodes divide the
+    /// layers. Of each there are as many as there are main functions ([`NodesLayout::mains`]).
     pub hosts: Vec<String>,
     /// Whether they may be taken back.
     pub spot: bool,
@@ -66,10 +81,18 @@ pub struct RentedNodes {
 /// What is in which function. Units: bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct NodesLayout {
-    /// Main functions that share what comes. Each has as many remote functions as are counted below.
+    /// Main functions that share the load. Each has as many remote functions, stages and copies as are counted below.
     pub mains: u32,
+    /// Requests that each copy runs at once.
+    pub slots: u32,
+    /// Copies of the model in each: groups of GPUs of one node, or batches in different stages.
+    pub copies: u32,
+    /// Nodes that divide the layers.
+    pub stages: u32,
+    /// Layers with their experts on CPUs, where the rest is on GPUs.
+    pub hosted_layers: usize,
     /// Where the non-expert part runs: `gpu` or `cpu`.
-    pub device: crate::problem::Device,
+    pub device: Device,
     /// Experts of every layer beside the main function.
     pub local_experts: usize,
     /// Main memory of the main function, without the non-expert part: buffers, and experts that are not on
@@ -102,18 +125,19 @@ pub struct ExpectedTimes {
     pub ttft_seconds: f64,
     /// Per output token of a request that runs alone.
     pub tpot_seconds: f64,
-    /// About what an output token takes while as many requests as run at once all decode. The limit is not
-    /// about it.
+    /// A decode step with a full batch, without prefills: of [`NodesLayout::slots`] requests, or of as many as are in
+    /// flight.
     pub busy_tpot_seconds: f64,
-    /// What requests meet in the mean, where the rental says when they come. The limits are about it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub met: Option<MetTimes>,
-    /// Output tokens in a second when as many requests as may run at once always do.
+    /// Requests in flight, all main functions together. With arrivals it follows from their rate (Little's law).
+    pub in_flight: f64,
+    /// Means of the requests under the load. The limits are about them.
+    pub met: MetTimes,
+    /// Output tokens in a second when every slot always has a request.
     pub full_load_tokens_per_second: f64,
 }
 
-/// What requests meet that come as an arrival process says: means. Those that waited for a start are served beside each
-/// other and are slower until that is over.
+/// Means of the requests under the load. Those that waited for a start are served beside each other and are slower until
+/// that is over.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct MetTimes {
     /// Seconds to the first token of a request that finds functions awake, the wait for its turn included.
@@ -126,10 +150,6 @@ pub struct MetTimes {
     /// cloud takes to hand over a node is not in it.
     pub cold_ttft_seconds: f64,
 }
-
-/// Numbers of main functions that are tried where requests come: one as long as it serves them, and more where these are
-/// cheaper or the only ones to serve all.
-const MAINS: [u32; 12] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64];
 
 /// The cheapest nodes for `rental`, beside every rival.
 ///
@@ -146,10 +166,11 @@ pub fn rent(rental: &Rental) -> Result<NodesAnswer, FieldError> {
     let alive_share =
         best.and_then(|best| found(best.name)).map_or(1.0, |found| found.dollars / found.per_hour);
     let of_remoe = verdict.rivals.iter().filter(|rival| rival.name.is_served_by_remoe() && rival.feasible);
-    let of_remoe = of_remoe.min_by(|a, b| a.order().total_cmp(&b.order()));
+    let of_remoe = of_remoe.min_by(|a, b| a.order(b));
     Ok(NodesAnswer {
         nodes: best.map(|best| best.nodes.clone()).unwrap_or_default(),
         dollars_per_hour: best.and_then(|best| best.dollars_per_hour),
+        requests_per_second: rental.arrivals.as_ref().map(mean_per_second),
         alive_share,
         layout: best.and_then(|best| best.layout),
         expected: best.and_then(|best| best.expected),
@@ -160,91 +181,57 @@ pub fn rent(rental: &Rental) -> Result<NodesAnswer, FieldError> {
 }
 
 impl Compiled<'_> {
-    /// The cheapest nodes for `arrangement` with as many main functions as make it so, below `bound` dollars per hour in the
-    /// mean; with `any` the first ones that are found.
+    /// The cheapest nodes for `arrangement`, below `bound` dollars per hour in the mean where it has remote functions; with
+    /// `any` the first ones of these that are found.
     fn best(&self, arrangement: Arrangement, bound: f64, any: bool) -> Best {
-        let mut best = self.with_these_mains(arrangement, bound, any);
-        let mut before = best.clone();
-        for mains in MAINS.into_iter().filter(|mains| *mains > self.mains) {
-            if self.rental.arrivals.is_none() || (any && best.bound() < bound) {
-                break;
-            }
-            let more = self.with_mains(mains);
-            let cheapest = (0..more.shapes.len()).filter(|shape| more.may_host_main(*shape));
-            let least = cheapest.map(|shape| more.per_hour(shape)).fold(f64::INFINITY, f64::min);
-            if more.least_dollars(least) >= bound.min(best.bound()) {
-                break;
-            }
-            let found = more.with_these_mains(arrangement, bound.min(best.bound()), any);
-            let is_closer = found.is_closer_than(&before);
-            before = found.clone();
-            match found.found {
-                Some(found) => best.offer(found),
-                // More of what does not serve one request in time do not either.
-                None if best.found.is_none() && !is_closer => break,
-                None if best.found.is_none() => best.missed(found.miss),
-                None => {}
-            }
-        }
-        best
-    }
-
-    fn with_these_mains(&self, arrangement: Arrangement, bound: f64, any: bool) -> Best {
         match arrangement.is_remote() {
             true => self.with_remote(arrangement, bound, any),
-            false => self.on_one_node(arrangement),
+            false => self.without_remote(arrangement),
         }
-    }
-
-    /// Seconds from nothing to ready of what `found` consists of, on nodes that are there.
-    fn start_seconds(&self, found: &Found) -> f64 {
-        let main = found.on_gpu + found.on_host;
-        self.rental.starts.map_or(0.0, |starts| starts.seconds(main, found.function_bytes))
-    }
-
-    /// `found` with what it costs in the mean over all time.
-    fn priced(&self, found: Found) -> Found {
-        let load = self.under_load(found.times, self.start_seconds(&found));
-        Found { dollars: found.per_hour * load.map_or(1.0, |load| load.share), ..found }
-    }
-
-    /// The least that nodes cost in the mean over all time that cost `per_hour` while they are there.
-    fn least_dollars(&self, per_hour: f64) -> f64 {
-        per_hour * self.least_share
     }
 
     fn expected(&self, found: &Found) -> ExpectedTimes {
+        let (unit, met) = (&found.unit, self.met(&found.unit, found.units));
+        let start_seconds = self.start_seconds(found);
+        let load = self.under_load(unit, found.units, start_seconds);
+        let sleeps = self.rental.arrivals.as_ref().is_some_and(|arrivals| arrivals.idle_seconds.is_some());
+        let copies = f64::from(found.units) * f64::from(unit.copies);
+        let batch = match self.rental.arrivals {
+            Some(_) => unit.slots,
+            None => unit.slots.min((met.in_flight / copies).ceil() as u32),
+        };
         // The first token of a request is the prefill's.
-        let tokens = self.rental.request.output_tokens + 1.0;
+        let steps = self.rental.request.output_tokens;
         ExpectedTimes {
-            ttft_seconds: found.times.ttft,
-            tpot_seconds: found.times.tpot,
-            busy_tpot_seconds: found.times.busy,
-            met: self.met_times(found),
-            full_load_tokens_per_second: tokens * self.most_per_second(found.times),
+            ttft_seconds: unit.times.prefill,
+            tpot_seconds: unit.times.alone(),
+            busy_tpot_seconds: unit.times.step(batch),
+            in_flight: met.in_flight,
+            met: MetTimes {
+                ttft_seconds: met.ttft,
+                tpot_seconds: met.tpot,
+                cold_share: load.map_or(0.0, |load| load.cold_share),
+                cold_ttft_seconds: met.ttft + if sleeps { start_seconds } else { 0.0 },
+            },
+            full_load_tokens_per_second: (steps + 1.0)
+                * f64::from(found.units)
+                * load::Unit { slots: batch, ..*unit }.most_per_second(steps),
         }
-    }
-
-    fn met_times(&self, found: &Found) -> Option<MetTimes> {
-        let (arrivals, service) = (self.rental.arrivals.as_ref()?, self.service(found.times));
-        let (awake, start_seconds) = (self.met(found.times), self.start_seconds(found));
-        Some(MetTimes {
-            ttft_seconds: awake.ttft,
-            tpot_seconds: awake.tpot,
-            cold_share: alive(arrivals, &service, start_seconds).cold_share,
-            cold_ttft_seconds: awake.ttft + arrivals.idle_seconds.map_or(0.0, |_| start_seconds),
-        })
     }
 
     fn rented(&self, found: &Found, arrangement: Arrangement) -> Vec<RentedNodes> {
         let node = |shape: usize, count: u32, hosts: Vec<String>| RentedNodes {
             shape: self.shapes[shape].node.name.clone(),
-            count: count * found.mains,
+            count: count * found.units,
             hosts,
             spot: self.shapes[shape].node.spot,
         };
+        let mains = match found.stages {
+            1 => vec!["main".to_owned()],
+            stages => (0..stages).map(|stage| format!("stage-{stage}")).collect(),
+        };
         let kind = if arrangement == Arrangement::Layers { "layer" } else { "group" };
-        let mut nodes = vec![node(found.main, 1, vec!["main".to_owned()])];
+        let mut nodes = vec![node(found.main, found.stages, mains)];
         let mut named = 0;
         for &(shape, count, capacity) in &found.hosts {
             let until = (named + count as usize * capacity).min(found.functions);
@@ -254,16 +241,24 @@ impl Compiled<'_> {
         nodes
     }
 
-    fn layout(&self, found: &Found) -> NodesLayout {
+    fn layout(&self, found: &Found, arrangement: Arrangement) -> NodesLayout {
         let main = &self.shapes[found.main];
         let on_gpu = found.device == compiled::Device::Gpu;
         let vcpus = |(shape, _, capacity): &(usize, u32, usize)| self.shapes[*shape].vcpus / *capacity as f64;
+        let slots = found.unit.slots;
         NodesLayout {
-            mains: found.mains,
-            device: if on_gpu { crate::problem::Device::Gpu } else { crate::problem::Device::Cpu },
+            mains: found.units,
+            slots,
+            copies: found.unit.copies,
+            stages: found.stages,
+            hosted_layers: found.hosted_layers,
+            device: if on_gpu { Device::Gpu } else { Device::Cpu },
             local_experts: found.local,
             main_bytes: found.on_host,
-            rest_bytes: self.rest_bytes(),
+            rest_bytes: match arrangement.is_served_by_remoe() {
+                true => self.main_rest_bytes(found.device, slots),
+                false => self.rest_bytes(slots),
+            },
             gpu_bytes: found.on_gpu,
             main_vcpus: main.vcpus,
             remote_functions: found.functions,

@@ -5,6 +5,7 @@ use super::found::{Arrangement, Best, Miss};
 use super::{ExpectedTimes, NodesLayout, RentedNodes};
 use crate::answer::words::{amount, limit_name};
 use serde::Serialize;
+use std::cmp::Ordering;
 
 /// Whether remote experts pay on the nodes of a list.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -46,8 +47,25 @@ pub struct RivalNodes {
 }
 
 impl RivalNodes {
-    pub(super) fn order(&self) -> f64 {
+    /// Dollars per hour; infinite where it is not feasible.
+    fn dollars(&self) -> f64 {
         self.dollars_per_hour.unwrap_or(f64::INFINITY)
+    }
+
+    /// Compares by price, and of equal prices (1e-9 relative) by the time per output token, then to the first.
+    #[must_use]
+    pub fn order(&self, other: &Self) -> Ordering {
+        let (a, b) = (self.dollars(), other.dollars());
+        if a != b && !((a - b).abs() <= 1e-9 * a.max(b)) {
+            return a.total_cmp(&b);
+        }
+        let times = |rival: &Self| {
+            rival
+                .expected
+                .map_or((f64::INFINITY, f64::INFINITY), |times| (times.tpot_seconds, times.ttft_seconds))
+        };
+        let (a, b) = (times(self), times(other));
+        a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1))
     }
 }
 
@@ -89,18 +107,25 @@ pub enum FlipCause {
     GpuPriceFactor,
     /// The bytes of all weights and the time that they take, as a factor.
     ModelSizeFactor,
+    /// The rate of requests, as a factor; only where they have a rate.
+    RequestRateFactor,
+}
+
+impl FlipCause {
+    const ALL: [Self; 4] =
+        [Self::TpotSeconds, Self::GpuPriceFactor, Self::ModelSizeFactor, Self::RequestRateFactor];
 }
 
 /// Changes up to this factor are looked at, in both directions.
 const FARTHEST: f64 = 10.0;
 /// Steps to there.
-const STEPS: u32 = 6;
-/// Halvings between two of them: to 0.1 %.
-const HALVINGS: u32 = 9;
+const STEPS: u32 = 4;
+/// Halvings between two of them: to 2 %.
+const HALVINGS: u32 = 5;
 
 pub(super) fn verdict(compiled: &Compiled<'_>, all: &[(Arrangement, Best)]) -> NodesVerdict {
     let rivals: Vec<RivalNodes> = all.iter().map(|(name, best)| compiled.rival(*name, best)).collect();
-    let best = rivals.iter().filter(|rival| rival.feasible).min_by(|a, b| a.order().total_cmp(&b.order()));
+    let best = rivals.iter().filter(|rival| rival.feasible).min_by(|a, b| a.order(b));
     let name = best.map(|rival| rival.name);
     NodesVerdict {
         pays: name.is_some_and(Arrangement::is_remote),
@@ -115,10 +140,10 @@ fn sentence(rivals: &[RivalNodes], best: Option<&RivalNodes>) -> String {
     let Some(best) = best else {
         return "No nodes on this list meet the limits; raise the limits, or list other nodes.".to_owned();
     };
-    let cost = |rival: &RivalNodes| money(rival.order());
+    let cost = |rival: &RivalNodes| money(rival.dollars());
     let pays = best.name.is_remote();
     let other = rivals.iter().filter(|rival| rival.name.is_remote() != pays && rival.feasible);
-    let other = other.min_by(|a, b| a.order().total_cmp(&b.order()));
+    let other = other.min_by(|a, b| a.order(b));
     let place = place(&best.nodes);
     match (pays, other) {
         (true, Some(other)) => format!(
@@ -149,7 +174,7 @@ fn sentence(rivals: &[RivalNodes], best: Option<&RivalNodes>) -> String {
 }
 
 fn less(best: &RivalNodes, other: &RivalNodes) -> String {
-    format!("{:.0} %", 100.0 * (1.0 - best.order() / other.order()))
+    format!("{:.0} %", 100.0 * (1.0 - best.dollars() / other.dollars()))
 }
 
 /// `1 x a with 3 x b`.
@@ -181,8 +206,7 @@ impl Compiled<'_> {
                 layout: None,
             };
         };
-        let serving = self.with_mains(found.mains);
-        let (nodes, expected) = (serving.rented(found, name), serving.expected(found));
+        let (nodes, expected) = (self.rented(found, name), self.expected(found));
         RivalNodes {
             name,
             feasible: true,
@@ -194,7 +218,7 @@ impl Compiled<'_> {
             broken: None,
             nodes,
             expected: Some(expected),
-            layout: Some(serving.layout(found)),
+            layout: Some(self.layout(found, name)),
         }
     }
 
@@ -247,7 +271,8 @@ impl Compiled<'_> {
     fn flips(&self, pays: bool) -> Vec<Flip> {
         let now = self.setting;
         let mut flips = Vec::new();
-        for cause in [FlipCause::TpotSeconds, FlipCause::GpuPriceFactor, FlipCause::ModelSizeFactor] {
+        let with_rate = |cause: &FlipCause| *cause != FlipCause::RequestRateFactor || self.arrivals.is_some();
+        for cause in FlipCause::ALL.into_iter().filter(with_rate) {
             for direction in [1.0, -1.0] {
                 let Some((factor, best)) = self.flip(cause, direction, pays) else { continue };
                 let value = if cause == FlipCause::TpotSeconds { now.tpot } else { 1.0 };
@@ -295,6 +320,7 @@ impl Compiled<'_> {
             FlipCause::TpotSeconds => Setting { tpot: now.tpot * factor, ..now },
             FlipCause::GpuPriceFactor => Setting { gpu_price: factor, ..now },
             FlipCause::ModelSizeFactor => Setting { size: factor, ..now },
+            FlipCause::RequestRateFactor => Setting { rate: factor, ..now },
         };
         self.with(setting)
     }
@@ -305,6 +331,7 @@ fn words(cause: FlipCause, at: f64, best: Arrangement) -> String {
         FlipCause::TpotSeconds => format!("with a TPOT limit of {}", amount("tpot", at)),
         FlipCause::GpuPriceFactor => format!("with GPU nodes at {at:.2} times their price"),
         FlipCause::ModelSizeFactor => format!("with a model of {at:.2} times the size"),
+        FlipCause::RequestRateFactor => format!("with {at:.2} times the requests"),
     };
     match best.is_remote() {
         true => format!("{change}, remote experts pay"),

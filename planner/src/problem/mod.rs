@@ -126,8 +126,13 @@ impl Request {
     /// Tokens that must fit in all: those of the largest request, or of as many typical ones as run at
     /// once.
     pub(crate) fn tokens_in_memory(&self) -> f64 {
+        self.tokens_in_memory_of(self.concurrency)
+    }
+
+    /// The same for `concurrency` requests at once.
+    pub(crate) fn tokens_in_memory_of(&self, concurrency: u32) -> f64 {
         let largest = self.largest_input() + self.max_output_tokens.unwrap_or(self.output_tokens);
-        match self.concurrency {
+        match concurrency {
             0 | 1 => largest,
             many => largest.max(f64::from(many) * (self.input_tokens + self.output_tokens)),
         }

@@ -5,3 +5,4 @@ mod common;
 mod measured;
 mod nodes;
 mod profiles;
+mod published;

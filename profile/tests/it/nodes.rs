@@ -5,11 +5,11 @@ use remoe_planner::{
     Arrangement, Arrivals, FlipCause, NodesAnswer, Rental, Request, Reserve, ResidentModel, RivalNodes, Slo,
     Spot, rent,
 };
-use remoe_profile::{NodeList, Profile, ResidentWeights, node_shape};
+use remoe_profile::{Commitment, NodeList, Profile, ResidentWeights, node_shapes};
 use std::path::PathBuf;
 
 const MODELS: [&str; 4] = ["deepseek-v3", "mixtral-8x22b", "gpt-oss-120b", "qwen3-235b-a22b"];
-const LISTS: [&str; 2] = ["aws-us-east-1.yaml", "gcp-us-central1.yaml"];
+const LISTS: [&str; 3] = ["aws-us-east-1.yaml", "gcp-us-central1.yaml", "azure-eastus.yaml"];
 
 fn workspace(path: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
@@ -17,6 +17,30 @@ fn workspace(path: &str) -> PathBuf {
 
 fn list(name: &str) -> NodeList {
     NodeList::from_yaml(&std::fs::read_to_string(workspace("examples/nodes").join(name)).unwrap()).unwrap()
+}
+
+/// A list with few shapes of every kind, on demand.
+fn short_list() -> NodeList {
+    let mut list = list(LISTS[0]);
+    let kept = [
+        "m7i.2xlarge",
+        "m7i.8xlarge",
+        "r7i.4xlarge",
+        "r7i.12xlarge",
+        "r7i.24xlarge",
+        "r7i.48xlarge",
+        "g4dn.xlarge",
+        "g6.4xlarge",
+        "g6e.4xlarge",
+        "g6e.48xlarge",
+        "p5.4xlarge",
+        "p5.48xlarge",
+        "p5en.48xlarge",
+    ];
+    list.nodes.retain(|node| kept.contains(&node.name.as_str()));
+    assert_eq!(list.nodes.len(), kept.len());
+    list.nodes.iter_mut().for_each(|node| node.spot_per_hour = None);
+    list
 }
 
 fn rental(model: &str, list: &NodeList) -> Rental {
@@ -33,6 +57,8 @@ fn rental(model: &str, list: &NodeList) -> Rental {
             top_k: facts.top_k,
             expert_bytes: facts.expert_bytes as f64,
             rest_bytes: rest as f64,
+            main_rest_bytes: rest as f64,
+            device_rest_bytes: rest as f64,
             kv_bytes_per_token: facts.kv_bytes_per_token as f64,
             token_bytes: facts.token_bytes as f64,
         },
@@ -46,7 +72,7 @@ fn rental(model: &str, list: &NodeList) -> Rental {
         slo: Slo::new(10.0, 0.2),
         arrivals: None,
         starts: Some(prior.starts),
-        shapes: list.nodes.iter().map(|node| node_shape(node, &weights, None)).collect(),
+        shapes: node_shapes(list, Commitment::OnDemand, &weights, None),
         reserve: Reserve::default(),
         spot: Spot::Remote,
         transport: prior.transport.of_rows(facts.token_bytes as f64),
@@ -55,6 +81,11 @@ fn rental(model: &str, list: &NodeList) -> Rental {
         function_bytes: prior.memory.function_bytes,
         usage: None,
     }
+}
+
+fn weights_of(model: &str) -> ResidentWeights {
+    let folder = workspace("tests/fixtures/published").join(model);
+    ResidentWeights::of_outline(&Outline::open_in(&Folder::new(folder), None).unwrap())
 }
 
 fn rival(answer: &NodesAnswer, name: Arrangement) -> &RivalNodes {
@@ -80,6 +111,9 @@ fn lists_that_cannot_be_are_refused_by_field() {
         "gpus: 1, gpuMemoryGB: 24, spot: true, max: 2, memoryBandwidthGBs: 20, gpuBandwidthGBs: 300, gpuTeraflops: 121",
     );
     assert!(NodeList::from_yaml(&gpu).is_ok());
+    let timed =
+        with("sockets: 2, timing: {cpuBandwidthShare: 0.4, cpuLayerMicroseconds: 0}, spotPerHour: 0.1");
+    assert!(NodeList::from_yaml(&timed).is_ok());
     assert!(NodeList::from_yaml(&with("gpus: 0, gpuMemoryGB: 0")).is_ok());
     let many: Vec<String> = (0..201).map(|n| valid.replace("name: a", &format!("name: a{n}"))).collect();
     for (text, field) in [
@@ -108,6 +142,18 @@ fn lists_that_cannot_be_are_refused_by_field() {
         (with("gpuMemoryGB: 16"), "nodes[0].gpus"),
         (with("gpuTeraflops: 100"), "nodes[0].gpuTeraflops"),
         (with("memoryBandwidthGBs: 0"), "nodes[0].memoryBandwidthGBs"),
+        (with("owned: {price: 1000, years: 3, watts: 100, perKwh: 0.1}"), "nodes[0].owned"),
+        (format!("nodes: [{}]", valid.replace(", perHour: 0.2", "")), "nodes[0].perHour"),
+        (with("spotPerHour: 0"), "nodes[0].spotPerHour"),
+        (with("oneYearPerHour: -1"), "nodes[0].oneYearPerHour"),
+        (with("sockets: 0"), "nodes[0].sockets"),
+        (with("gpuLinkGBs: 64"), "nodes[0].gpuLinkGBs"),
+        (with("priceSource: nowhere"), "nodes[0].priceSource"),
+        (with("timing: {cpuBandwidthShare: 1.5}"), "nodes[0].timing.cpuBandwidthShare"),
+        (with("timing: {gpuLayerMicroseconds: -1}"), "nodes[0].timing.gpuLayerMicroseconds"),
+        (format!("nodes: [{valid}]\ntiming: {{cpuSecondSocket: 0}}"), "timing.cpuSecondSocket"),
+        (format!("nodes: [{valid}]\ndate: yesterday"), "date"),
+        (format!("nodes: [{valid}]\nsources: {{a: {{date: '2026-13', text: x}}}}"), "sources.a.date"),
         (with("max: 0"), "nodes[0].max"),
         (with("max: 1.5"), "nodes[0].max"),
         (with("spot: 0.1"), "nodes[0].spot"),
@@ -129,16 +175,16 @@ fn a_list_is_read_as_it_is_written() {
 
 #[test]
 fn answers_keep_their_limits_and_are_the_cheapest_of_all_rivals() {
-    for name in LISTS {
-        let list = list(name);
-        for model in MODELS {
-            let rental = rental(model, &list);
+    let list = short_list();
+    for model in MODELS {
+        for arrivals in [None, comes(0.02, None), comes(1.0, None)] {
+            let rental = Rental { arrivals, ..rental(model, &list) };
             let answer = rent(&rental).unwrap();
             let verdict = &answer.verdict;
             let best = rival(&answer, verdict.best.unwrap());
             assert_eq!(best.dollars_per_hour, answer.dollars_per_hour);
             assert_eq!(verdict.pays, best.name.is_remote());
-            assert_eq!(verdict.rivals.len(), 6);
+            assert_eq!(verdict.rivals.len(), Arrangement::ALL.len());
             for rival in &verdict.rivals {
                 assert_eq!(rival.feasible, rival.dollars_per_hour.is_some(), "{model} {rival:?}");
                 let Some(dollars) = rival.dollars_per_hour else {
@@ -147,11 +193,16 @@ fn answers_keep_their_limits_and_are_the_cheapest_of_all_rivals() {
                     continue;
                 };
                 assert!(dollars >= answer.dollars_per_hour.unwrap(), "{model} {rival:?}");
-                let expected = rival.expected.unwrap();
-                assert!(expected.ttft_seconds <= 10.0 && expected.tpot_seconds <= 0.2, "{model} {rival:?}");
-                // Eight tokens read more experts than one, and fewer than eight times as many.
+                let (expected, layout) = (rival.expected.unwrap(), rival.layout.unwrap());
+                let met = expected.met;
+                assert!(
+                    met.ttft_seconds <= 10.0 + 1e-6 && met.tpot_seconds <= 0.2 + 1e-6,
+                    "{model} {rival:?}"
+                );
+                assert!(met.ttft_seconds >= expected.ttft_seconds - 1e-9, "{model} {rival:?}");
+                // More tokens read more experts than one, and fewer than so many times as many.
                 let busy = expected.busy_tpot_seconds / expected.tpot_seconds;
-                assert!((1.0..8.0).contains(&busy), "{model} {rival:?}");
+                assert!((1.0..=f64::from(layout.slots)).contains(&busy), "{model} {rival:?}");
                 // The price is that of the nodes, and every function is on one of them.
                 let price =
                     |name: &str| rental.shapes.iter().find(|shape| shape.name == name).unwrap().per_hour;
@@ -159,15 +210,129 @@ fn answers_keep_their_limits_and_are_the_cheapest_of_all_rivals() {
                     rival.nodes.iter().map(|node| f64::from(node.count) * price(&node.shape)).sum();
                 assert!((sum / dollars - 1.0).abs() < 1e-9, "{model} {rival:?}");
                 let hosts: usize = rival.nodes.iter().map(|node| node.hosts.len()).sum();
-                assert_eq!(hosts, 1 + rival.layout.as_ref().unwrap().remote_functions, "{model} {rival:?}");
+                let mains = layout.stages as usize;
+                assert_eq!(hosts, mains + layout.remote_functions, "{model} {rival:?}");
             }
+        }
+    }
+}
+
+/// Without a rate the stated number of requests is in flight; with one their number follows, and the stated one has no
+/// effect.
+#[test]
+fn concurrency_beside_a_rate_changes_nothing() {
+    let list = short_list();
+    for model in MODELS {
+        for per_second in [1e-4, 0.1, 2.0] {
+            let at = |concurrency: u32| {
+                let base = rental(model, &list);
+                let request = Request { concurrency, ..base.request.clone() };
+                rent(&Rental { request, arrivals: comes(per_second, None), ..base }).unwrap()
+            };
+            let few = at(1);
+            assert_eq!(few, at(8), "{model} {per_second}");
+            assert_eq!(few, at(256), "{model} {per_second}");
+            let expected = few.expected.unwrap();
+            let steps = 199.0;
+            let little = per_second * (expected.met.ttft_seconds + steps * expected.met.tpot_seconds);
+            let ratio = expected.in_flight / little;
+            assert!((0.5..1.5).contains(&ratio), "{model} {per_second}: {} {little}", expected.in_flight);
+        }
+    }
+}
+
+#[test]
+fn requests_in_flight_are_served_together() {
+    let list = short_list();
+    let base = rental("gpt-oss-120b", &list);
+    let mut before = 0.0;
+    for concurrency in [1, 4, 16, 64] {
+        let request = Request { concurrency, ..base.request.clone() };
+        let answer = rent(&Rental { request, ..base.clone() }).unwrap();
+        let (dollars, layout) = (answer.dollars_per_hour.unwrap(), answer.layout.unwrap());
+        assert!(dollars >= before, "{concurrency}: {dollars} after {before}");
+        assert!(layout.mains * layout.copies * layout.slots >= concurrency, "{layout:?}");
+        assert_eq!(answer.expected.unwrap().in_flight, f64::from(concurrency));
+        before = dollars;
+    }
+}
+
+#[test]
+fn committed_and_owned_nodes_cost_what_the_list_says() {
+    let text = "nodes:\n\
+        - {name: a, vcpus: 96, memoryGB: 800, memoryBandwidthGBs: 300, perHour: 6, spotPerHour: 2, oneYearPerHour: 4}\n\
+        - {name: b, vcpus: 96, memoryGB: 800, owned: {price: 87660, years: 5, watts: 1000, perKwh: 0.1}}\n";
+    let list = NodeList::from_yaml(text).unwrap();
+    let of = |index: usize, commitment: Commitment| list.nodes[index].dollars_per_hour(commitment);
+    assert_eq!(of(0, Commitment::OnDemand), 6.0);
+    assert_eq!(of(0, Commitment::OneYear), 4.0);
+    assert_eq!(of(0, Commitment::ThreeYears), 6.0);
+    // 87,660 dollars over five years of 8,766 hours, and a kilowatt.
+    assert!((of(1, Commitment::OneYear) - 2.1).abs() < 1e-12);
+    let weights = weights_of("gpt-oss-120b");
+    let shapes = node_shapes(&list, Commitment::OneYear, &weights, None);
+    let seen: Vec<(&str, f64, bool)> =
+        shapes.iter().map(|shape| (shape.name.as_str(), shape.per_hour, shape.spot)).collect();
+    assert_eq!(seen[..2], [("a", 4.0, false), ("a (spot)", 2.0, true)]);
+    assert_eq!(seen.len(), 3);
+}
+
+/// A pipeline of nodes holds what none of them holds, and several copies of a small model share a node's GPUs.
+#[test]
+fn gpus_and_nodes_are_divided_as_the_load_needs() {
+    let list = short_list();
+    let base = Rental { arrivals: comes(0.5, None), ..rental("deepseek-v3", &list) };
+    let mut one = base.clone();
+    one.shapes.retain(|shape| shape.name == "p5.48xlarge");
+    let answer = rent(&one).unwrap();
+    assert!(rival(&answer, Arrangement::Gpu).broken.as_ref().unwrap().limit == "GPU memory");
+    let several = rival(&answer, Arrangement::Gpus);
+    assert_eq!((several.layout.unwrap().stages, several.nodes[0].hosts.len()), (2, 2));
+    let copies = |per_second: f64| {
+        let mut one = Rental { arrivals: comes(per_second, None), ..rental("gpt-oss-120b", &list) };
+        one.shapes.retain(|shape| shape.name == "p5en.48xlarge");
+        let layout = rival(&rent(&one).unwrap(), Arrangement::Gpu).layout.unwrap();
+        assert_eq!(layout.gpus * layout.copies, 8, "{layout:?}");
+        layout.copies
+    };
+    let all: Vec<u32> = [1.0, 60.0, 120.0, 240.0, 480.0].map(copies).into();
+    assert!(all[0] == 1 && all.iter().any(|copies| *copies > 1), "{all:?}");
+}
+
+#[test]
+fn offload_keeps_as_many_layers_on_gpus_as_fit() {
+    let list = short_list();
+    let mut base = rental("gpt-oss-120b", &list);
+    base.shapes.retain(|shape| shape.name == "g6e.4xlarge");
+    base.slo = Slo::new(60.0, 10.0);
+    let answer = rent(&base).unwrap();
+    let layout = rival(&answer, Arrangement::Offload).layout.unwrap();
+    let usable = 48e9 * 0.92;
+    let layer = base.model.experts as f64 * base.model.expert_bytes;
+    assert!(layout.gpu_bytes <= usable && layout.gpu_bytes + layer > usable, "{layout:?}");
+    assert!(layout.hosted_layers > 0 && layout.hosted_layers < base.model.layers);
+    let tpot = |name| rival(&answer, name).expected.unwrap().tpot_seconds;
+    assert!(tpot(Arrangement::Offload) < tpot(Arrangement::Cpu));
+}
+
+#[test]
+fn equal_prices_go_to_the_faster_way() {
+    let list = short_list();
+    for model in MODELS {
+        let answer = rent(&Rental { slo: Slo::new(60.0, 10.0), ..rental(model, &list) }).unwrap();
+        let best = rival(&answer, answer.verdict.best.unwrap());
+        for other in
+            answer.verdict.rivals.iter().filter(|other| other.dollars_per_hour == best.dollars_per_hour)
+        {
+            let tpot = |rival: &RivalNodes| rival.expected.unwrap().tpot_seconds;
+            assert!(tpot(best) <= tpot(other), "{model}: {best:?} {other:?}");
         }
     }
 }
 
 #[test]
 fn what_is_rented_holds_the_whole_model() {
-    let list = list(LISTS[0]);
+    let list = short_list();
     for model in MODELS {
         let rental = rental(model, &list);
         let answer = rent(&rental).unwrap();
@@ -193,7 +358,7 @@ fn what_is_rented_holds_the_whole_model() {
 
 #[test]
 fn cheaper_nodes_and_looser_limits_never_cost_more() {
-    let list = list(LISTS[0]);
+    let list = short_list();
     let base = rental("mixtral-8x22b", &list);
     let solved = |rental: &Rental| rent(rental).unwrap();
     let mut last = f64::INFINITY;
@@ -215,11 +380,11 @@ fn cheaper_nodes_and_looser_limits_never_cost_more() {
 
 #[test]
 fn spot_nodes_host_what_they_may_and_counts_are_kept() {
-    let mut list = list(LISTS[0]);
+    let mut list = short_list();
     let cheap = list.nodes.iter().find(|node| node.name == "r7i.48xlarge").unwrap().clone();
     list.nodes.push(remoe_profile::ListedNode {
         name: "spot".to_owned(),
-        per_hour: cheap.per_hour / 20.0,
+        per_hour: cheap.per_hour.map(|dollars| dollars / 20.0),
         spot: true,
         max: Some(2),
         ..cheap
@@ -236,7 +401,6 @@ fn spot_nodes_host_what_they_may_and_counts_are_kept() {
     assert_eq!(count(&remote_only, "main"), 0);
     assert!((1..=2).contains(&count(&remote_only, "group")));
     let everything = at(Spot::Everything);
-    assert!(rival(&everything, Arrangement::Cpu).nodes[0].spot);
     assert!(count(&everything, "main") + count(&everything, "group") <= 2);
     let never = at(Spot::Never);
     assert!(never.verdict.rivals.iter().all(|rival| rival.nodes.iter().all(|node| !node.spot)));
@@ -245,7 +409,7 @@ fn spot_nodes_host_what_they_may_and_counts_are_kept() {
 
 #[test]
 fn the_verdict_turns_where_it_says() {
-    let list = list(LISTS[0]);
+    let list = short_list();
     for model in MODELS {
         let base = rental(model, &list);
         let verdict = rent(&base).unwrap().verdict;
@@ -259,6 +423,7 @@ fn the_verdict_turns_where_it_says() {
                 }
                 // Sizes scale times too: the search does both.
                 FlipCause::ModelSizeFactor => continue,
+                FlipCause::RequestRateFactor => unreachable!("{flip:?}"),
             }
             let turned = rent(&there).unwrap().verdict;
             assert_eq!(turned.pays, !verdict.pays, "{model} {flip:?} {}", turned.sentence);
@@ -268,7 +433,7 @@ fn the_verdict_turns_where_it_says() {
 
 #[test]
 fn nodes_that_sleep_cost_the_time_that_they_are_there() {
-    let list = list(LISTS[0]);
+    let list = short_list();
     let base = rental("gpt-oss-120b", &list);
     let rare = Arrivals { per_second: 1e-4, burst: 1.0, recorded_seconds: None, idle_seconds: Some(300.0) };
     let answer = rent(&Rental { arrivals: Some(rare), ..base.clone() }).unwrap();
@@ -284,18 +449,16 @@ fn comes(per_second: f64, idle_seconds: Option<f64>) -> Option<Arrivals> {
 
 #[test]
 fn what_is_rented_again_and_again_is_loaded_again_and_again() {
-    let list = list(LISTS[0]);
+    let list = short_list();
     let base = Rental { arrivals: comes(1e-4, Some(60.0)), ..rental("gpt-oss-120b", &list) };
     let (answer, name) = (rent(&base).unwrap(), Arrangement::Cpu);
-    let met = rival(&answer, name).expected.unwrap().met.unwrap();
+    let met = rival(&answer, name).expected.unwrap().met;
     assert!(met.cold_share > 0.9 && met.cold_ttft_seconds > met.ttft_seconds, "{met:?}");
     let mut slow = base;
     let starts = slow.starts.as_mut().unwrap();
     (starts.main.load_bytes_per_second, starts.remote.load_bytes_per_second) = (1e7, 1e7);
     let slow = rent(&slow).unwrap();
-    assert!(
-        rival(&slow, name).expected.unwrap().met.unwrap().cold_ttft_seconds > 2.0 * met.cold_ttft_seconds
-    );
+    assert!(rival(&slow, name).expected.unwrap().met.cold_ttft_seconds > 2.0 * met.cold_ttft_seconds);
     // Who loads is there meanwhile.
     let dollars = |answer| rival(answer, name).dollars_per_hour.unwrap();
     assert!(dollars(&slow) > 1.5 * dollars(&answer), "{} {}", dollars(&slow), dollars(&answer));
@@ -307,7 +470,7 @@ fn what_is_rented_again_and_again_is_loaded_again_and_again() {
 /// What would turn an answer turns it, where nodes go in between.
 #[test]
 fn turns_go_by_what_nodes_cost_in_the_mean() {
-    let list = list(LISTS[1]);
+    let list = short_list();
     let base = Rental { slo: Slo::new(10.0, 0.3), ..rental("mixtral-8x22b", &list) };
     let base = Rental { arrivals: comes(5.0 / 3600.0, Some(10.0)), ..base };
     let verdict = rent(&base).unwrap().verdict;
@@ -322,14 +485,13 @@ fn turns_go_by_what_nodes_cost_in_the_mean() {
 
 #[test]
 fn limits_hold_under_the_load_that_comes() {
-    let list = list(LISTS[1]);
+    let list = short_list();
     let alone = Rental { slo: Slo::new(10.0, 0.3), ..rental("mixtral-8x22b", &list) };
     let answer = rent(&alone).unwrap();
-    assert_eq!(answer.expected.unwrap().met, None);
     let mut before = answer.dollars_per_hour.unwrap();
     for per_day in [1.0, 1_000.0, 5_000.0] {
         let answer = rent(&Rental { arrivals: comes(per_day / 86_400.0, None), ..alone.clone() }).unwrap();
-        let met = answer.expected.unwrap().met.unwrap();
+        let met = answer.expected.unwrap().met;
         assert!(met.tpot_seconds <= 0.3 + 1e-9 && met.ttft_seconds <= 10.0 + 1e-9, "{per_day} {met:?}");
         assert!(met.tpot_seconds >= answer.expected.unwrap().tpot_seconds - 1e-12);
         let dollars = answer.dollars_per_hour.unwrap();
@@ -341,7 +503,7 @@ fn limits_hold_under_the_load_that_comes() {
 /// A main function of this project uses one GPU, however many its node has.
 #[test]
 fn what_remoe_serves_is_on_one_gpu() {
-    let list = list(LISTS[0]);
+    let list = short_list();
     let mut base = rental("deepseek-v3", &list);
     let before = rent(&base).unwrap();
     for rival in before.verdict.rivals.iter().filter(|rival| rival.name.is_served_by_remoe()) {
@@ -351,7 +513,8 @@ fn what_remoe_serves_is_on_one_gpu() {
     assert!(all.is_none_or(|layout| layout.gpus > 1), "{all:?}");
     // A second GPU beside it changes its price and nothing else.
     for shape in base.shapes.iter_mut().filter(|shape| shape.gpus > 0) {
-        (shape.gpus, shape.all_gpus) = (1, shape.gpu.clone());
+        shape.gpus = 1;
+        shape.gpu_groups.retain(|group| group.gpus == 1);
     }
     let after = rent(&base).unwrap();
     for name in [Arrangement::Mix, Arrangement::Layers, Arrangement::Sliced] {
@@ -362,7 +525,7 @@ fn what_remoe_serves_is_on_one_gpu() {
 
 #[test]
 fn requests_that_cannot_come_are_refused_by_field() {
-    let list = list(LISTS[0]);
+    let list = short_list();
     let base = rental("gpt-oss-120b", &list);
     let with = |arrivals: Arrivals| rent(&Rental { arrivals: Some(arrivals), ..base.clone() });
     let some = comes(1e-3, None).unwrap();
@@ -384,7 +547,7 @@ fn requests_that_cannot_come_are_refused_by_field() {
 
 #[test]
 fn nodes_serve_all_that_comes() {
-    let list = list(LISTS[0]);
+    let list = short_list();
     let base = rental("gpt-oss-120b", &list);
     let few = rent(&Rental { arrivals: comes(1e-3, None), ..base.clone() }).unwrap();
     // What one node of the cheapest kind can do, and more than that.
@@ -406,15 +569,15 @@ fn nodes_serve_all_that_comes() {
 /// are as many as make that the cheapest.
 #[test]
 fn several_main_functions_share_what_one_does_not_serve() {
-    let list = list(LISTS[0]);
+    let list = short_list();
     for model in ["gpt-oss-120b", "mixtral-8x22b"] {
         let base = Rental { slo: Slo::new(10.0, 0.4), ..rental(model, &list) };
         let at = |per_second| rent(&Rental { arrivals: comes(per_second, None), ..base.clone() }).unwrap();
         let mut seen = 0;
-        for per_second in [0.5, 2.0, 6.0] {
+        for per_second in [0.5, 6.0, 40.0] {
             let answer = at(per_second);
             let (dollars, layout) = (answer.dollars_per_hour.unwrap(), answer.layout.unwrap());
-            let met = answer.expected.unwrap().met.unwrap();
+            let met = answer.expected.unwrap().met;
             assert!(met.tpot_seconds <= 0.4 + 1e-9 && met.ttft_seconds <= 10.0 + 1e-9, "{met:?}");
             for mains in [2, 3, 4, 6] {
                 let together = f64::from(mains) * at(per_second / f64::from(mains)).dollars_per_hour.unwrap();
@@ -425,7 +588,7 @@ fn several_main_functions_share_what_one_does_not_serve() {
             }
             let part = at(per_second / f64::from(layout.mains)).dollars_per_hour.unwrap();
             assert!((dollars / (part * f64::from(layout.mains)) - 1.0).abs() < 1e-9, "{model} {per_second}");
-            let price = |name: &str| list.nodes.iter().find(|node| node.name == name).unwrap().per_hour;
+            let price = |name: &str| base.shapes.iter().find(|shape| shape.name == name).unwrap().per_hour;
             let paid = |node: &remoe_planner::RentedNodes| f64::from(node.count) * price(&node.shape);
             assert!((answer.nodes.iter().map(paid).sum::<f64>() / dollars - 1.0).abs() < 1e-9);
             assert!(answer.nodes.iter().all(|node| node.count % layout.mains == 0), "{:?}", answer.nodes);
@@ -438,8 +601,8 @@ fn several_main_functions_share_what_one_does_not_serve() {
 
 #[test]
 fn no_more_main_functions_than_there_are_nodes() {
-    let list = list(LISTS[0]);
-    let base = Rental { arrivals: comes(2.0, None), ..rental("gpt-oss-120b", &list) };
+    let list = short_list();
+    let base = Rental { arrivals: comes(60.0, None), ..rental("gpt-oss-120b", &list) };
     let answer = rent(&base).unwrap();
     let mains = answer.layout.unwrap().mains;
     assert!(mains > 1, "{answer:?}");
@@ -451,7 +614,7 @@ fn no_more_main_functions_than_there_are_nodes() {
 
 #[test]
 fn what_cannot_be_planned_is_said() {
-    let list = list(LISTS[0]);
+    let list = short_list();
     let base = rental("deepseek-v3", &list);
     let answer = rent(&Rental { slo: Slo::new(10.0, 1e-4), ..base.clone() }).unwrap();
     assert_eq!((answer.verdict.best, answer.nodes.len(), answer.verdict.pays), (None, 0, false));
@@ -470,19 +633,16 @@ fn what_cannot_be_planned_is_said() {
 
 #[test]
 fn remote_experts_pay_where_no_single_node_is_large_enough() {
-    let mut list = list(LISTS[0]);
+    let mut list = short_list();
     list.nodes.retain(|node| node.gpus <= 1 && node.memory_gb < 600.0);
     let rental = Rental { slo: Slo::new(10.0, 0.3), ..rental("deepseek-v3", &list) };
     let answer = rent(&rental).unwrap();
     let verdict = &answer.verdict;
     assert!(verdict.pays && verdict.sentence.starts_with("Remote experts pay: "), "{}", verdict.sentence);
-    assert!(verdict.sentence.contains("nothing else on this list meets the limits"), "{}", verdict.sentence);
     for name in [Arrangement::Gpu, Arrangement::Cpu, Arrangement::Mix, Arrangement::Fetch] {
         let broken = rival(&answer, name).broken.as_ref().unwrap();
         assert!(broken.limit.ends_with("memory"), "{name:?} {broken:?}");
     }
     let hosts: Vec<&String> = answer.nodes.iter().flat_map(|node| &node.hosts).collect();
     assert!(hosts.len() >= 2 && hosts[0] == "main" && hosts[1] == "group-0", "{hosts:?}");
-    // With half of the weights one node would do.
-    assert!(verdict.flips.iter().any(|flip| flip.cause == FlipCause::ModelSizeFactor && flip.at < 1.0));
 }

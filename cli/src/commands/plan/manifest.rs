@@ -1,9 +1,7 @@
 //! The MoEDeployment that an answer about nodes means.
 
-use super::nodes::KnownModel;
-use crate::args::Dtype;
+use super::nodes_model::{Forms, KnownModel};
 use remoe_fetch::{ModelArgs, ModelLocation};
-use remoe_model::ExpertsDtype;
 use remoe_planner::{
     Arrangement, Device, NodeShape, NodesAnswer, NodesLayout, Rental, RentedNodes, RivalNodes,
 };
@@ -17,8 +15,7 @@ const LONGEST_NAME: usize = 40;
 /// What a manifest is made of.
 pub(super) struct Subject<'a> {
     pub(super) source: &'a ModelArgs,
-    pub(super) dtype: Option<Dtype>,
-    pub(super) experts_dtype: Option<ExpertsDtype>,
+    pub(super) forms: Forms,
     pub(super) rental: &'a Rental,
     pub(super) answer: &'a NodesAnswer,
     pub(super) model: &'a KnownModel,
@@ -93,10 +90,10 @@ fn write_resource(
         "apiVersion: remoe.dev/v1alpha1\nkind: MoEDeployment\nmetadata:\n  name: {name}\nspec:\n  model:"
     )?;
     write_model(text, &subject.source.model, &name)?;
-    if let Some(dtype) = subject.dtype {
+    if let Some(dtype) = subject.forms.dtype {
         writeln!(text, "    dtype: {}", dtype.name())?;
     }
-    if let Some(experts) = subject.experts_dtype {
+    if let Some(experts) = subject.forms.experts {
         writeln!(text, "    expertsDtype: {}", experts.name())?;
     }
     let (slo, request) = (&rental.slo, &rental.request);
@@ -112,7 +109,7 @@ fn write_resource(
     writeln!(text, "    maxInputTokens: {}", request.max_input_tokens.unwrap_or(request.input_tokens))?;
     let most_output = request.max_output_tokens.unwrap_or(request.output_tokens + 1.0);
     writeln!(text, "    maxOutputTokens: {}", most_output.max(request.output_tokens + 1.0))?;
-    writeln!(text, "    concurrency: {}", request.concurrency)?;
+    writeln!(text, "    concurrency: {}", layout.slots)?;
     // Recorded times have no place in the resource.
     if let Some(arrivals) = rental.arrivals.as_ref().filter(|arrivals| arrivals.recorded_seconds.is_none()) {
         let (hourly, burst) = (decimal(arrivals.per_second * 3600.0), decimal(arrivals.burst));

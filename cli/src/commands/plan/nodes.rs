@@ -1,28 +1,25 @@
 //! `remoe plan --nodes`: which nodes to rent for a model.
 
 use super::manifest::{self, Subject};
+use super::nodes_model::{Forms, KnownModel};
+use super::nodes_prices::{ApiCost, ApiPrice, Today, price_warnings};
 use super::nodes_report;
-use crate::args::Dtype;
 use crate::commands::predictor::source::Model;
-use crate::commands::profile::default_dtype;
 use crate::exit::{CliError, Code};
 use crate::output::json;
-use crate::output::progress::print_error;
+use crate::output::progress::{print_error, print_warning};
 use crate::planning::{self, PlanningArgs};
 use crate::workload::ConcurrencyArgs;
 use clap::{Args, ValueEnum};
-use remoe_fetch::{Known, ModelArgs, Opened};
-use remoe_model::{Checkpoint, CheckpointError, ExpertsDtype, Inspection, Outline};
-use remoe_planner::{
-    BrokenLimit, NodesAnswer, NodesVerdict, Rental, Reserve, ResidentModel, Slo, Spot, rent,
-};
+use remoe_fetch::ModelArgs;
+use remoe_model::Inspection;
+use remoe_planner::{BrokenLimit, NodesAnswer, NodesVerdict, Rental, Reserve, Slo, Spot, rent};
 use remoe_predictor::Phase;
-use remoe_profile::{NodeList, Profile, ResidentWeights, node_shape};
+use remoe_profile::{Commitment, NodeList, Profile, node_shapes};
 use serde::Serialize;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 
 #[derive(Debug, Args)]
 pub(crate) struct NodesArgs {
@@ -46,14 +43,49 @@ pub(crate) struct NodesArgs {
         help_heading = "Nodes"
     )]
     spot: SpotArg,
+    /// Price of nodes; shapes without a price for the commitment stay on demand
+    #[arg(
+        long,
+        value_enum,
+        default_value_t,
+        value_name = "TERM",
+        requires = "nodes",
+        help_heading = "Nodes"
+    )]
+    commitment: CommitmentArg,
+    /// Prices of an API provider in dollars per million input and output tokens, such as 0.22/0.88: prints what the
+    /// same requests cost there
+    #[arg(long, value_name = "IN/OUT", requires = "nodes", help_heading = "Nodes")]
+    api_price: Option<ApiPrice>,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+enum CommitmentArg {
+    /// None: prices on demand
+    #[default]
+    OnDemand,
+    /// One year
+    OneYear,
+    /// Three years
+    ThreeYears,
+}
+
+impl From<CommitmentArg> for Commitment {
+    fn from(argument: CommitmentArg) -> Self {
+        match argument {
+            CommitmentArg::OnDemand => Self::OnDemand,
+            CommitmentArg::OneYear => Self::OneYear,
+            CommitmentArg::ThreeYears => Self::ThreeYears,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 enum SpotArg {
     /// None
+    #[default]
     Never,
     /// Remote functions
-    #[default]
     Remote,
     /// All functions. If the node of a main function is taken back, its streams may break off; other requests are
     /// sent again
@@ -65,42 +97,9 @@ pub(super) struct Question<'a> {
     pub(super) args: &'a NodesArgs,
     pub(super) list: &'a Path,
     pub(super) source: Option<&'a ModelArgs>,
-    pub(super) dtype: Option<Dtype>,
-    pub(super) experts_dtype: Option<ExpertsDtype>,
+    pub(super) forms: Forms,
     pub(super) planning: &'a PlanningArgs,
     pub(super) concurrency: ConcurrencyArgs,
-}
-
-/// A model as far as nodes depend on it.
-#[derive(Debug, Serialize)]
-pub(super) struct KnownModel {
-    pub(super) family: String,
-    pub(super) parameters: u64,
-    /// Those that one token is multiplied with.
-    pub(super) active_parameters: u64,
-    pub(super) dtype: String,
-    /// How weights are counted, for people.
-    pub(super) counted: String,
-    /// Whether headers of weights were read.
-    pub(super) weights_seen: bool,
-    /// Whether the engine runs it today.
-    pub(super) runs: bool,
-    /// Why weights were not seen or it does not run.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) because: Option<String>,
-    pub(super) layers: usize,
-    pub(super) moe_layers: usize,
-    pub(super) experts: usize,
-    pub(super) top_k: usize,
-    pub(super) expert_bytes: u64,
-    pub(super) rest_bytes: u64,
-    pub(super) total_bytes: u64,
-    #[serde(skip)]
-    inspection: Inspection,
-    #[serde(skip)]
-    weights: ResidentWeights,
-    #[serde(skip)]
-    checkpoint: Option<Arc<Checkpoint>>,
 }
 
 /// The answer with what it was made from.
@@ -114,6 +113,8 @@ struct Report<'a> {
     slo: Slo,
     #[serde(flatten)]
     answer: &'a NodesAnswer,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    api: Option<ApiCost>,
     assumptions: &'a [String],
 }
 
@@ -146,7 +147,7 @@ pub(super) fn run(question: &Question<'_>, as_json: bool) -> Result<ExitCode, Cl
         return Err(CliError::arguments(flag, message));
     }
     let list = read_list(question.list)?;
-    let model = KnownModel::open(source, question.dtype, question.experts_dtype)?;
+    let model = KnownModel::open(source, question.forms)?;
     let profile = question.profile(&model)?;
     let rental = question.rental(&list, &model, profile.as_ref())?;
     let answer = rent(&rental).map_err(|error| CliError {
@@ -154,6 +155,10 @@ pub(super) fn run(question: &Question<'_>, as_json: bool) -> Result<ExitCode, Cl
         ..CliError::arguments("", error.to_string())
     })?;
     let assumptions = assumptions(&list, &rental, profile.as_ref());
+    let api = question.args.api_price.map(|price| price.cost(&rental, &answer));
+    for warning in price_warnings(&list, question.args.commitment.into(), &answer, Today::now()) {
+        print_warning(&warning);
+    }
     let mut out = anstream::stdout().lock();
     if answer.verdict.best.is_none() {
         if as_json {
@@ -166,14 +171,8 @@ pub(super) fn run(question: &Question<'_>, as_json: bool) -> Result<ExitCode, Cl
         return Ok(ExitCode::from(Code::Infeasible as u8));
     }
     if question.args.manifest {
-        let subject = Subject {
-            source,
-            dtype: question.dtype,
-            experts_dtype: question.experts_dtype,
-            rental: &rental,
-            answer: &answer,
-            model: &model,
-        };
+        let subject =
+            Subject { source, forms: question.forms, rental: &rental, answer: &answer, model: &model };
         let Some(manifest) = manifest::of(&subject) else {
             let message = "cannot print a MoEDeployment: no placement that Remoe serves meets the limits; omit \
                            --manifest to see what does";
@@ -190,10 +189,11 @@ pub(super) fn run(question: &Question<'_>, as_json: bool) -> Result<ExitCode, Cl
             date: list.date.as_deref(),
             slo: rental.slo,
             answer: &answer,
+            api,
             assumptions: &assumptions,
         })?;
     } else {
-        writeln!(out, "{}", nodes_report::answer(&model, &rental, &answer, &assumptions))?;
+        writeln!(out, "{}", nodes_report::answer(&model, &rental, &answer, api, &assumptions))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -211,121 +211,6 @@ fn closest(verdict: &NodesVerdict) -> Option<&BrokenLimit> {
     let missed = |broken: &BrokenLimit| broken.value / broken.allowed.max(f64::MIN_POSITIVE);
     let broken = verdict.rivals.iter().filter_map(|rival| rival.broken.as_ref());
     broken.min_by(|a, b| missed(a).total_cmp(&missed(b)))
-}
-
-impl KnownModel {
-    fn open(
-        source: &ModelArgs,
-        dtype: Option<Dtype>,
-        experts_dtype: Option<ExpertsDtype>,
-    ) -> Result<Self, CliError> {
-        let dtype = dtype.map(Dtype::name);
-        Ok(match source.open_or_outline(dtype)? {
-            Known::Checkpoint(opened) => {
-                let inspection = Inspection { experts_dtype, ..opened.checkpoint.inspect()? };
-                let dtype = dtype.unwrap_or_else(|| default_dtype(&inspection));
-                Self::seen(&inspection, dtype, *opened)
-            }
-            Known::Outline { outline, why } => Self::outlined(source, outline, experts_dtype, &why),
-        })
-    }
-
-    fn seen(inspection: &Inspection, dtype: &str, opened: Opened) -> Self {
-        // As weights are held, whatever they are stored as.
-        let inspection = inspection.decoded();
-        let element = if inspection.dtype == "float32" { 4 } else { 2 };
-        let idle = inspection.experts.saturating_sub(inspection.top_k) * inspection.moe_layers.len();
-        let looked_up = inspection.vocab_size as u64 * inspection.token_bytes;
-        let tied = inspection.outside_bytes < 2 * looked_up;
-        let unused = idle as u64 * inspection.expert_bytes + if tied { 0 } else { looked_up };
-        Self {
-            parameters: inspection.total_bytes / element,
-            active_parameters: inspection.total_bytes.saturating_sub(unused) / element,
-            counted: counted(format!("all weights in {dtype}"), inspection.experts_dtype),
-            weights_seen: true,
-            runs: true,
-            because: None,
-            expert_bytes: inspection.resident_expert_bytes(dtype),
-            rest_bytes: inspection.resident_bytes(rest_bytes(&inspection), dtype),
-            total_bytes: inspection.resident_total_bytes(dtype),
-            weights: ResidentWeights::of(&inspection, dtype),
-            checkpoint: Some(Arc::new(opened.checkpoint)),
-            ..Self::of(inspection, dtype)
-        }
-    }
-
-    fn outlined(
-        source: &ModelArgs,
-        outline: Outline,
-        experts_dtype: Option<ExpertsDtype>,
-        why: &CheckpointError,
-    ) -> Self {
-        // A config that the engine takes is refused for its files, never as unsupported. Its weights would be held in
-        // the dtype, in whatever form they are stored.
-        let runs = !matches!(why, CheckpointError::Unsupported { .. });
-        let outline = if runs { outline.in_dtype(&outline.dtype) } else { outline };
-        let mut inspection = outline.inspection(&source.model.to_string());
-        let mut weights = ResidentWeights::of_outline(&outline);
-        if let Some(experts) = experts_dtype {
-            let routed = (inspection.moe_layers.len() * inspection.experts) as u64;
-            let bytes = experts.bytes(outline.expert_parameters());
-            let rest = inspection.total_bytes.saturating_sub(routed.saturating_mul(inspection.expert_bytes));
-            inspection.total_bytes = rest.saturating_add(routed.saturating_mul(bytes));
-            inspection.expert_bytes = bytes;
-            weights.expert_bytes = bytes as f64;
-        }
-        let dtype = inspection.dtype.clone();
-        Self {
-            parameters: outline.parameters(),
-            active_parameters: outline.active_parameters(),
-            counted: counted(outline.weights.meaning(&outline.dtype), experts_dtype),
-            weights_seen: false,
-            runs,
-            because: Some(why.to_string()),
-            weights,
-            expert_bytes: inspection.expert_bytes,
-            rest_bytes: rest_bytes(&inspection),
-            total_bytes: inspection.total_bytes,
-            ..Self::of(inspection, &dtype)
-        }
-    }
-
-    /// What both have in common.
-    fn of(inspection: Inspection, dtype: &str) -> Self {
-        Self {
-            family: inspection.family.clone(),
-            parameters: 0,
-            active_parameters: 0,
-            dtype: dtype.to_owned(),
-            counted: String::new(),
-            weights_seen: false,
-            runs: false,
-            because: None,
-            layers: inspection.layers,
-            moe_layers: inspection.moe_layers.len(),
-            experts: inspection.experts,
-            top_k: inspection.top_k,
-            expert_bytes: 0,
-            rest_bytes: 0,
-            total_bytes: 0,
-            weights: ResidentWeights::of(&inspection, dtype),
-            inspection,
-            checkpoint: None,
-        }
-    }
-}
-
-/// What weights are counted as, for people.
-fn counted(weights: String, experts: Option<ExpertsDtype>) -> String {
-    match experts {
-        None => weights,
-        Some(experts) => format!("{weights}, routed experts in {}", experts.name()),
-    }
-}
-
-/// Everything but routed experts, at rest.
-fn rest_bytes(inspection: &Inspection) -> u64 {
-    inspection.non_expert_layer_bytes.iter().sum::<u64>() + inspection.outside_bytes
 }
 
 impl Question<'_> {
@@ -380,24 +265,15 @@ impl Question<'_> {
         let inspection = &model.inspection;
         let assumed = Profile::prior(inspection, &model.dtype);
         let known = profile.unwrap_or(&assumed);
-        let resident = |bytes: u64| inspection.resident_bytes(bytes, &model.dtype) as f64;
-        let token_bytes = resident(inspection.token_bytes);
-        let shapes = list.nodes.iter().map(|node| node_shape(node, &model.weights, profile)).collect();
+        let resident = model.resident();
+        let token_bytes = resident.token_bytes;
         Ok(Rental {
-            model: ResidentModel {
-                layers: model.moe_layers,
-                experts: model.experts,
-                top_k: model.top_k,
-                expert_bytes: model.expert_bytes as f64,
-                rest_bytes: model.rest_bytes as f64,
-                kv_bytes_per_token: resident(inspection.kv_bytes_per_token),
-                token_bytes,
-            },
+            model: resident,
             request: self.planning.workload.request(inspection, self.concurrency.concurrency)?,
             slo: Slo::new(self.planning.ttft.as_secs_f64(), self.planning.tpot.as_secs_f64()),
             arrivals: self.planning.workload.arrivals(None)?,
             starts: Some(known.starts),
-            shapes,
+            shapes: node_shapes(list, self.args.commitment.into(), &model.weights, profile),
             reserve: Reserve::default(),
             spot: match self.args.spot {
                 SpotArg::Never => Spot::Never,
@@ -416,28 +292,25 @@ impl Question<'_> {
 /// What the figures stand on, for people.
 fn assumptions(list: &NodeList, rental: &Rental, profile: Option<&Profile>) -> Vec<String> {
     let request = &rental.request;
+    let load = match rental.arrivals {
+        Some(_) => "at the stated rate".to_owned(),
+        None => format!("{} in flight all the time (--concurrency)", request.concurrency),
+    };
     let mut lines = vec![format!(
-        "times: requests of {} tokens in and {} out, {}; memory: {} concurrent ones, or one of {} tokens in",
+        "requests of {} tokens in and {} out, {load}; memory also holds one of {} tokens in",
         request.input_tokens,
         request.output_tokens + 1.0,
-        if rental.arrivals.is_some() { "at the stated rate" } else { "one at a time" },
-        request.concurrency,
         request.max_input_tokens.unwrap_or(request.input_tokens),
     )];
     lines.push(match profile {
         Some(_) => "CPU times come from the profile for every shape; vCPUs beyond its range have no effect"
             .to_owned(),
-        None => {
-            "no measurements of these nodes: times are conservative estimates from bandwidth, vCPUs and GPU \
-                 figures"
-                .to_owned()
-        }
+        None => "no measurements of these nodes: times come from a model of bandwidth, operations and launches, which \
+                 is within a factor of 2 of published measurements (docs/planning.md)"
+            .to_owned(),
     });
     if rental.shapes.iter().any(|shape| shape.gpus > 1) {
-        lines.push(
-            "Remoe uses one GPU per node; other engines use all GPUs as one, without tensor-parallel overhead"
-                .to_owned(),
-        );
+        lines.push("Remoe uses one GPU per node; other engines divide every layer over several".to_owned());
     }
     if rental.usage.is_none() {
         lines.push("expert usage is uniform (no predictor)".to_owned());

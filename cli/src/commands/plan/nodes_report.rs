@@ -1,6 +1,7 @@
 //! Nodes to rent, in the form that people read.
 
-use super::nodes::KnownModel;
+use super::nodes_model::KnownModel;
+use super::nodes_prices::ApiCost;
 use crate::output::table;
 use remoe_planner::{
     Device, ExpectedTimes, NodesAnswer, NodesLayout, NodesVerdict, Rental, RentedNodes, RivalNodes, amount,
@@ -11,12 +12,14 @@ pub(super) fn answer(
     model: &KnownModel,
     rental: &Rental,
     answer: &NodesAnswer,
+    api: Option<ApiCost>,
     assumptions: &[String],
 ) -> String {
     let mut parts = vec![facts(model), answer.verdict.sentence.clone(), nodes(rental, answer)];
     parts.extend(answer.layout.as_ref().map(|layout| placement(layout, rental)));
     parts.extend(answer.expected.map(|expected| times(rental, expected)));
     parts.push(rivals(&answer.verdict));
+    parts.extend(api.map(|api| beside_api(api, answer)));
     parts.push(changes(&answer.verdict));
     parts.extend(another_server(answer));
     parts.push(list("Assumed", assumptions));
@@ -129,6 +132,18 @@ fn placement(layout: &NodesLayout, rental: &Rental) -> String {
             vec![("non-expert part", format!("{rest} in main memory, KV cache included"))]
         }
     };
+    if layout.hosted_layers > 0 && layout.gpu_bytes > layout.rest_bytes {
+        let hosted = format!("of {} of {} layers on the CPUs", layout.hosted_layers, rental.model.layers);
+        pairs.push(("experts", hosted));
+    }
+    if layout.stages > 1 {
+        pairs.push(("layers", format!("divided over {} nodes", layout.stages)));
+    }
+    let copies = layout.copies / layout.stages.max(1);
+    if copies > 1 {
+        pairs.push(("copies of the model", format!("{copies} on each node")));
+    }
+    pairs.push(("batch", format!("up to {} requests", layout.slots)));
     let several = |mains: u32| if mains > 1 { format!("{mains}, each with ") } else { String::new() };
     pairs.push((
         if layout.mains > 1 { "main functions" } else { "main function" },
@@ -161,39 +176,24 @@ fn times(rental: &Rental, expected: ExpectedTimes) -> String {
     let row = |name: &str, value: f64, allowed: f64| {
         vec![name.to_owned(), amount("ttft", value), amount("ttft", allowed)]
     };
+    let (met, alone) = (expected.met, |value: f64| amount("tpot", value));
     let mut rows = vec![
-        row("TTFT", expected.ttft_seconds, rental.slo.ttft_seconds),
-        row("TPOT", expected.tpot_seconds, rental.slo.tpot_seconds),
+        row("TTFT, mean under the load", met.ttft_seconds, rental.slo.ttft_seconds),
+        row("TPOT, mean under the load", met.tpot_seconds, rental.slo.tpot_seconds),
+        vec!["TTFT, single request".to_owned(), alone(expected.ttft_seconds), String::new()],
+        vec!["TPOT, single request".to_owned(), alone(expected.tpot_seconds), String::new()],
     ];
-    if let Some(met) = expected.met {
-        rows = vec![
-            row("TTFT, at the stated rate", met.ttft_seconds, rental.slo.ttft_seconds),
-            row("TPOT, at the stated rate", met.tpot_seconds, rental.slo.tpot_seconds),
-            vec!["TPOT, single request".to_owned(), amount("tpot", expected.tpot_seconds), String::new()],
-        ];
-        if met.cold_share > 0.0 {
-            let cold = format!("TTFT of cold requests ({:.1} %)", 100.0 * met.cold_share);
-            rows.push(vec![
-                cold,
-                format!("{}, node provisioned", amount("ttft", met.cold_ttft_seconds)),
-                String::new(),
-            ]);
-        }
+    if met.cold_share > 0.0 {
+        let cold = format!("TTFT of cold requests ({:.1} %)", 100.0 * met.cold_share);
+        rows.push(vec![cold, format!("{}, node provisioned", alone(met.cold_ttft_seconds)), String::new()]);
     }
-    let at_once = rental.request.concurrency;
-    if at_once > 1 {
-        let busy = amount("tpot", expected.busy_tpot_seconds);
-        rows.push(vec![
-            format!("TPOT, {at_once} concurrent requests"),
-            format!("about {busy}"),
-            String::new(),
-        ]);
-        rows.push(vec![
-            "throughput of these".to_owned(),
-            format!("about {:.0} tokens/s", expected.full_load_tokens_per_second),
-            String::new(),
-        ]);
-    }
+    let at_once = expected.in_flight;
+    rows.push(vec!["requests in flight".to_owned(), format!("{at_once:.1}"), String::new()]);
+    rows.push(vec![
+        "throughput at full batches".to_owned(),
+        format!("{:.0} tokens/s", expected.full_load_tokens_per_second),
+        String::new(),
+    ]);
     table::with_header(&["expected", "takes", "allowed"], rows)
 }
 
@@ -207,8 +207,8 @@ fn rivals(verdict: &NodesVerdict) -> String {
             format!("{best}{}", rival.name.meaning()),
             rival.dollars_per_hour.map_or_else(|| "-".to_owned(), money),
             rival.dollars_per_million_tokens.map_or_else(|| "-".to_owned(), money),
-            seconds(|expected| expected.ttft_seconds),
-            seconds(|expected| expected.tpot_seconds),
+            seconds(|expected| expected.met.ttft_seconds),
+            seconds(|expected| expected.met.tpot_seconds),
             if rival.feasible { rival.why.clone() } else { format!("no: {}", rival.why) },
         ]
     };
@@ -219,9 +219,22 @@ fn rivals(verdict: &NodesVerdict) -> String {
     )
 }
 
+/// The line that compares with an API provider.
+fn beside_api(api: ApiCost, answer: &NodesAnswer) -> String {
+    let requests = match answer.requests_per_second {
+        Some(_) => "the same requests",
+        None => "as many requests as these nodes serve when they are full",
+    };
+    let hourly = money(api.dollars_per_hour);
+    let even = api.break_even_requests_per_hour.map_or_else(String::new, |rate| {
+        format!("; it costs as much as these nodes at {rate:.0} requests per hour")
+    });
+    format!("An API at the stated prices costs ${hourly}/hour for {requests}{even}.")
+}
+
 fn changes(verdict: &NodesVerdict) -> String {
     match verdict.flips.as_slice() {
-        [] => "No change of TPOT limit, GPU price or model size within a factor of 10 changes this answer."
+        [] => "No change of TPOT limit, GPU price, model size or request rate within a factor of 10 changes this answer."
             .to_owned(),
         flips => list(
             "What changes this answer",
@@ -251,6 +264,10 @@ fn list(title: &str, lines: &[String]) -> String {
     std::iter::once(format!("{title}:")).chain(lines).collect::<Vec<_>>().join("\n")
 }
 
+/// Dollars to the cent, and small amounts to three digits.
 fn money(dollars: f64) -> String {
-    format!("{dollars:.2}")
+    match dollars {
+        small if small > 0.0 && small < 0.1 => format!("{small:.*}", (2.0 - small.log10().floor()) as usize),
+        dollars => format!("{dollars:.2}"),
+    }
 }

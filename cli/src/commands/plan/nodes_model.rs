@@ -1,0 +1,190 @@
+//! A model as far as nodes depend on it.
+
+use crate::args::Dtype;
+use crate::commands::profile::default_dtype;
+use crate::exit::CliError;
+use remoe_fetch::{Known, ModelArgs, Opened};
+use remoe_model::{Checkpoint, CheckpointError, DenseDtype, ExpertsDtype, Inspection, Outline};
+use remoe_planner::ResidentModel;
+use remoe_profile::ResidentWeights;
+use serde::Serialize;
+use std::sync::Arc;
+
+/// Forms of weights that were asked for; absent ones are the checkpoint's.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Forms {
+    pub(super) dtype: Option<Dtype>,
+    pub(super) experts: Option<ExpertsDtype>,
+    pub(super) dense: Option<DenseDtype>,
+}
+
+/// A model as far as nodes depend on it.
+#[derive(Debug, Serialize)]
+pub(super) struct KnownModel {
+    pub(super) family: String,
+    pub(super) parameters: u64,
+    /// Those that one token is multiplied with.
+    pub(super) active_parameters: u64,
+    pub(super) dtype: String,
+    /// How weights are counted, for people.
+    pub(super) counted: String,
+    /// Whether headers of weights were read.
+    pub(super) weights_seen: bool,
+    /// Whether the engine runs it today.
+    pub(super) runs: bool,
+    /// Why weights were not seen or it does not run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) because: Option<String>,
+    pub(super) layers: usize,
+    pub(super) moe_layers: usize,
+    pub(super) experts: usize,
+    pub(super) top_k: usize,
+    pub(super) expert_bytes: u64,
+    /// Everything but routed experts, as engines in general hold it.
+    pub(super) rest_bytes: u64,
+    /// The same as Remoe's main functions hold it on CPUs.
+    pub(super) main_rest_bytes: u64,
+    /// The same as they hold it on a GPU.
+    pub(super) device_rest_bytes: u64,
+    /// All weights as engines in general hold them.
+    pub(super) total_bytes: u64,
+    /// Facts with all weights in the compute dtype.
+    #[serde(skip)]
+    pub(super) inspection: Inspection,
+    #[serde(skip)]
+    pub(super) weights: ResidentWeights,
+    #[serde(skip)]
+    pub(super) checkpoint: Option<Arc<Checkpoint>>,
+}
+
+impl KnownModel {
+    /// Reads headers of weights, or `config.json` alone.
+    pub(super) fn open(source: &ModelArgs, forms: Forms) -> Result<Self, CliError> {
+        let dtype = forms.dtype.map(Dtype::name);
+        Ok(match source.open_or_outline(dtype)? {
+            Known::Checkpoint(opened) => {
+                let inspection = opened.checkpoint.inspect()?;
+                let dtype = dtype.unwrap_or_else(|| default_dtype(&inspection));
+                Self::seen(inspection, dtype, forms, *opened)
+            }
+            Known::Outline { outline, why } => Self::outlined(source, &outline, forms, &why),
+        })
+    }
+
+    /// A model whose headers were read.
+    fn seen(stored: Inspection, dtype: &str, forms: Forms, opened: Opened) -> Self {
+        let form = stored.stored_as.as_ref().map(|stored| stored.form.clone());
+        let experts = forms.experts.or_else(|| form.as_deref().and_then(|form| form.parse().ok()));
+        let plain = stored.decoded();
+        let element = if plain.dtype == "float32" { 4 } else { 2 };
+        let idle = plain.experts.saturating_sub(plain.top_k) * plain.moe_layers.len();
+        let looked_up = plain.vocab_size as u64 * plain.token_bytes;
+        let tied = plain.outside_bytes < 2 * looked_up;
+        let unused = idle as u64 * plain.expert_bytes + if tied { 0 } else { looked_up };
+        // As engines hold the rest: in the form that was asked for, else as it is stored.
+        let held = stored.clone().kept_as(experts, forms.dense, "cuda");
+        let as_stored = stored.non_expert_layer_bytes.iter().sum::<u64>() + stored.outside_bytes;
+        let rest_bytes = match (forms.dense, &form) {
+            (None, Some(_)) => as_stored,
+            _ => held.resident_non_expert_bytes(dtype),
+        };
+        Self {
+            parameters: plain.total_bytes / element,
+            active_parameters: plain.total_bytes.saturating_sub(unused) / element,
+            weights_seen: true,
+            runs: true,
+            because: None,
+            checkpoint: Some(Arc::new(opened.checkpoint)),
+            ..Self::of(&plain, dtype, Forms { experts, ..forms }, rest_bytes)
+        }
+    }
+
+    /// A model of which only `config.json` was read.
+    fn outlined(source: &ModelArgs, outline: &Outline, forms: Forms, why: &CheckpointError) -> Self {
+        // A config that the engine takes is refused for its files, never as unsupported.
+        let runs = !matches!(why, CheckpointError::Unsupported { .. });
+        let name = source.model.to_string();
+        let stored = outline.inspection(&name);
+        let plain = outline.in_dtype(&outline.dtype).inspection(&name);
+        let experts = forms.experts.or_else(|| stored.dtype.parse().ok());
+        let as_stored = stored.non_expert_layer_bytes.iter().sum::<u64>() + stored.outside_bytes;
+        let rest_bytes = match forms.dense {
+            None => as_stored,
+            Some(_) => {
+                plain.clone().kept_as(experts, forms.dense, "cuda").resident_non_expert_bytes(&plain.dtype)
+            }
+        };
+        let dtype = plain.dtype.clone();
+        Self {
+            parameters: outline.parameters(),
+            active_parameters: outline.active_parameters(),
+            weights_seen: false,
+            runs,
+            because: Some(why.to_string()),
+            ..Self::of(&plain, &dtype, Forms { experts, ..forms }, rest_bytes)
+        }
+    }
+
+    /// Sizes of `plain`, a model with all weights in the compute dtype, held in `forms`; engines hold everything but
+    /// experts in `rest_bytes`.
+    fn of(plain: &Inspection, dtype: &str, forms: Forms, rest_bytes: u64) -> Self {
+        let on = |device: &str| plain.clone().kept_as(forms.experts, forms.dense, device);
+        let (cpu, gpu) = (on("cpu"), on("cuda"));
+        let expert_bytes = cpu.resident_expert_bytes(dtype);
+        let main_rest_bytes = cpu.resident_non_expert_bytes(dtype);
+        let device_rest_bytes = gpu.resident_non_expert_bytes(dtype);
+        let routed = (plain.moe_layers.len() as u64).saturating_mul(plain.experts as u64);
+        let weights = ResidentWeights::of(&cpu, dtype);
+        // Everything is multiplied with but one table of the vocabulary, in whatever form.
+        let used = |bytes: u64| weights.main_rest_bytes * bytes as f64 / main_rest_bytes.max(1) as f64;
+        Self {
+            family: plain.family.clone(),
+            parameters: 0,
+            active_parameters: 0,
+            dtype: dtype.to_owned(),
+            counted: counted(dtype, forms),
+            weights_seen: false,
+            runs: false,
+            because: None,
+            layers: plain.layers,
+            moe_layers: plain.moe_layers.len(),
+            experts: plain.experts,
+            top_k: plain.top_k,
+            expert_bytes,
+            rest_bytes,
+            main_rest_bytes,
+            device_rest_bytes,
+            total_bytes: rest_bytes.saturating_add(routed.saturating_mul(expert_bytes)),
+            weights: ResidentWeights {
+                rest_bytes: used(rest_bytes),
+                device_rest_bytes: used(device_rest_bytes),
+                ..weights
+            },
+            inspection: cpu,
+            checkpoint: None,
+        }
+    }
+
+    /// The sizes that nodes are planned for.
+    pub(super) fn resident(&self) -> ResidentModel {
+        let resident = |bytes: u64| self.inspection.resident_bytes(bytes, &self.dtype) as f64;
+        ResidentModel {
+            layers: self.moe_layers,
+            experts: self.experts,
+            top_k: self.top_k,
+            expert_bytes: self.expert_bytes as f64,
+            rest_bytes: self.rest_bytes as f64,
+            main_rest_bytes: self.main_rest_bytes as f64,
+            device_rest_bytes: self.device_rest_bytes as f64,
+            kv_bytes_per_token: resident(self.inspection.kv_bytes_per_token),
+            token_bytes: resident(self.inspection.token_bytes),
+        }
+    }
+}
+
+/// The forms in which weights are counted, for people.
+fn counted(dtype: &str, forms: Forms) -> String {
+    let experts = forms.experts.map_or(dtype, |experts| experts.name());
+    let dense = forms.dense.map_or(dtype, |dense| dense.name());
+    format!("routed experts in {experts}, the rest in {dense}")
+}

@@ -1,0 +1,154 @@
+//! Prices beside an answer about nodes: their age, and what an API provider asks for the same requests.
+
+use remoe_planner::{NodesAnswer, Rental};
+use remoe_profile::{Commitment, ListedNode, NodeList, date_of};
+use serde::Serialize;
+use std::collections::BTreeSet;
+use std::str::FromStr;
+
+/// Days after which a price is old.
+const OLD_DAYS: i32 = 180;
+const MOST_PER_MILLION: f64 = 1e6;
+
+/// Prices of an API provider, in dollars per million tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub(super) struct ApiPrice {
+    input_per_million: f64,
+    output_per_million: f64,
+}
+
+/// Cost of the requests at an API provider.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub(super) struct ApiCost {
+    #[serde(flatten)]
+    price: ApiPrice,
+    /// Dollars per hour for the requests that come, or that the nodes serve when they are full.
+    pub(super) dollars_per_hour: f64,
+    /// Requests per hour at which the cheapest nodes cost as much, if they stay as many.
+    pub(super) break_even_requests_per_hour: Option<f64>,
+}
+
+impl FromStr for ApiPrice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let expected = || format!("expected two prices such as 0.22/0.88, got `{text}`");
+        let price = |text: &str| {
+            let price = text.trim().trim_start_matches('$').parse::<f64>().ok();
+            price.filter(|price| (0.0..=MOST_PER_MILLION).contains(price)).ok_or_else(expected)
+        };
+        let (input, output) = text.split_once('/').ok_or_else(expected)?;
+        Ok(Self { input_per_million: price(input)?, output_per_million: price(output)? })
+    }
+}
+
+impl ApiPrice {
+    /// Cost of the requests of `rental` there, beside the nodes of `answer`.
+    pub(super) fn cost(self, rental: &Rental, answer: &NodesAnswer) -> ApiCost {
+        let request = &rental.request;
+        let output = request.output_tokens + 1.0;
+        let each = (request.input_tokens * self.input_per_million + output * self.output_per_million) / 1e6;
+        let full = || answer.expected.map_or(0.0, |expected| expected.full_load_tokens_per_second / output);
+        let per_second = answer.requests_per_second.unwrap_or_else(full);
+        ApiCost {
+            price: self,
+            dollars_per_hour: 3600.0 * per_second * each,
+            break_even_requests_per_hour: answer
+                .dollars_per_hour
+                .filter(|_| each > 0.0)
+                .map(|dollars| dollars / each),
+        }
+    }
+}
+
+/// Today, as days since 1970.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Today(i32);
+
+impl Today {
+    /// Today in UTC.
+    pub(super) fn now() -> Self {
+        Self(days_since_1970(jiff::Timestamp::now().to_zoned(jiff::tz::TimeZone::UTC).date()))
+    }
+
+    /// Days since `date`.
+    fn since(self, date: &str) -> Option<i32> {
+        let (year, month, day) = date_of(date)?;
+        let date = jiff::civil::Date::new(
+            i16::try_from(year).ok()?,
+            i8::try_from(month).ok()?,
+            i8::try_from(day.min(28)).ok()?,
+        );
+        Some(self.0 - days_since_1970(date.ok()?))
+    }
+}
+
+fn days_since_1970(date: jiff::civil::Date) -> i32 {
+    (date - jiff::civil::date(1970, 1, 1)).get_days()
+}
+
+/// Warnings about prices that are older than 180 days: of the list, and of the nodes in the answer.
+pub(super) fn price_warnings(
+    list: &NodeList,
+    commitment: Commitment,
+    answer: &NodesAnswer,
+    today: Today,
+) -> Vec<String> {
+    let old = |date: &str| today.since(date).filter(|days| *days > OLD_DAYS);
+    let mut warnings = Vec::new();
+    if let Some((date, days)) = list.date.as_ref().and_then(|date| Some((date, old(date)?))) {
+        warnings.push(format!(
+            "prices of this node list are {days} days old (from {date}); check them before you buy"
+        ));
+    }
+    let rivals = answer.verdict.rivals.iter().flat_map(|rival| &rival.nodes);
+    let rented: BTreeSet<(&str, bool)> =
+        rivals.map(|node| (node.shape.trim_end_matches(" (spot)"), node.spot)).collect();
+    for (name, spot) in rented {
+        let Some(node) = list.nodes.iter().find(|node| node.name == name) else { continue };
+        let (kind, source) = price_source(node, spot, commitment);
+        let Some(source) = source.and_then(|source| list.sources.get(source)) else { continue };
+        if let Some(days) = old(&source.date) {
+            warnings.push(format!("the {kind} price of {name} is {days} days old (from {})", source.date));
+        }
+    }
+    warnings
+}
+
+fn price_source(node: &ListedNode, spot: bool, commitment: Commitment) -> (&'static str, Option<&String>) {
+    let committed = match commitment {
+        Commitment::OnDemand => None,
+        Commitment::OneYear => node.one_year_per_hour,
+        Commitment::ThreeYears => node.three_years_per_hour,
+    };
+    match (spot && node.spot_per_hour.is_some(), committed) {
+        (true, _) => ("spot", node.spot_source.as_ref()),
+        (false, Some(_)) => ("committed", node.committed_source.as_ref()),
+        (false, None) => ("on-demand", node.price_source.as_ref()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn api_price_reads_two_prices() {
+        let price = |text: &str| text.parse::<ApiPrice>();
+        let expected = ApiPrice { input_per_million: 0.22, output_per_million: 0.88 };
+        assert_eq!(price("0.22/0.88"), Ok(expected));
+        assert_eq!(price("$0.22 / $0.88"), Ok(expected));
+        for text in ["", "1", "1/", "a/b", "-1/1", "1/nan", "1/2/3", "1/1e9"] {
+            assert!(price(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn today_counts_days_since_a_date() {
+        let today = Today(days_since_1970(jiff::civil::date(2026, 3, 1)));
+        assert_eq!(today.since("2026-02-28"), Some(1));
+        assert_eq!(today.since("2026-02"), Some(28));
+        assert_eq!(today.since("2025"), Some(424));
+        assert_eq!(today.since("soon"), None);
+    }
+}
