@@ -1,5 +1,6 @@
 //! From a request to its answer: read, let in, sent to a backend, again where that broke off.
 
+use crate::account::Account;
 use crate::api::Api;
 use crate::ask::{Asked, timeout};
 use crate::beginnings::Beginning;
@@ -10,7 +11,7 @@ use crate::course::Course;
 use crate::gateway::Gateway;
 use crate::keys::Privacy;
 use crate::model::{Entry, Grant, Model, Refused, Waiter};
-use crate::relay::{Account, Answering, Obtained, Relay, SILENCE};
+use crate::relay::{Answering, Obtained, Relay, SILENCE};
 use crate::responses::{Recording, resolve};
 use crate::room::{NoRoom, Room};
 use axum::Extension;
@@ -20,7 +21,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, he
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
-use remoe_http::between::{ACTIVATIONS, RATES, RESOLVED, TENANT, TIMING};
+use remoe_http::between::{ACTIVATIONS, COST_PLACEHOLDER, RATES, RESOLVED, TENANT, TIMING};
 use remoe_http::{ApiError, REQUEST_ID, RequestId, SHOULD_RETRY, parse, receive};
 use remoe_traces::{SpanRef, TRACEPARENT, TRACESTATE, is_valid};
 use remoe_wire::identity::is_refusal;
@@ -136,6 +137,7 @@ pub(crate) async fn handle(
         model.name(),
         caller.tenant.as_ref().map_or_else(|| "".into(), |tenant| tenant.name().clone()),
         asked_headers.contains_key(COST),
+        asked.include_figures == Some(true),
     ));
     let tenant = caller.tenant.as_ref().map_or("", |tenant| tenant.name());
     // Before it may wake the model.
@@ -300,7 +302,7 @@ fn connection_headers(headers: &HeaderMap) -> Vec<String> {
 
 fn is_own(name: &HeaderName, connection: &[String]) -> bool {
     // The gateway writes these itself.
-    [TENANT, TIMING, RATES, ACTIVATIONS, RESOLVED].contains(name)
+    [TENANT, TIMING, RATES, COST_PLACEHOLDER, ACTIVATIONS, RESOLVED].contains(name)
         || OWN.contains(&name.as_str())
         || connection.iter().any(|own| own == name.as_str())
 }
@@ -410,6 +412,10 @@ async fn send(call: &Call, grant: Grant, attempt: usize) -> Result<Obtained, Fai
         && let Ok(rates) = HeaderValue::from_str(&billing.rates.to_string())
     {
         request.headers_mut().insert(RATES, rates);
+        let placeholder = call.bill.placeholder().and_then(|text| HeaderValue::from_str(text).ok());
+        if let Some(placeholder) = placeholder {
+            request.headers_mut().insert(COST_PLACEHOLDER, placeholder);
+        }
     }
     if call.is_sighted {
         request.headers_mut().insert(ACTIVATIONS, HeaderValue::from_static("counts"));

@@ -18,6 +18,8 @@ const CLIENT_TIMEOUTS: [&str; 2] = ["x-stainless-timeout", "x-stainless-read-tim
 pub(crate) struct Asked {
     pub(crate) model: Option<String>,
     pub(crate) stream: Option<bool>,
+    /// The answer's usage is to state its cost.
+    pub(crate) include_figures: Option<bool>,
     queue_deadline: Option<String>,
 }
 

@@ -3,7 +3,8 @@
 use crate::books::{Answered, Billing, Books};
 use crate::gateway::Gateway;
 use crate::model::Backend;
-use remoe_ledger::{Phases, Told};
+use remoe_http::random_id;
+use remoe_ledger::{Phases, RequestCost, Told};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -16,6 +17,8 @@ pub(crate) struct Bill {
     pub(crate) tenant: Arc<str>,
     /// The client wants to see what it cost.
     pub(crate) is_shown: bool,
+    /// What main functions write in place of the cost, if the answer's usage is to state it.
+    placeholder: Option<Box<str>>,
     /// When a backend got it last, in nanoseconds since 1970; 0 before.
     sent: AtomicU64,
     /// A backend has it, and has neither told what it took nor broken off.
@@ -31,18 +34,27 @@ impl Bill {
         model: &str,
         tenant: Arc<str>,
         is_shown: bool,
+        is_in_usage: bool,
     ) -> Self {
         let (id, model) = (id.into(), model.into());
+        // Clients cannot foresee it, nor have a model write it.
+        let placeholder = is_in_usage.then(|| random_id().into());
         Self {
             gateway,
             id,
             model,
             tenant,
             is_shown,
+            placeholder,
             sent: AtomicU64::new(0),
             owed: AtomicBool::new(false),
             open: Mutex::new(None),
         }
+    }
+
+    /// Returns what main functions write in place of the cost, if the answer's usage is to state it.
+    pub(crate) fn placeholder(&self) -> Option<&str> {
+        self.placeholder.as_deref()
     }
 
     /// `backend` gets the request, or gets it again. What [`Self::not_sent`] takes where it could not be reached.
@@ -68,15 +80,20 @@ impl Bill {
         self.open.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
-    /// It cost what was `told`: that is written down before this returns, in nano-dollars.
-    pub(crate) fn settle(&self, mut told: Told, prompt_tokens: u64, completion_tokens: u64) -> Option<u64> {
+    /// It cost what was `told`. Returns the cost as it is in the ledger: nothing else is told to the client.
+    pub(crate) fn settle(
+        &self,
+        mut told: Told,
+        prompt_tokens: u64,
+        completion_tokens: u64,
+    ) -> Option<RequestCost> {
         let (billing, books) = (self.close()?, self.gateway.books()?);
         self.bound(&mut told, &billing);
         let (id, model, tenant) = (&*self.id, &*self.model, &*self.tenant);
         let is_new = |name| !billing.functions.contains_key(name);
         let since = if told.shares.keys().any(is_new) { self.since(&billing) } else { None };
         let answered = Answered { id, model, tenant, prompt_tokens, completion_tokens, told };
-        Some(books.answered(answered, &billing, since.as_deref()))
+        books.answered(answered, &billing, since.as_deref())
     }
 
     /// What the same main function works with by now: a revision may have given it other remote functions while the
@@ -95,7 +112,8 @@ impl Bill {
     /// What the functions did for it was for nothing; its client leaves after `tokens`, about.
     pub(crate) fn lost(&self, tokens: u64) {
         if let (Some(billing), Some(books)) = (self.close(), self.gateway.books()) {
-            books.lost(&self.model, &self.tenant, self.sent.load(Ordering::Relaxed), tokens, &billing);
+            let since = self.sent.load(Ordering::Relaxed);
+            books.lost(&self.id, &self.model, &self.tenant, since, tokens, &billing);
         }
     }
 

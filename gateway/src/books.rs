@@ -4,8 +4,8 @@ use crate::budget::Payer;
 use crate::cost_metrics::CostMetrics;
 use prometheus::Registry;
 use remoe_ledger::{
-    Account, AccountError, FunctionEvent, FunctionRecord, Ledger, Phases, Rates, Record, RequestRecord, Told,
-    records, records_since,
+    Account, AccountError, FunctionEvent, FunctionRecord, Ledger, Phases, Rates, Record, RequestCost,
+    RequestRecord, Told, records, records_since,
 };
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -25,9 +25,14 @@ pub struct Billing {
 }
 
 impl Billing {
+    /// Name of the main function.
+    fn main_function(&self) -> &str {
+        self.functions.get("main").map(|(function, _)| function.as_str()).unwrap_or_default()
+    }
+
     /// The main function, as the one that counts its own work.
     pub(crate) fn main(&self) -> String {
-        let main = self.functions.get("main").map(|(function, _)| function.as_str()).unwrap_or_default();
+        let main = self.main_function();
         if self.restarts == 0 { main.to_owned() } else { format!("{main}#{}", self.restarts) }
     }
 }
@@ -148,9 +153,14 @@ impl Books {
     }
 
     /// Writes down what a request cost that was sent to the functions of `billing`. Its main function did not know
-    /// what those cost that joined it after that; they are priced as in `since`, where they are known. Returns the
-    /// nano-dollars of all of them together; by then the record is with the system, and in the metrics.
-    pub fn answered(&self, answered: Answered<'_>, billing: &Billing, since: Option<&Billing>) -> u64 {
+    /// what those cost that joined it after that; they are priced as in `since`, where they are known. Returns the cost that
+    /// was recorded, which is what the client is told. If the ledger did not take the record, returns none.
+    pub fn answered(
+        &self,
+        answered: Answered<'_>,
+        billing: &Billing,
+        since: Option<&Billing>,
+    ) -> Option<RequestCost> {
         let Answered { id, model, tenant, prompt_tokens, completion_tokens, told } = answered;
         let shares = told.shares.into_iter().filter_map(|(name, mut share)| {
             let (function, tier) = match (billing.functions.get(&name), since) {
@@ -178,17 +188,24 @@ impl Books {
             rivals: told.rivals,
             served: told.served,
         };
-        let total = request.total();
+        let cost = request.cost(billing.main_function());
         self.metrics.answered(&request);
-        self.state().spent.add(request.at, model, tenant, total);
-        self.write(&Record::Request(request));
-        total
+        self.state().spent.add(request.at, model, tenant, cost.total);
+        self.write(&Record::Request(request)).then_some(cost)
     }
 
-    /// A request that a function had `since` then ends without an answer, after `tokens` as far as is known. Its
+    /// The request `id` that a function had `since` then ends without an answer, after `tokens` as far as is known. Its
     /// tenant's budget is charged for those what tokens of the model's answers have cost on average, so that nobody serves
     /// himself free of charge by leaving before the end.
-    pub(crate) fn lost(&self, model: &str, tenant: &str, since: u64, tokens: u64, billing: &Billing) {
+    pub(crate) fn lost(
+        &self,
+        id: &str,
+        model: &str,
+        tenant: &str,
+        since: u64,
+        tokens: u64,
+        billing: &Billing,
+    ) {
         let at = now();
         let answered = self.state().account.by_model.get(model).copied().unwrap_or_default();
         let known = u128::from(answered.prompt_tokens) + u128::from(answered.completion_tokens);
@@ -202,8 +219,8 @@ impl Books {
             }
         };
         self.state().spent.add(at, model, tenant, estimate);
-        let (model, tenant) = (model.to_owned(), tenant.to_owned());
-        self.write(&Record::Lost { at, since, estimate, model, tenant, function: billing.main() });
+        let (id, model, tenant) = (id.to_owned(), model.to_owned(), tenant.to_owned());
+        self.write(&Record::Lost { at, since, estimate, model, tenant, function: billing.main(), id });
     }
 
     /// Nano-dollars that the requests of `model` since these books were opened would have cost more with all experts in the
@@ -237,11 +254,15 @@ impl Books {
         &self.metrics
     }
 
-    /// Writes `record`. Serving goes on where the ledger takes no more: that is counted, and an alert.
-    fn write(&self, record: &Record) {
+    /// Writes `record`, and returns whether it is kept where it should be. Serving goes on where the ledger takes no more:
+    /// that is counted, and an alert.
+    fn write(&self, record: &Record) -> bool {
         let mut state = self.state();
+        let mut is_kept = !self.should_be_kept;
         if let Some(ledger) = &self.ledger {
-            match ledger.append(record) {
+            let written = ledger.append(record);
+            is_kept = written.is_ok();
+            match written {
                 Ok(()) => self.metrics.wrote(),
                 Err(error) => {
                     self.metrics.failed();
@@ -254,6 +275,7 @@ impl Books {
         if let Err(error) = state.account.add(record) {
             tracing::error!(%error, "ledger record not accounted for");
         }
+        is_kept
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -332,7 +354,7 @@ mod tests {
             let (prompt_tokens, completion_tokens) = (1, 1);
             let answered =
                 Answered { id: "id", model: "m", tenant: "t", prompt_tokens, completion_tokens, told };
-            books.answered(answered, &sent, since)
+            books.answered(answered, &sent, since).unwrap().total
         };
         assert_eq!((total(None), total(Some(&now))), (6, 36));
     }
@@ -386,7 +408,8 @@ mod tests {
                 completion_tokens: 1,
                 told,
             };
-            assert_eq!(books.answered(answered, &billing, None), 2 * (GROUPS as u64 + 1));
+            let cost = books.answered(answered, &billing, None).unwrap();
+            assert_eq!(cost.total, 2 * (GROUPS as u64 + 1));
             (0..=GROUPS).for_each(|number| books.costs_now("m", &tier(number), 1, 1));
             let payers = [(Payer::Tenant(&tenant), 1_u64), (Payer::Model("m"), 1)];
             payers.iter().for_each(|(payer, _)| books.metrics().refused(*payer));

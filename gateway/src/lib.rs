@@ -12,6 +12,7 @@
 //! joins them under one lock; all models share [`Beginnings`]; `relay` moves bytes.
 
 mod access_log;
+mod account;
 mod answer;
 mod api;
 mod ask;
@@ -21,6 +22,7 @@ mod books;
 mod budget;
 mod caller;
 mod connector;
+mod cost_field;
 mod cost_metrics;
 mod course;
 mod ending;

@@ -1,40 +1,32 @@
 //! Answers on their way to clients: the backend's bytes as they come, comments while a stream waits, and
 //! an error event where it breaks off.
 
-use crate::answer::COST;
+use crate::account::Account;
 use crate::api::Api;
-use crate::bill::Bill;
 use crate::ending::Ending;
-use crate::keys::Permit;
 use crate::metrics::StreamFailure;
-use crate::model::{Grant, Wake};
+use crate::model::Grant;
 use crate::responses::Recording;
-use crate::witness::Sighting;
 use axum::body::HttpBody;
-use axum::http::{HeaderMap, HeaderName, header, response};
+use axum::http::{HeaderMap, header, response};
 use bytes::{Bytes, BytesMut};
 use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
 use remoe_http::ApiError;
-use remoe_http::between::{ACTIVATIONS, TOKENS, TOLD};
-use remoe_traces::{Span, SpanRef};
+use remoe_ledger::RequestCost;
+use remoe_traces::Span;
 use remoe_wire::{ErrorCode, ServiceError};
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 use tokio::time::{Sleep, sleep};
 
-/// Where the time to the first token went.
-const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 /// Between comments of a stream that waits.
 const COMMENTS: Duration = Duration::from_secs(1);
 const COMMENT: &[u8] = b": keep-alive\n\n";
 /// A backend that sends nothing for so long has failed: streams have comments of their own.
 pub(crate) const SILENCE: Duration = Duration::from_secs(3600);
-/// Bytes of a prompt for a token, where nobody counted.
-const BYTES_PER_TOKEN: u64 = 4;
 
 /// The answer of a backend, of which the client has seen nothing.
 pub(crate) struct Obtained {
@@ -64,98 +56,6 @@ impl Obtained {
         span: Span,
     ) -> Self {
         Self { head, body: ObtainedBody::Stream(first, rest), grant, span }
-    }
-}
-
-/// What a request took of its tenant's limits and money, settled when this is dropped at the latest.
-pub(crate) struct Account {
-    bill: Arc<Bill>,
-    permit: Option<Permit>,
-    body_bytes: u64,
-    events: u64,
-    tokens: Option<(u64, u64)>,
-    /// It waited for functions to start, and nobody has told yet when its first token came.
-    wake: Option<Wake>,
-    sighting: Option<Sighting>,
-    /// Of the request.
-    span: SpanRef,
-}
-
-impl Account {
-    pub(crate) fn new(
-        bill: Arc<Bill>,
-        permit: Option<Permit>,
-        body_bytes: usize,
-        sighting: Option<Sighting>,
-        span: SpanRef,
-    ) -> Self {
-        Self {
-            bill,
-            permit,
-            body_bytes: body_bytes as u64,
-            events: 0,
-            tokens: None,
-            wake: None,
-            sighting,
-            span,
-        }
-    }
-
-    /// A stream ends with an error.
-    fn failed(&self, failure: StreamFailure) {
-        self.span.fail(failure.reason(), "stream failed after status 200");
-        self.bill.gateway.metrics().stream_failed(&self.bill.model, failure);
-    }
-
-    /// Takes the backend's account out of headers or trailers, and writes it down.
-    fn read(&mut self, headers: &mut HeaderMap) {
-        if let Some(wake) = &self.wake
-            && let Some(seconds) = first_token(headers)
-        {
-            wake.is_over(seconds);
-            self.bill.gateway.metrics().first_token_after_cold_start(&self.bill.model, seconds);
-            self.wake = None;
-        }
-        let told = headers.remove(TOLD);
-        let activations = headers.remove(ACTIVATIONS);
-        if let (Some(sighting), Some(activations)) = (&self.sighting, activations)
-            && let Ok(activations) = activations.to_str()
-        {
-            sighting.told(activations);
-        }
-        let Some(value) = headers.remove(TOKENS) else { return };
-        let numbers = value.to_str().unwrap_or_default().split(',');
-        let mut numbers = numbers.filter_map(|number| number.trim().parse::<u64>().ok());
-        let (prompt, completion) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
-        self.tokens = Some((prompt, completion));
-        self.span.set("gen_ai.usage.input_tokens", i64::try_from(prompt).unwrap_or(i64::MAX));
-        self.span.set("gen_ai.usage.output_tokens", i64::try_from(completion).unwrap_or(i64::MAX));
-        let told = told.and_then(|told| serde_json::from_slice(told.as_bytes()).ok());
-        let cost = told.and_then(|told| self.bill.settle(told, prompt, completion));
-        if let Some(cost) = cost.filter(|_| self.bill.is_shown) {
-            headers.insert(COST, cost.into());
-        }
-    }
-}
-
-impl Drop for Account {
-    fn drop(&mut self) {
-        // Events are about as many as tokens. Who leaves before an answer has had its prompt computed.
-        let estimate = || match self.bill.is_owed() {
-            false => 0,
-            true => self.body_bytes / BYTES_PER_TOKEN + self.events,
-        };
-        let tokens =
-            self.tokens.map_or_else(estimate, |(prompt, completion)| prompt.saturating_add(completion));
-        if tokens > 0 {
-            self.bill.gateway.metrics().took(&self.bill.model, &self.bill.tenant, tokens);
-        }
-        if self.tokens.is_none() {
-            self.bill.lost(tokens);
-        }
-        if let Some(permit) = &self.permit {
-            permit.charge(tokens);
-        }
     }
 }
 
@@ -192,7 +92,7 @@ enum Stage {
     },
     /// All that is left.
     Last(Bytes),
-    /// What comes. The end of a stream waits until its cost is written down.
+    /// What comes. The end of a stream waits until its cost is written down, and with it the usage that states the cost.
     Rest {
         flow: Box<Flow>,
         end: Ending,
@@ -273,17 +173,30 @@ impl Relay {
 
     fn begin(&mut self, mut obtained: Obtained) -> response::Parts {
         self.account.wake = obtained.grant.wake();
-        self.account.read(&mut obtained.head.headers);
+        // Of a stream it is told at the end.
+        let cost = self.account.read(&mut obtained.head.headers);
         self.span = obtained.span;
         if !obtained.head.status.is_success() {
             self.answering.recording = None;
         }
+        let placeholder = self.account.bill.placeholder();
+        let end = if is_stream(&obtained.head) {
+            let is_held = self.account.bill.is_open() || self.answering.recording.is_some();
+            Ending::of_stream(if is_held { self.answering.api.ends() } else { &[] }, placeholder)
+        } else {
+            if placeholder.is_some() {
+                // The cost changes the length.
+                obtained.head.headers.remove(header::CONTENT_LENGTH);
+            }
+            Ending::of_body(placeholder, cost.as_ref())
+        };
         if !is_stream(&obtained.head) {
             // Only a stream tells what it cost at its end; what generated nothing cost nothing.
             self.account.bill.void();
         }
         self.stage = match obtained.body {
             ObtainedBody::Whole(bytes) => {
+                let bytes = whole(end, bytes);
                 if let Some(recording) = self.answering.recording.take() {
                     recording.body(&bytes);
                 }
@@ -291,7 +204,7 @@ impl Relay {
             }
             ObtainedBody::Stream(first, rest) => {
                 let flow = Box::new(Flow::new(first, rest, obtained.grant));
-                Stage::Rest { flow, end: Ending::new(self.answering.api.ends()) }
+                Stage::Rest { flow, end }
             }
         };
         obtained.head
@@ -303,13 +216,14 @@ impl Relay {
             self.begin(obtained);
             return;
         }
-        self.account.read(&mut obtained.head.headers);
+        let cost = self.account.read(&mut obtained.head.headers);
+        let end = Ending::of_body(self.account.bill.placeholder(), cost.as_ref());
         self.account.bill.void();
         if obtained.head.status.is_server_error() {
             self.account.failed(StreamFailure::NotBegun);
         }
         let event = match obtained.body {
-            ObtainedBody::Whole(bytes) => self.answering.api.late_event(&bytes),
+            ObtainedBody::Whole(bytes) => self.answering.api.late_event(&whole(end, bytes)),
             ObtainedBody::Stream(..) => {
                 let message = "cannot stream the answer: expected server-sent events from the main function";
                 self.error_event(ServiceError::new(ErrorCode::Internal, message))
@@ -318,21 +232,25 @@ impl Relay {
         self.stage = Stage::Last(event);
     }
 
-    fn pass(&mut self, frame: Frame<Bytes>) -> Frame<Bytes> {
-        match frame.into_data() {
-            Ok(bytes) => {
-                if self.is_stream && (bytes.starts_with(b"data: ") || bytes.starts_with(b"event: ")) {
-                    self.account.events += 1;
-                }
-                Frame::data(bytes)
-            }
-            Err(frame) => match frame.into_trailers() {
-                Ok(mut trailers) => {
-                    self.account.read(&mut trailers);
-                    Frame::trailers(trailers)
-                }
-                Err(frame) => frame,
-            },
+    /// Ends an answer with `trailers`. Its cost is in the ledger before anything of its end leaves.
+    fn end_of(&mut self, mut trailers: HeaderMap) -> Frame<Bytes> {
+        let cost = self.account.read(&mut trailers);
+        let held = self.release(cost.as_ref());
+        self.store(&held);
+        self.is_whole();
+        let trailers = Frame::trailers(trailers);
+        if held.is_empty() {
+            return trailers;
+        }
+        self.stage = Stage::Trailers(trailers);
+        Frame::data(held)
+    }
+
+    /// Returns what is held of the answer's end.
+    fn release(&mut self, cost: Option<&RequestCost>) -> Bytes {
+        match &mut self.stage {
+            Stage::Rest { end, .. } => end.release(cost),
+            _ => Bytes::new(),
         }
     }
 
@@ -340,8 +258,11 @@ impl Relay {
         self.answering.api.error_event(&error.into())
     }
 
-    /// Keeps `data` of an answer that is no stream and is stored.
+    /// Counts `data` if it begins an event, and keeps it if it is of an answer that is no stream and is stored.
     fn record(&mut self, data: &[u8]) {
+        if self.is_stream && (data.starts_with(b"data: ") || data.starts_with(b"event: ")) {
+            self.account.events += 1;
+        }
         if self.is_stream || self.answering.recording.is_none() {
             return;
         }
@@ -375,12 +296,10 @@ impl Relay {
     }
 }
 
-/// Seconds until the first token, as a main function tells them in `Server-Timing`.
-fn first_token(headers: &HeaderMap) -> Option<f64> {
-    let mut parts = headers.get(SERVER_TIMING)?.to_str().ok()?.split(',');
-    let told = parts.find_map(|part| part.trim().strip_prefix("first;dur="))?;
-    let milliseconds = told.parse::<f64>().ok().filter(|told| told.is_finite() && *told >= 0.0)?;
-    Some(milliseconds / 1e3)
+/// Returns a body that has come whole, with its cost.
+fn whole(mut end: Ending, body: Bytes) -> Bytes {
+    let body = end.take(body);
+    if end.is_held() { [body, end.release(None)].concat().into() } else { body }
 }
 
 fn is_stream(head: &response::Parts) -> bool {
@@ -402,7 +321,6 @@ impl HttpBody for Relay {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BrokenOff>>> {
         loop {
-            let holds = self.is_stream && (self.account.bill.is_open() || self.answering.recording.is_some());
             match &mut self.stage {
                 Stage::Waiting { obtaining, comment } => match obtaining.as_mut().poll(context) {
                     Poll::Ready(Ok(obtained)) => self.begin_late(obtained),
@@ -424,43 +342,33 @@ impl HttpBody for Relay {
                     }
                 }
                 Stage::Rest { flow, end } => match ready!(flow.poll(context)) {
-                    Some(Ok(mut frame)) => {
-                        if let Some(data) = frame.data_ref().filter(|_| holds) {
-                            let data = end.take(data.clone());
-                            if data.is_empty() {
-                                continue;
-                            }
-                            frame = Frame::data(data);
+                    Some(Ok(frame)) => {
+                        let data = match frame.into_data() {
+                            Ok(data) => end.take(data),
+                            Err(frame) => match frame.into_trailers() {
+                                Ok(trailers) => return Poll::Ready(Some(Ok(self.end_of(trailers)))),
+                                Err(frame) => return Poll::Ready(Some(Ok(frame))),
+                            },
+                        };
+                        if data.is_empty() {
+                            continue;
                         }
                         let is_over = flow.is_over() && !end.is_held();
-                        let held = if frame.is_trailers() { end.release() } else { Bytes::new() };
-                        if let Some(data) = frame.data_ref() {
-                            let data = data.clone();
-                            self.record(&data);
-                        }
-                        if frame.is_trailers() || is_over {
-                            self.store(&held);
-                        }
-                        if frame.is_trailers() {
-                            self.is_whole();
-                        }
-                        let frame = self.pass(frame);
+                        self.record(&data);
                         if is_over {
+                            self.store(&[]);
                             self.end_with(Bytes::new());
                         }
-                        if held.is_empty() {
-                            return Poll::Ready(Some(Ok(frame)));
-                        }
-                        self.stage = Stage::Trailers(frame);
-                        return Poll::Ready(Some(Ok(Frame::data(held))));
+                        return Poll::Ready(Some(Ok(Frame::data(data))));
                     }
                     None => {
-                        let held = end.release();
+                        let held = end.release(None);
                         self.store(&held);
                         self.end_with(held);
                     }
                     Some(Err(problem)) => {
                         tracing::warn!(problem, "main function ended the answer early");
+                        let left = end.abandon();
                         self.span.fail("broken_off", "main function ended the answer early");
                         self.is_whole();
                         // Nobody pays for that.
@@ -472,7 +380,7 @@ impl HttpBody for Relay {
                         self.account.failed(StreamFailure::BrokenOff);
                         let message = "cannot complete the answer: its main function failed";
                         let error = ServiceError::new(ErrorCode::Unavailable, message);
-                        self.stage = Stage::Last(self.error_event(error));
+                        self.stage = Stage::Last([left, self.error_event(error)].concat().into());
                     }
                 },
                 Stage::Trailers(_) => {

@@ -10,6 +10,8 @@ pub const TIMING: HeaderName = HeaderName::from_static("x-remoe-timing");
 pub const RATES: HeaderName = HeaderName::from_static("x-remoe-rates");
 /// What a request cost, as main functions tell at the end, in JSON.
 pub const TOLD: HeaderName = HeaderName::from_static("x-remoe-told");
+/// Text that a main function writes as `usage.remoe.cost`. The gateway puts the cost there that it has booked.
+pub const COST_PLACEHOLDER: HeaderName = HeaderName::from_static("x-remoe-cost-placeholder");
 /// Asks how a request's tokens spread over the experts, and says it at the end: counts in base64, none of its text.
 pub const ACTIVATIONS: HeaderName = HeaderName::from_static("x-remoe-activations");
 /// Tokens of the prompt and of the answer, as main functions tell at the end: `12, 34`.

@@ -30,5 +30,7 @@ pub use life::Life;
 pub use meter::{Meter, Rates, Told, Work, Worked};
 pub use money::{Carry, Rate, split};
 pub use read::{Entries, LedgerError, records, records_since};
-pub use record::{Basis, FunctionEvent, FunctionRecord, Phase, Phases, Record, RequestRecord, Share};
+pub use record::{
+    Basis, FunctionEvent, FunctionRecord, Phase, Phases, Record, RequestCost, RequestRecord, Share,
+};
 pub use writer::{LOCK, Ledger, LedgerLimits};

@@ -89,22 +89,6 @@ pub struct Told {
     pub served: u64,
 }
 
-impl Told {
-    /// What the main function cost.
-    #[must_use]
-    pub fn main(&self) -> Phases {
-        self.shares.get(MAIN).map(|share| share.cost).unwrap_or_default()
-    }
-
-    /// What all remote functions cost.
-    #[must_use]
-    pub fn remote(&self) -> Phases {
-        let mut sum = Phases::default();
-        self.shares.iter().filter(|(name, _)| *name != MAIN).for_each(|(_, share)| sum += share.cost);
-        sum
-    }
-}
-
 /// Tells requests what they cost. Fractions of a nano-dollar are carried from one request to the next, so that all of
 /// them together cost what the time of all of them together does.
 #[derive(Debug, Default)]
@@ -156,11 +140,11 @@ mod tests {
         };
         let mut sum = Phases::default();
         for _ in 0..1000 {
-            sum += meter.tell(&work, &rates).main();
+            sum += meter.tell(&work, &rates).shares[MAIN].cost;
         }
         assert_eq!(sum.sum(), Rate(44_000_001).cost(1000 * (7_777 + 1_234_567)));
         assert_eq!(
-            meter.tell(&work, &Rates::default()).main(),
+            meter.tell(&work, &Rates::default()).shares[MAIN].cost,
             Phases::default(),
             "without a price nothing costs"
         );

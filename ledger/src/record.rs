@@ -37,6 +37,9 @@ pub enum Record {
         tenant: String,
         /// The main function that had it.
         function: String,
+        /// As in `x-request-id`; empty in ledgers of earlier releases.
+        #[serde(default)]
+        id: String,
     },
     /// A sign of life: what had started and not stopped is alive.
     Alive {
@@ -166,6 +169,39 @@ impl RequestRecord {
     pub fn total(&self) -> u64 {
         sum(self.shares.values().map(|share| share.cost.sum()))
     }
+
+    /// Cost of the request, of which `main` is the main function's share.
+    #[must_use]
+    pub fn cost(&self, main: &str) -> RequestCost {
+        let total = self.total();
+        let main = self.shares.get(main).map_or(0, |share| share.cost.sum());
+        let prefill = sum(self.shares.values().map(|share| share.cost.prefill));
+        RequestCost {
+            total,
+            main,
+            remote: total.saturating_sub(main),
+            prefill,
+            decode: total.saturating_sub(prefill),
+            rivals: self.rivals.clone(),
+        }
+    }
+}
+
+/// Cost of one answered request as clients are told it, in nano-dollars.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RequestCost {
+    /// All functions.
+    pub total: u64,
+    /// The main function.
+    pub main: u64,
+    /// All remote functions.
+    pub remote: u64,
+    /// Until the first token.
+    pub prefill: u64,
+    /// After it.
+    pub decode: u64,
+    /// Counterfactual costs, by the name of the baseline.
+    pub rivals: BTreeMap<String, u64>,
 }
 
 /// What a price is asked for.

@@ -162,6 +162,57 @@ async fn every_whole_answer_is_in_the_ledger_whoever_is_killed() {
     );
 }
 
+/// Asks `count` times, in turn whole and as a stream: how many answers came, and how much usages and headers told together.
+async fn sums(address: SocketAddr, model: String, count: usize) -> [u64; 3] {
+    let mut sums = [0; 3];
+    for turn in 0..count {
+        let stream = turn % 2 == 1;
+        let mut connection = Connection::open(address).await;
+        connection.write(request(&model, 20 + turn as u32 % 20, stream)).await.unwrap();
+        let answer = connection.answer().await.unwrap();
+        let header = told(&answer, stream).unwrap();
+        let text = answer.text();
+        let (_, usage) = text.rsplit_once("\"cost\":{\"total\":").unwrap();
+        let usage = usage.split_once(',').unwrap().0.parse::<u64>().unwrap();
+        for (sum, amount) in sums.iter_mut().zip([1, usage, header]) {
+            *sum += amount;
+        }
+    }
+    sums
+}
+
+/// One of two replicas is killed, and another one joins, while requests run: all of them are answered, and usages, headers
+/// and the ledger add up to one amount.
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_replica_leaves_usage_header_and_ledger_equal() {
+    let model = Model::demo();
+    let folder = tempfile::tempdir().unwrap();
+    let ledger = folder.path().to_str().unwrap();
+    let arguments = ["--remote-ratio", "0.5", "--replicas", "2", "--ledger", ledger];
+    let mut up = Up::start_with(&model.folder, &arguments).await;
+    let (address, name) = (up.ready.http(), up.ready.model.clone());
+    let clients: Vec<_> = (0..4).map(|_| tokio::spawn(sums(address, name.clone(), 50))).collect();
+    until(LONG, "requests that run", async || {
+        let status = raw::ask(address, raw::get("/status")).await.ok();
+        (amount(&status["models"][0]["in_flight"]) == 4).then_some(())
+    })
+    .await;
+    let victim = up.ready.remote_pids()[0];
+    signal(victim, Signal::KILL);
+    let mut told = [0; 3];
+    for client in clients {
+        let sums = client.await.unwrap();
+        told = [0, 1, 2].map(|of| told[of] + sums[of]);
+    }
+    up.whole_without(&[victim]).await;
+    signal(up.process.pid(), Signal::INT);
+    up.process.end(LONG).await;
+    let cost = cost(folder.path()).await;
+    let [answers, usages, headers] = told;
+    assert_eq!((answers, usages), (200, headers), "{cost}");
+    assert_eq!((amount(&cost["requests"]), amount(&cost["total"])), (200, usages), "{cost}");
+}
+
 async fn metrics(address: SocketAddr, key: &str) -> String {
     let request = raw::get("/metrics").replacen("\r\n", &format!("\r\nAuthorization: Bearer {key}\r\n"), 1);
     raw::ask(address, request).await.text()

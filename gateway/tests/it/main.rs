@@ -6,6 +6,7 @@ mod front;
 mod hostile;
 mod identity;
 mod messages;
+mod money;
 mod overload;
 mod page;
 mod responses;

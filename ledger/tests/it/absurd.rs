@@ -36,6 +36,7 @@ fn sums_stay_at_the_largest_number() {
         model: "m".to_owned(),
         tenant: "t".to_owned(),
         function: "a".to_owned(),
+        id: String::new(),
     };
     let records = [
         Record::Opened { at: 0, prices: String::new() },

@@ -139,7 +139,7 @@ proptest! {
             if !answered {
                 log.push(Record::Lost {
                     at: now, since: now - worked, estimate: 0, model: "m".to_owned(), tenant: String::new(),
-                    function: "main-1".to_owned(),
+                    function: "main-1".to_owned(), id: String::new(),
                 });
                 continue;
             }

@@ -79,7 +79,8 @@ impl Deployment {
         let main_name = self.functions[main].name.clone();
         if !is_answered {
             let (since, model, tenant) = (self.now - worked, "m".to_owned(), String::new());
-            let lost = Record::Lost { at: self.now, since, estimate: 0, model, tenant, function: main_name };
+            let (id, function) = (String::new(), main_name);
+            let lost = Record::Lost { at: self.now, since, estimate: 0, model, tenant, function, id };
             return self.log.push(lost);
         }
         let of = |function: &mut Function| {

@@ -116,9 +116,9 @@ impl Running {
         &self.figures
     }
 
-    /// What the request cost, once all prompts are done, where that is known.
-    pub(super) fn cost(&self) -> Option<&Told> {
-        self.cost.as_ref()
+    /// Returns whether a gateway is told what the request cost, once all prompts are done.
+    pub(super) fn has_cost(&self) -> bool {
+        self.cost.is_some()
     }
 
     /// Where the time to the first token went.

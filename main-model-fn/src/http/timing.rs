@@ -4,7 +4,7 @@
 //! the first token is `first`. The parts are told as `Server-Timing` and in `usage.remoe.timing`.
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
-use remoe_http::between::{ACTIVATIONS, RATES, TIMING as GIVEN, TOKENS, TOLD};
+use remoe_http::between::{ACTIVATIONS, COST_PLACEHOLDER, RATES, TIMING as GIVEN, TOKENS, TOLD};
 use remoe_ledger::{Rates, Share, Told};
 use remoe_predictor::Activations;
 use serde::Serialize;
@@ -15,6 +15,9 @@ pub(super) const SERVER_TIMING: HeaderName = HeaderName::from_static("server-tim
 /// Bytes of what is told after an answer. A client that gets more than 16 KiB of trailers takes the whole answer for
 /// broken, so that counts of experts are left out first, and then the smallest shares of its cost.
 const MAX_TOLD: usize = 14 << 10;
+
+/// Bytes of a placeholder for the cost.
+const MAX_PLACEHOLDER: usize = 64;
 
 /// The parts of the time to the first token, in milliseconds, one after the other.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
@@ -39,6 +42,7 @@ pub(super) struct Timeline {
     arrived: Instant,
     given: Option<Timing>,
     rates: Option<Rates>,
+    cost_placeholder: Option<Box<str>>,
     wants_activations: bool,
     first: Option<Duration>,
 }
@@ -48,8 +52,10 @@ impl Timeline {
     pub(super) fn begin(headers: &HeaderMap) -> Self {
         let given = headers.get(GIVEN).and_then(|value| value.to_str().ok()).map(read);
         let rates = headers.get(RATES).and_then(|value| value.to_str().ok()?.parse().ok());
+        let placeholder = headers.get(COST_PLACEHOLDER).and_then(|value| value.to_str().ok());
+        let cost_placeholder = placeholder.filter(|text| text.len() <= MAX_PLACEHOLDER).map(Box::from);
         let wants_activations = headers.contains_key(ACTIVATIONS);
-        Self { arrived: Instant::now(), given, rates, wants_activations, first: None }
+        Self { arrived: Instant::now(), given, rates, cost_placeholder, wants_activations, first: None }
     }
 
     /// How long the request has waited in a gateway.
@@ -73,6 +79,11 @@ impl Timeline {
     /// What functions cost; `None` where nobody says.
     pub(super) fn rates(&self) -> Option<&Rates> {
         self.rates.as_ref()
+    }
+
+    /// Text that stands for the cost until the gateway has booked it; `None` where no gateway does.
+    pub(super) fn cost_placeholder(&self) -> Option<&str> {
+        self.cost_placeholder.as_deref()
     }
 
     /// Whether a gateway waits for the parts.

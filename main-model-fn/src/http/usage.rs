@@ -4,10 +4,8 @@ use super::placement::measured;
 use super::running::Running;
 use super::timing::Timing;
 use crate::engine::request::ExpertTime;
-use remoe_ledger::Told;
 use remoe_planner::{Account, Comparison};
 use serde::Serialize;
-use std::collections::BTreeMap;
 
 /// `usage` of an answer.
 #[derive(Debug, Clone, Serialize)]
@@ -53,35 +51,9 @@ struct RemoeFigures {
     /// Where the time to the first token went; absent where no gateway says what was before.
     #[serde(skip_serializing_if = "Option::is_none")]
     timing: Option<Timing>,
-    /// What it cost; absent where no gateway says what functions cost.
+    /// Placeholder of the cost, which the gateway replaces when it has booked the request. Last: it finds the comma too.
     #[serde(skip_serializing_if = "Option::is_none")]
-    cost: Option<Cost>,
-}
-
-/// What a request cost, in nano-dollars: its shares of the time of functions, by their price.
-#[derive(Debug, Clone, Serialize)]
-struct Cost {
-    total: u64,
-    main: u64,
-    remote: u64,
-    prefill: u64,
-    decode: u64,
-    /// Without remote experts, on the same basis: as the plan's baselines would have served it.
-    rivals: BTreeMap<String, u64>,
-}
-
-impl From<&Told> for Cost {
-    fn from(told: &Told) -> Self {
-        let (main, remote) = (told.main(), told.remote());
-        Self {
-            total: main.sum() + remote.sum(),
-            main: main.sum(),
-            remote: remote.sum(),
-            prefill: main.prefill + remote.prefill,
-            decode: main.decode + remote.decode,
-            rivals: told.rivals.clone(),
-        }
-    }
+    cost: Option<String>,
 }
 
 /// What the experts of the request's iterations took.
@@ -152,7 +124,7 @@ impl Usage {
                 forwarded_positions: figures.forwarded_positions,
                 plan: account.map(|account| account.compare(&measured(figures))),
                 timing: running.timeline().timing(),
-                cost: running.cost().map(Cost::from),
+                cost: running.timeline().cost_placeholder().filter(|_| running.has_cost()).map(str::to_owned),
             }),
         }
     }

@@ -51,8 +51,7 @@ pub fn told(answer: &Answer, stream: bool) -> Option<u64> {
     let part = |name: &str| amount(&usage[name]);
     assert_eq!(part("main") + part("remote"), part("total"), "{usage}");
     assert_eq!(part("prefill") + part("decode"), part("total"), "{usage}");
-    // Main functions do not know what those cost that joined while the request ran.
-    assert!(part("total") <= total, "{usage} of {total}");
+    assert_eq!(part("total"), total, "{usage}");
     Some(total)
 }
 

@@ -1,7 +1,9 @@
 //! Completions: prompts in all forms, echo, usage, figures.
 
-use super::{BOS, Engine, Front, failure, say, with};
+use super::{BOS, Engine, Front, failure, figures, say, with};
 use crate::engine::request::{Event, Figures, FinishReason, Request};
+use axum::body::Body;
+use axum::http;
 use remoe_planner::{Account, Options, PlanDraft, Problem, solve};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -179,6 +181,45 @@ async fn figures_on_request() {
     assert_eq!(figures["ttft_s"], 0.5);
     let (reply, _) = front.complete(with(json!({}))).await;
     assert_eq!(reply.ok()["usage"].get("remoe"), None);
+}
+
+/// The usage with figures of a request with `headers`, as text.
+async fn usage_for(headers: &[(&str, &str)], stream: bool) -> String {
+    let front = Front::new();
+    let mut request = http::Request::post(PATH).header("content-type", "application/json");
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let body = with(json!({"include_figures": true, "stream": stream}));
+    let serve = front.engine.serve(|request| {
+        let mut events = say(0, "ok", FinishReason::Stop);
+        events.push(Event::Done(figures(request)));
+        events
+    });
+    let reply = tokio::select! {
+        reply = front.send(request.body(Body::from(body.to_string())).unwrap()) => reply,
+        () = serve => unreachable!("the engine serves for ever"),
+    };
+    let (_, usage) = reply.text.rsplit_once("\"remoe\":").unwrap();
+    usage.split_once("\n\n").map_or(usage, |(usage, _)| usage).to_owned()
+}
+
+#[tokio::test]
+async fn cost_is_placeholder_that_gateway_names() {
+    let (timing, rates) = (("x-remoe-timing", "load;dur=1"), ("x-remoe-rates", "main=3600000000000"));
+    let long = "0".repeat(65);
+    let placeholder = |text| ("x-remoe-cost-placeholder", text);
+    for stream in [false, true] {
+        let usage = usage_for(&[timing, rates, placeholder("0f")], stream).await;
+        // As the gateway looks for it.
+        assert!(usage.ends_with(r#","cost":"0f"}}}"#), "{usage}");
+        for headers in
+            [&[timing, rates][..], &[timing, placeholder("0f")], &[timing, rates, placeholder(&long)], &[]]
+        {
+            let usage = usage_for(headers, stream).await;
+            assert!(!usage.contains("\"cost\":\""), "{usage}");
+        }
+    }
 }
 
 #[tokio::test]
