@@ -194,7 +194,7 @@ async fn killed_replica_leaves_usage_header_and_ledger_equal() {
     let clients: Vec<_> = (0..4).map(|_| tokio::spawn(sums(address, name.clone(), 50))).collect();
     until(LONG, "requests that run", async || {
         let status = raw::ask(address, raw::get("/status")).await.ok();
-        (amount(&status["models"][0]["in_flight"]) == 4).then_some(())
+        (amount(&status["models"][0]["in_flight"]) > 0).then_some(())
     })
     .await;
     let victim = up.ready.remote_pids()[0];
