@@ -11,8 +11,6 @@ use tokio::net::TcpStream;
 /// Part of an answer that a client has seen.
 #[derive(Debug, Default)]
 pub(super) struct Sight {
-    /// 0 where it has not seen the head.
-    pub(super) status: u16,
     /// It is a proper answer, to its end.
     pub(super) is_whole: bool,
     /// In a header, or behind a stream.
@@ -51,7 +49,7 @@ fn seen(bytes: Vec<u8>, script: &Script) -> Sight {
     let Some((head, rest)) = text.split_once("\r\n\r\n") else {
         return Sight { bytes, ..Sight::default() };
     };
-    let status = head.get(9..12).and_then(|status| status.parse().ok()).unwrap();
+    let is_success = head.get(9..12) == Some("200");
     let header = |lines: &str, name: &str| {
         let mut pairs = lines.split("\r\n").filter_map(|line| line.split_once(": "));
         pairs.find(|(of, _)| of.eq_ignore_ascii_case(name)).map(|(_, value)| value.to_owned())
@@ -66,8 +64,8 @@ fn seen(bytes: Vec<u8>, script: &Script) -> Sight {
     let usage = body.rsplit_once(begin).and_then(|(_, rest)| {
         serde_json::Deserializer::from_str(&format!("{{{rest}")).into_iter().next()?.ok()
     });
-    let is_answer = status == 200 && is_whole && is_proper(&body, script);
-    Sight { status, is_whole: is_answer, header: told.map(|told| told.parse().unwrap()), usage, bytes }
+    let is_answer = is_success && is_whole && is_proper(&body, script);
+    Sight { is_whole: is_answer, header: told.map(|told| told.parse().unwrap()), usage, bytes }
 }
 
 /// A body in chunks, whether all of it is there, and what follows it.
