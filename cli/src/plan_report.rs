@@ -312,6 +312,7 @@ fn reasons(why: &Explanation) -> String {
         (Some(Selection::AcrossLayers), Some(i)) => {
             format!("the least used of all layers, within the bytes of i = {i}")
         }
+        (Some(Selection::Mixed), _) => "chosen for every layer by itself".to_owned(),
         // A previous plan that stays: what is known about it is that the best one is not better enough.
         _ => {
             let new = why.next_best.as_ref();

@@ -179,7 +179,7 @@ fn alternative(candidate: &Candidate, plan: &Plan, evaluation: &Evaluation, cost
 /// little less that is remote, and nothing remote.
 fn next_best(search: &Search<'_>, best: &Found, candidates: &[Candidate]) -> Option<Found> {
     let passes = |candidate: &Candidate| {
-        candidate.selection == Selection::Ratio
+        candidate.selection != Selection::AcrossLayers
             || WorstCase::new(search.model, candidate.counts.clone()).passes()
     };
     let distance = |candidate: &Candidate| candidate.i.abs_diff(best.candidate.i);
@@ -188,7 +188,10 @@ fn next_best(search: &Search<'_>, best: &Found, candidates: &[Candidate]) -> Opt
     };
     let sizes = search.model.main_sizes.len();
     let mut found: Option<Found> = None;
-    for candidate in candidates.iter().filter(near).filter(|candidate| passes(candidate)) {
+    // A mixed choice is none of the candidates.
+    let own = (best.candidate.selection == Selection::Mixed).then_some(&best.candidate);
+    let others = candidates.iter().filter(near).filter(|candidate| passes(candidate));
+    for candidate in others.chain(own) {
         let Some(mut sides) = Sides::new(search.model, search.tables, candidate, search.factors) else {
             continue;
         };

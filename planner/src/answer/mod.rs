@@ -19,7 +19,7 @@ use crate::cost::{Evaluation, Violation};
 use crate::error::{FieldError, PlanError};
 use crate::plan::{Plan, PlanDraft, whole_bytes};
 use crate::preallocation::{WalkStep, walk};
-use crate::problem::model::Model;
+use crate::problem::model::{LayerModel, Model};
 use crate::problem::{ErrorFactor, Problem};
 use crate::search::Counters;
 use crate::search::selection::{Candidate, across_layers, by_ratio};
@@ -48,11 +48,15 @@ pub enum Remote {
 impl Remote {
     /// Whether plans may have `counts` remote experts in the layers.
     pub(crate) fn allows(self, model: &Model<'_>, counts: &[usize]) -> bool {
-        let mut layers = model.layers.iter().zip(counts);
+        model.layers.iter().zip(counts).all(|(layer, count)| self.allows_in(layer, *count))
+    }
+
+    /// Whether plans may have `count` remote experts in `layer`.
+    pub(crate) fn allows_in(self, layer: &LayerModel, count: usize) -> bool {
         match self {
             Self::Auto => true,
-            Self::Always => layers.all(|(layer, count)| *count > 0 || layer.experts <= layer.top_k),
-            Self::Never => counts.iter().all(|count| *count == 0),
+            Self::Always => count > 0 || layer.experts <= layer.top_k,
+            Self::Never => count == 0,
         }
     }
 }
@@ -213,11 +217,12 @@ fn attempt(problem: &Problem, previous: Option<&PlanDraft>, options: &Options) -
         (0..model.layers.len()).map(|layer| LayerTable::new(&model, layer)).collect();
     let candidates = candidates(&model, options.remote, &walk);
     let violations = |plan: &Plan, evaluation: &Evaluation| violations_of(&model, factors, plan, evaluation);
-    let terms = OnceCell::new();
+    let (terms, own_sets) = (OnceCell::new(), OnceCell::new());
     let inputs = Inputs {
         model: &model,
         tables: &tables,
         terms: &terms,
+        own_sets: &own_sets,
         factors,
         violations: &violations,
         remote: options.remote,
@@ -324,11 +329,12 @@ pub(crate) fn ways(
         (0..model.layers.len()).map(|layer| LayerTable::new(&model, layer)).collect();
     let candidates = candidates(&model, remote, &walk(&model));
     let violations = |plan: &Plan, evaluation: &Evaluation| violations_of(&model, factors, plan, evaluation);
-    let terms = OnceCell::new();
+    let (terms, own_sets) = (OnceCell::new(), OnceCell::new());
     let inputs = Inputs {
         model: &model,
         tables: &tables,
         terms: &terms,
+        own_sets: &own_sets,
         factors,
         violations: &violations,
         remote,

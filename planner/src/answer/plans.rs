@@ -3,11 +3,11 @@
 use crate::answer::Remote;
 use crate::cost::{Evaluation, Violation};
 use crate::plan::{LayerPlan, Plan};
-use crate::preallocation::WorstCase;
 use crate::problem::ErrorFactor;
 use crate::problem::model::Model;
-use crate::search::candidate::Multipliers;
-use crate::search::selection::{Candidate, across_layers, by_ratio, others};
+use crate::search::candidate::{Multipliers, Sides};
+use crate::search::mixed::Mixed;
+use crate::search::selection::{Candidate, Selection, across_layers, by_ratio, others};
 use crate::search::tables::LayerTable;
 use crate::search::{COST_TIE, Counters, Found, Search};
 use crate::slicing::{Family, LayerTerms, Moves, Planned, RestOfLayers, Slicing, Sturdiness, most_moves};
@@ -36,6 +36,8 @@ pub(crate) struct Inputs<'s, 'm> {
     pub(crate) tables: &'s [LayerTable],
     /// What is kept of every expert, once it is worked out.
     pub(crate) terms: &'s OnceCell<Option<Vec<LayerTerms>>>,
+    /// Layers by sets of their own, once a plan has such sets.
+    pub(crate) own_sets: &'s OnceCell<Vec<LayerTable>>,
     pub(crate) factors: Option<&'s [ErrorFactor]>,
     pub(crate) violations: &'s dyn Fn(&Plan, &Evaluation) -> Vec<Violation>,
     pub(crate) remote: Remote,
@@ -98,16 +100,26 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
             }
             search.run(thinned(remote, effort));
             search.most_solved = usize::MAX;
-            plans.per_layer = search.best.as_ref().map(Planned::from);
             let away = search.best.take();
             search.run(local);
-            plans.mix = search.best.as_ref().map(Planned::from);
-            plans.found = match (search.best.take(), away) {
-                (Some(mix), Some(away)) if away.beats(&mix) => Some(away),
-                (mix, away) => mix.or(away),
+            let mix = search.best.take();
+            let mixed = (effort == Effort::Full).then(|| self.mixed(away.as_ref())).flatten();
+            let (away, of_away) = match mixed {
+                Some((found, of_mixed)) => (Some(found), Some(of_mixed)),
+                None => (away, None),
             };
+            plans.per_layer = away.as_ref().map(Planned::from);
+            plans.mix = mix.as_ref().map(Planned::from);
             plans.counters = search.counters;
             plans.search = Some(search);
+            plans.found = match (mix, away) {
+                (Some(mix), Some(away)) if !away.beats(&mix) => Some(mix),
+                (mix, None) => mix,
+                (_, away) => {
+                    plans.search = of_away.or(plans.search);
+                    away
+                }
+            };
         } else {
             plans.per_layer = self.sliced(Family::PerLayer, effort, &mut plans.counters);
             plans.mix = self.mix(&mut plans.counters);
@@ -127,6 +139,26 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
             plans.sliced = self.with_sleepers(sliced, plans.mix.as_ref(), effort, &mut plans.counters);
         }
         plans
+    }
+
+    /// The cheapest plan with a function per layer whose layers differ freely, if it is cheaper than `known`, and what
+    /// knows its neighbours.
+    fn mixed(&'s self, known: Option<&Found>) -> Option<(Found, Search<'s>)> {
+        if self.remote == Remote::Never {
+            return None;
+        }
+        let Self { model, tables, remote, factors, .. } = *self;
+        let cutoff = known.map_or(f64::INFINITY, |known| known.evaluation.total_cost * (1.0 - COST_TIE));
+        let picked = Mixed { model, tables, remote, factors }.cheapest(cutoff)?;
+        let counts: Vec<usize> = picked.sets.iter().map(Vec::len).collect();
+        let led = |(layer, set): (usize, &Vec<u32>)| tables[layer].led_by(model, layer, set);
+        self.own_sets.set(picked.sets.iter().enumerate().map(led).collect()).ok()?;
+        let search = Search { tables: self.own_sets.get()?, ..self.new_search() };
+        let i = counts.iter().copied().max().unwrap_or(0);
+        let candidate = Candidate { selection: Selection::Mixed, i, counts };
+        let sides = Sides::new(model, search.tables, &candidate, factors)?;
+        let found = search.found(&sides, &candidate, picked.main, &picked.sizing, f64::INFINITY)?;
+        known.is_none_or(|known| found.beats(known)).then_some((found, search))
     }
 
     /// The cheapest plan of `family` as far as `effort` finds it, in groups.
@@ -205,11 +237,6 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
     /// `planned` on this model: in groups with sizes that hold what is there. None where it does not keep every limit.
     pub(crate) fn carried(&self, planned: &Planned) -> Option<Planned> {
         let slicing = self.new_slicing();
-        let counts = &planned.candidate.counts;
-        let in_paper_form = planned.plan.groups.is_empty() && is_paper_form(self.model);
-        if in_paper_form && !WorstCase::new(self.model, counts.clone()).passes() {
-            return None;
-        }
         let plan = match planned.plan.groups.is_empty() {
             true => planned.plan.clone(),
             false => slicing.sized(planned.plan.clone())?,

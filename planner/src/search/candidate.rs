@@ -61,34 +61,19 @@ impl<'m> Sides<'m> {
     pub(crate) fn local(&self, layer: usize, main: usize) -> Local {
         match &self.layers[layer] {
             Side::Remote(options) => options.local(main),
-            Side::Local => {
-                let table = &self.tables[layer];
-                let prefill = table.main[main].of(table.stay(0));
-                Local {
-                    fixed: table.fixed[main],
-                    prefill,
-                    step: table.main_step[main],
-                    stressed_prefill: prefill,
-                }
-            }
+            Side::Local => self.tables[layer].all_local(main),
         }
     }
 
     /// The terms of a layer without remote experts.
     pub(crate) fn local_terms(&self, layer: usize, local: Local) -> Terms {
-        let layer = &self.model.layers[layer];
-        let prefill = local.fixed.prefill + local.prefill;
-        let step = local.fixed.step + layer.per_token() * local.step;
-        Terms { prefill, step, bill: 0.0, limit_prefill: prefill, limit_step: step }
+        Terms::all_local(&self.model.layers[layer], local)
     }
 
     /// The most that prefill and a decode step may take. Half of the slack is left for the last bits
     /// in which these sums differ from the evaluation's.
     pub(crate) fn limits(&self) -> (f64, f64) {
-        let model = self.model;
-        let prefill = model.ttft_limit - model.problem.cold_start_seconds + TTFT_SLACK / 2.0;
-        let step = if model.output > 0.0 { model.tpot_limit + TPOT_SLACK / 2.0 } else { f64::INFINITY };
-        (prefill, step)
+        limits(self.model)
     }
 
     /// Dollars of `terms` summed over all layers.
@@ -194,6 +179,13 @@ impl<'m> Sides<'m> {
         });
         Plan::of_layers(self.model.main_sizes[main], layers.collect())
     }
+}
+
+/// See [`Sides::limits`].
+pub(crate) fn limits(model: &Model<'_>) -> (f64, f64) {
+    let prefill = model.ttft_limit - model.problem.cold_start_seconds + TTFT_SLACK / 2.0;
+    let step = if model.output > 0.0 { model.tpot_limit + TPOT_SLACK / 2.0 } else { f64::INFINITY };
+    (prefill, step)
 }
 
 impl Prices {

@@ -5,6 +5,7 @@ pub(crate) mod candidate;
 pub(crate) mod continuous;
 pub(crate) mod dual;
 pub(crate) mod improve;
+pub(crate) mod mixed;
 pub(crate) mod options;
 pub(crate) mod remote_set;
 pub(crate) mod selection;
@@ -140,7 +141,7 @@ impl<'m> Search<'m> {
                 break;
             }
             // Only a ratio's worst case is known already.
-            let passes = entry.candidate.selection == Selection::Ratio
+            let passes = entry.candidate.selection != Selection::AcrossLayers
                 || WorstCase::new(self.model, entry.candidate.counts.clone()).passes();
             if passes {
                 self.explore(entry);

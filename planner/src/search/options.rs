@@ -3,7 +3,7 @@
 //! An option with several replicas needs an assignment of experts to them, which is by far the most
 //! expensive figure here. Until somebody cannot do without it, the option is known by a lower bound.
 
-use crate::problem::model::{Model, Seconds};
+use crate::problem::model::{LayerModel, Model, Seconds};
 use crate::problem::sizes::{BYTE_SLACK, GB, first_at_least};
 use crate::search::remote_set::{RemoteSet, Stressed};
 use crate::search::tables::LayerTable;
@@ -53,6 +53,13 @@ pub(crate) struct Terms {
 }
 
 impl Terms {
+    /// Of a layer without remote experts.
+    pub(crate) fn all_local(layer: &LayerModel, local: Local) -> Self {
+        let prefill = local.fixed.prefill + local.prefill;
+        let step = local.fixed.step + layer.per_token() * local.step;
+        Self { prefill, step, bill: 0.0, limit_prefill: prefill, limit_step: step }
+    }
+
     pub(crate) fn priced(&self, prices: Prices) -> f64 {
         prices.prefill * self.prefill
             + prices.step * self.step

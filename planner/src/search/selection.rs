@@ -12,6 +12,8 @@ pub enum Selection {
     Ratio,
     /// The least used experts per byte of all layers, under the same number of bytes.
     AcrossLayers,
+    /// Any experts of every layer: some layers may be wholly local, others wholly remote.
+    Mixed,
 }
 
 /// A number of remote experts for every layer.

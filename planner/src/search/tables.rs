@@ -6,13 +6,16 @@
 
 use crate::problem::curve::{Column, Row};
 use crate::problem::model::{Model, Seconds};
+use crate::search::options::Local;
 use crate::search::selection::by_use;
 use ndarray::Array2;
+use std::rc::Rc;
 
 /// The sums of one layer.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct LayerTable {
-    /// Experts by use, the least used first.
+    /// Experts in the order in which they become remote: by use, the least used first, unless a set of its own
+    /// comes before the others.
     pub(crate) order: Vec<u32>,
     /// Expected prefill tokens of each, in that order.
     pub(crate) tokens: Vec<f64>,
@@ -27,21 +30,30 @@ pub(crate) struct LayerTable {
     /// Prefill seconds of the others.
     stay: Array2<f64>,
     /// Where main and remote sizes stand between the columns.
-    pub(crate) main: Vec<Column>,
-    pub(crate) remote: Vec<Column>,
+    pub(crate) main: Rc<[Column]>,
+    pub(crate) remote: Rc<[Column]>,
     /// Seconds of everything but routed experts on each main size.
-    pub(crate) fixed: Vec<Seconds>,
+    pub(crate) fixed: Rc<[Seconds]>,
     /// Seconds of one token on each main size.
-    pub(crate) main_step: Vec<f64>,
+    pub(crate) main_step: Rc<[f64]>,
     /// The same on each remote size, with the way back.
-    pub(crate) remote_step: Vec<f64>,
+    pub(crate) remote_step: Rc<[f64]>,
 }
 
-impl LayerTable {
-    pub(crate) fn new(model: &Model<'_>, layer: usize) -> Self {
+/// The sums of one layer over one order of its experts.
+struct Sums {
+    tokens: Vec<f64>,
+    rows: Vec<Row>,
+    share: Vec<f64>,
+    token_sum: Vec<f64>,
+    away: Array2<f64>,
+    stay: Array2<f64>,
+}
+
+impl Sums {
+    fn new(model: &Model<'_>, layer: usize, order: &[u32]) -> Self {
         let parts = &model.layers[layer];
         let (curve, remote_curve) = (&parts.curve, parts.remote_curve());
-        let order = by_use(model, layer);
         let shares: Vec<f64> = order.iter().map(|expert| model.shares[layer][*expert as usize]).collect();
         let tokens: Vec<f64> = shares.iter().map(|share| model.input * parts.per_token() * share).collect();
         let rows: Vec<Row> = tokens.iter().map(|tokens| remote_curve.row(*tokens)).collect();
@@ -59,27 +71,61 @@ impl LayerTable {
                 stay[(index, column)] = stay[(index + 1, column)] + curve.at_column(row, column);
             }
         }
+        Self { share: prefix_sums(&shares), token_sum: prefix_sums(&tokens), tokens, rows, away, stay }
+    }
+}
+
+impl LayerTable {
+    pub(crate) fn new(model: &Model<'_>, layer: usize) -> Self {
+        let parts = &model.layers[layer];
+        let (curve, remote_curve) = (&parts.curve, parts.remote_curve());
+        let order = by_use(model, layer);
+        let Sums { tokens, rows, share, token_sum, away, stay } = Sums::new(model, layer, &order);
         let main: Vec<Column> =
             model.main_sizes.iter().map(|bytes| curve.column(model.main_vcpus(*bytes))).collect();
         let remote: Vec<Column> =
             model.remote_sizes.iter().map(|bytes| remote_curve.column(model.remote_vcpus(*bytes))).collect();
         let (one, remote_one) = (curve.row(1.0), remote_curve.row(1.0));
         Self {
-            share: prefix_sums(&shares),
-            token_sum: prefix_sums(&tokens),
             fixed: model.main_sizes.iter().map(|bytes| parts.fixed(model.main_vcpus(*bytes))).collect(),
             main_step: main.iter().map(|column| curve.at(one, *column)).collect(),
             remote_step: remote
                 .iter()
                 .map(|column| remote_curve.at(remote_one, *column) + model.down)
                 .collect(),
+            main: main.into(),
+            remote: remote.into(),
             order,
             tokens,
             rows,
+            share,
+            token_sum,
+            away,
+            stay,
+        }
+    }
+
+    /// The same layer where the experts of `first` become remote before all others; both parts by use.
+    pub(crate) fn led_by(&self, model: &Model<'_>, layer: usize, first: &[u32]) -> Self {
+        let leads = |expert: &u32| first.contains(expert);
+        let (mut order, rest): (Vec<u32>, Vec<u32>) = self.order.iter().copied().partition(leads);
+        order.extend(rest);
+        let Sums { tokens, rows, share, token_sum, away, stay } = Sums::new(model, layer, &order);
+        let (main, remote, fixed) = (self.main.clone(), self.remote.clone(), self.fixed.clone());
+        let (main_step, remote_step) = (self.main_step.clone(), self.remote_step.clone());
+        Self {
+            order,
+            tokens,
+            rows,
+            share,
+            token_sum,
             away,
             stay,
             main,
             remote,
+            fixed,
+            main_step,
+            remote_step,
         }
     }
 
@@ -96,6 +142,12 @@ impl LayerTable {
     /// Prefill seconds of all but the first `count` experts at each vCPU column.
     pub(crate) fn stay(&self, count: usize) -> ndarray::ArrayView1<'_, f64> {
         self.stay.row(count)
+    }
+
+    /// What the main size at `main` means for the layer when nothing of it is remote.
+    pub(crate) fn all_local(&self, main: usize) -> Local {
+        let prefill = self.main[main].of(self.stay(0));
+        Local { fixed: self.fixed[main], prefill, step: self.main_step[main], stressed_prefill: prefill }
     }
 
     /// The first `count` experts, ascending.

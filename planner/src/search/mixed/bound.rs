@@ -1,0 +1,179 @@
+//! What no choice of one option per layer undercuts at one main size.
+//!
+//! A multiplier on the bytes of local experts makes layers independent. Under invocation billing the cost is
+//! linear, so that one such bound says all. Under reserved billing it is seconds times rate: the least seconds,
+//! the least rate and the least of a sum of both leave a region whose cheapest points are two of its corners.
+
+use crate::search::options::{Choice, Terms};
+
+/// One option of a layer at one main size.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Item {
+    /// Its set, by its place among the layer's sets.
+    pub(super) set: usize,
+    pub(super) choice: Option<Choice>,
+    pub(super) sum: Sum,
+}
+
+/// What options add up to.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Sum {
+    pub(super) terms: Terms,
+    /// Bytes of experts that stay with the main function.
+    pub(super) bytes: f64,
+}
+
+impl Sum {
+    pub(super) fn plus(&self, other: &Self) -> Self {
+        Self { terms: self.terms.plus(&other.terms), bytes: self.bytes + other.bytes }
+    }
+}
+
+/// How the cost of a plan follows from the sum of its layers at one main size.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Cost {
+    /// Dollars per second of the main function.
+    pub(super) rate: f64,
+    /// Decode steps.
+    pub(super) output: f64,
+    pub(super) is_reserved: bool,
+}
+
+impl Cost {
+    pub(super) fn seconds(&self, terms: &Terms) -> f64 {
+        terms.prefill + self.output * terms.step
+    }
+
+    pub(super) fn of(&self, terms: &Terms) -> f64 {
+        let seconds = self.seconds(terms);
+        if self.is_reserved { (self.rate + terms.bill) * seconds } else { self.rate * seconds + terms.bill }
+    }
+}
+
+/// A sum of seconds, bills and local bytes with these weights, the last of which is the multiplier.
+#[derive(Debug, Clone, Copy)]
+struct Linear {
+    seconds: f64,
+    bill: f64,
+    bytes: f64,
+}
+
+impl Linear {
+    fn of(&self, cost: &Cost, sum: &Sum) -> f64 {
+        self.seconds * cost.seconds(&sum.terms) + self.bill * sum.terms.bill + self.bytes * sum.bytes
+    }
+
+    /// The option of a layer with the least value; of equal ones the one with the fewest local bytes.
+    fn least<'i>(&self, cost: &Cost, items: &'i [Item]) -> Option<(f64, &'i Item)> {
+        let all = items.iter().map(|item| (self.of(cost, &item.sum), item));
+        all.reduce(|best, other| {
+            let fewer = other.0 == best.0 && other.1.sum.bytes < best.1.sum.bytes;
+            if other.0 < best.0 || fewer { other } else { best }
+        })
+    }
+}
+
+/// Steps of the search for a multiplier.
+const STEPS: usize = 24;
+
+/// Lower bounds at one main size with so many `bytes` for local experts.
+#[derive(Debug, Clone)]
+pub(super) struct Bounds {
+    cost: Cost,
+    bytes: f64,
+    linears: Vec<Linear>,
+}
+
+impl Bounds {
+    /// None where the experts that cannot be remote are too many bytes. `aim`: what plans are expected to cost.
+    pub(super) fn new(cost: Cost, bytes: f64, layers: &[Vec<Item>], aim: f64) -> Option<Self> {
+        let mut bounds = Self { cost, bytes, linears: Vec::new() };
+        if !cost.is_reserved {
+            bounds.add(layers, cost.rate, 1.0)?;
+            return Some(bounds);
+        }
+        bounds.add(layers, 1.0, 0.0)?;
+        bounds.add(layers, 0.0, 1.0)?;
+        let least = |index: usize| bounds.value(index, bounds.sum_of(layers, index));
+        let (seconds, bill) = (least(0).max(f64::MIN_POSITIVE), least(1));
+        // Where seconds times rate are what is aimed at, the line through that point falls by this price.
+        let rate = if aim.is_finite() { aim / seconds } else { cost.rate + bill };
+        bounds.add(layers, rate / seconds, 1.0)?;
+        Some(bounds)
+    }
+
+    /// Adds the linear bound with these weights at its best multiplier.
+    fn add(&mut self, layers: &[Vec<Item>], seconds: f64, bill: f64) -> Option<()> {
+        let at = |multiplier: f64| {
+            let linear = Linear { seconds, bill, bytes: multiplier };
+            let mut bytes = 0.0;
+            for items in layers {
+                bytes += linear.least(&self.cost, items)?.1.sum.bytes;
+            }
+            Some(bytes - self.bytes)
+        };
+        let (mut low, mut high) = (0.0, 0.0);
+        if at(0.0)? > 0.0 {
+            let largest = layers.iter().flatten().map(|item| item.sum.bytes).fold(1.0, f64::max);
+            let scale =
+                |item: &Item| seconds * self.cost.seconds(&item.sum.terms) + bill * item.sum.terms.bill;
+            high = layers.iter().flatten().map(scale).fold(0.0, f64::max).max(f64::MIN_POSITIVE) / largest;
+            while at(high)? > 0.0 {
+                low = high;
+                high *= 4.0;
+                if high > f64::MAX / 1e30 {
+                    return None;
+                }
+            }
+            for _ in 0..STEPS {
+                let middle = f64::midpoint(low, high);
+                if at(middle)? > 0.0 { low = middle } else { high = middle }
+            }
+        }
+        self.linears.push(Linear { seconds, bill, bytes: high });
+        Some(())
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.linears.len()
+    }
+
+    /// The value of a sum in the bound at `index`.
+    pub(super) fn of(&self, index: usize, sum: &Sum) -> f64 {
+        self.linears[index].of(&self.cost, sum)
+    }
+
+    /// The least value of a layer in the bound at `index`.
+    pub(super) fn least(&self, index: usize, items: &[Item]) -> f64 {
+        self.linears[index].least(&self.cost, items).map_or(f64::INFINITY, |(least, _)| least)
+    }
+
+    fn sum_of(&self, layers: &[Vec<Item>], index: usize) -> f64 {
+        layers.iter().map(|items| self.least(index, items)).sum()
+    }
+
+    /// What the sum of least values in the bound at `index` says of plans within the bytes.
+    fn value(&self, index: usize, sum: f64) -> f64 {
+        let multiplier = self.linears[index].bytes;
+        if multiplier > 0.0 { sum - multiplier * self.bytes } else { sum }
+    }
+
+    /// No plan costs less whose values in every bound are at least these.
+    pub(super) fn cost(&self, values: &[f64]) -> f64 {
+        let value = |index: usize| self.value(index, values[index]);
+        if !self.cost.is_reserved {
+            return value(0);
+        }
+        let (seconds, rate, both) = (value(0), self.cost.rate + value(1), self.cost.rate + value(2));
+        let price = self.linears[2].seconds;
+        let at_least_seconds = seconds * rate.max(both - price * seconds);
+        let at_least_rate = ((both - rate) / price).max(seconds) * rate;
+        at_least_seconds.min(at_least_rate)
+    }
+
+    /// No plan of one option per layer costs less.
+    pub(super) fn of_all(&self, layers: &[Vec<Item>]) -> f64 {
+        let sums: Vec<f64> = (0..self.count()).map(|index| self.sum_of(layers, index)).collect();
+        self.cost(&sums)
+    }
+}

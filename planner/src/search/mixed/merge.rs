@@ -1,0 +1,269 @@
+//! The cheapest choice of one option per layer at one main size: layers are added one after the other, and of the
+//! sums of their options those go that another one beats in everything, or that cannot lead below the best plan.
+
+use super::bound::{Bounds, Cost, Item, Sum};
+
+/// Sums that are kept after each layer, at most; the most promising ones beyond.
+const MOST_SUMS: usize = 1_500;
+/// Sums that are compared with each other, at most.
+const MOST_COMPARED: usize = 6_000;
+
+/// What plans must keep at one main size.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Limits {
+    pub(super) prefill: f64,
+    pub(super) step: f64,
+    pub(super) bytes: f64,
+}
+
+impl Limits {
+    fn allow(&self, sum: &Sum) -> bool {
+        sum.terms.limit_prefill <= self.prefill
+            && sum.terms.limit_step <= self.step
+            && sum.bytes <= self.bytes
+    }
+}
+
+/// One option of every layer.
+#[derive(Debug, Clone)]
+pub(super) struct Merged {
+    pub(super) cost: f64,
+    pub(super) items: Vec<Item>,
+    pub(super) sum: Sum,
+}
+
+/// A sum of options of the first layers.
+#[derive(Debug, Clone, Copy)]
+struct Partial {
+    sum: Sum,
+    /// Whether anything is remote.
+    is_away: bool,
+    /// Where it came from: a sum of one layer less, and an option.
+    from: (usize, usize),
+    bound: f64,
+}
+
+/// What sums are compared by.
+#[derive(Debug, Clone, Copy)]
+struct Compared {
+    cost: Cost,
+    /// Limits that not every sum keeps.
+    prefill: bool,
+    step: bool,
+}
+
+impl Compared {
+    fn figures(&self, sum: &Sum) -> [f64; 5] {
+        let (seconds, bill) = (self.cost.seconds(&sum.terms), sum.terms.bill);
+        let (first, second) = match self.cost.is_reserved {
+            true => (bill, seconds),
+            false => (self.cost.rate * seconds + bill, 0.0),
+        };
+        let counts = |counts: bool, figure: f64| if counts { figure } else { 0.0 };
+        let prefill = counts(self.prefill, sum.terms.limit_prefill);
+        [first, second, prefill, counts(self.step, sum.terms.limit_step), sum.bytes]
+    }
+
+    /// Those of `all` that no other one beats in every figure, and how many comparisons that was. What has nothing
+    /// remote beats nothing that has.
+    fn undominated<T: Copy>(&self, all: Vec<T>, of: impl Fn(&T) -> (Sum, bool)) -> (Vec<T>, usize) {
+        let mut sorted: Vec<([f64; 5], bool, T)> = all
+            .into_iter()
+            .map(|one| {
+                let (sum, is_away) = of(&one);
+                (self.figures(&sum), is_away, one)
+            })
+            .collect();
+        sorted.sort_by(|a, b| {
+            let figures = a.0.iter().zip(&b.0).map(|(a, b)| a.total_cmp(b));
+            figures.fold(std::cmp::Ordering::Equal, std::cmp::Ordering::then).then(b.1.cmp(&a.1))
+        });
+        let mut kept: Vec<([f64; 5], bool, T)> = Vec::new();
+        let mut compared = 0;
+        for one in sorted {
+            let beats = |other: &([f64; 5], bool, T)| {
+                (other.1 || !one.1) && other.0.iter().zip(&one.0).all(|(other, own)| other <= own)
+            };
+            compared += kept.len();
+            if !kept.iter().any(beats) {
+                kept.push(one);
+            }
+        }
+        (kept.into_iter().map(|(_, _, one)| one).collect(), compared)
+    }
+}
+
+/// The layers at one main size.
+pub(super) struct Merge<'a> {
+    pub(super) cost: Cost,
+    pub(super) limits: Limits,
+    pub(super) bounds: &'a Bounds,
+    /// Sums and comparisons that may still be made.
+    pub(super) left: &'a mut usize,
+}
+
+impl Merge<'_> {
+    /// The cheapest choice within the limits that has something remote and costs less than `cutoff`.
+    pub(super) fn cheapest(mut self, layers: &[Vec<Item>], mut cutoff: f64) -> Option<Merged> {
+        let compared = self.compared(layers);
+        let mut order: Vec<usize> = (0..layers.len()).collect();
+        let mut reduced: Vec<Vec<Item>> = self.hopeful(layers, cutoff)?;
+        for items in &mut reduced {
+            let (kept, work) =
+                compared.undominated(std::mem::take(items), |item| (item.sum, item.choice.is_some()));
+            *items = kept;
+            self.spend(work);
+        }
+        order.sort_by_key(|layer| reduced[*layer].len());
+        let rest = self.rest(&reduced, &order);
+        let nothing = Partial { sum: Sum::default(), is_away: false, from: (0, 0), bound: f64::NEG_INFINITY };
+        let mut steps: Vec<Vec<Partial>> = vec![vec![nothing]];
+        let mut best: Option<(Partial, f64)> = None;
+        for (depth, layer) in order.iter().enumerate() {
+            let is_last = depth + 1 == order.len();
+            let before = steps.last()?;
+            let mut longer = Vec::new();
+            self.spend(before.len() * reduced[*layer].len());
+            for (index, partial) in before.iter().enumerate() {
+                for (at, item) in reduced[*layer].iter().enumerate() {
+                    let sum = partial.sum.plus(&item.sum);
+                    let is_away = partial.is_away || item.choice.is_some();
+                    if !self.limits.allow(&sum.plus(&rest[depth + 1].least)) {
+                        continue;
+                    }
+                    if is_last {
+                        let cost = self.cost.of(&sum.terms);
+                        if cost < cutoff && is_away {
+                            cutoff = cost;
+                            best = Some((Partial { sum, is_away, from: (index, at), bound: cost }, cost));
+                        }
+                        continue;
+                    }
+                    let values = rest[depth + 1].values.iter().enumerate();
+                    let values: Vec<f64> =
+                        values.map(|(bound, rest)| self.bounds.of(bound, &sum) + rest).collect();
+                    let bound = self.bounds.cost(&values);
+                    if bound < cutoff {
+                        longer.push(Partial { sum, is_away, from: (index, at), bound });
+                    }
+                }
+            }
+            if is_last {
+                break;
+            }
+            most_promising(&mut longer, MOST_COMPARED);
+            let (mut kept, work) = compared.undominated(longer, |partial| (partial.sum, partial.is_away));
+            self.spend(work);
+            most_promising(&mut kept, MOST_SUMS);
+            steps.push(kept);
+        }
+        let (last, cost) = best?;
+        let mut chosen: Vec<(usize, Item)> = Vec::new();
+        let mut from = last.from;
+        for (depth, layer) in order.iter().enumerate().rev() {
+            chosen.push((*layer, reduced[*layer][from.1]));
+            from = steps[depth][from.0].from;
+        }
+        chosen.sort_by_key(|(layer, _)| *layer);
+        Some(Merged { cost, items: chosen.into_iter().map(|(_, item)| item).collect(), sum: last.sum })
+    }
+
+    fn spend(&mut self, work: usize) {
+        *self.left = self.left.saturating_sub(work);
+    }
+
+    /// Options that may be part of a plan below `cutoff`; none where a layer has no such option.
+    fn hopeful(&self, layers: &[Vec<Item>], cutoff: f64) -> Option<Vec<Vec<Item>>> {
+        let of_layers: Vec<Rest> = layers.iter().map(|items| self.least_of(items)).collect();
+        let all = of_layers.iter().fold(Rest::none(self.bounds.count()), |sum, one| sum.plus(one));
+        let mut hopeful = Vec::with_capacity(layers.len());
+        for (items, own) in layers.iter().zip(&of_layers) {
+            let others = all.minus(own);
+            let may_pay = |item: &&Item| {
+                let values = others.values.iter().enumerate();
+                let values: Vec<f64> =
+                    values.map(|(bound, rest)| self.bounds.of(bound, &item.sum) + rest).collect();
+                // Sums in another order may differ in their last bits.
+                let slack = |figure: f64| figure - figure.abs() * 1e-12;
+                let sum = item.sum.plus(&others.least);
+                slack(self.bounds.cost(&values)) < cutoff
+                    && slack(sum.terms.limit_prefill) <= self.limits.prefill
+                    && slack(sum.terms.limit_step) <= self.limits.step
+                    && slack(sum.bytes) <= self.limits.bytes
+            };
+            let kept: Vec<Item> = items.iter().filter(may_pay).copied().collect();
+            if kept.is_empty() {
+                return None;
+            }
+            hopeful.push(kept);
+        }
+        Some(hopeful)
+    }
+
+    fn compared(&self, layers: &[Vec<Item>]) -> Compared {
+        let most = |of: fn(&Item) -> f64| -> f64 {
+            layers.iter().map(|items| items.iter().map(of).fold(0.0, f64::max)).sum()
+        };
+        Compared {
+            cost: self.cost,
+            prefill: most(|item| item.sum.terms.limit_prefill) > self.limits.prefill,
+            step: most(|item| item.sum.terms.limit_step) > self.limits.step,
+        }
+    }
+
+    /// Of every depth what the layers from there on have at least, each figure by itself.
+    fn rest(&self, layers: &[Vec<Item>], order: &[usize]) -> Vec<Rest> {
+        let mut rest = vec![Rest::none(self.bounds.count())];
+        for layer in order.iter().rev() {
+            let longer = self.least_of(&layers[*layer]).plus(&rest[rest.len() - 1]);
+            rest.push(longer);
+        }
+        rest.reverse();
+        rest
+    }
+
+    fn least_of(&self, items: &[Item]) -> Rest {
+        let least = |of: fn(&Item) -> f64| items.iter().map(of).fold(f64::INFINITY, f64::min);
+        let mut sum = Sum { bytes: least(|item| item.sum.bytes), ..Sum::default() };
+        sum.terms.limit_prefill = least(|item| item.sum.terms.limit_prefill);
+        sum.terms.limit_step = least(|item| item.sum.terms.limit_step);
+        let values = (0..self.bounds.count()).map(|bound| self.bounds.least(bound, items));
+        Rest { least: sum, values: values.collect() }
+    }
+}
+
+/// The least figures of layers.
+struct Rest {
+    /// Limits and bytes.
+    least: Sum,
+    /// In every bound.
+    values: Vec<f64>,
+}
+
+impl Rest {
+    fn none(bounds: usize) -> Self {
+        Self { least: Sum::default(), values: vec![0.0; bounds] }
+    }
+
+    fn plus(&self, other: &Self) -> Self {
+        let values = self.values.iter().zip(&other.values).map(|(own, other)| own + other);
+        Self { least: self.least.plus(&other.least), values: values.collect() }
+    }
+
+    fn minus(&self, other: &Self) -> Self {
+        let values = self.values.iter().zip(&other.values).map(|(own, other)| own - other);
+        let least = Sum {
+            terms: self.least.terms.minus(&other.least.terms),
+            bytes: self.least.bytes - other.least.bytes,
+        };
+        Self { least, values: values.collect() }
+    }
+}
+
+/// The `most` of `sums` with the lowest bounds.
+fn most_promising(sums: &mut Vec<Partial>, most: usize) {
+    if sums.len() > most {
+        sums.sort_by(|a, b| a.bound.total_cmp(&b.bound));
+        sums.truncate(most);
+    }
+}
