@@ -6,7 +6,7 @@ use crate::answer::plans::{Effort, Inputs};
 use crate::plan::{Group, LayerPlan, Plan};
 use crate::problem::model::Model;
 use crate::search::Counters;
-use crate::slicing::{Family, Planned, in_groups};
+use crate::slicing::{Depth, Family, Planned, in_groups};
 
 /// Beyond so many experts in all, arrangements of groups that end by themselves are searched coarsely.
 const MANY_EXPERTS: usize = 1000;
@@ -101,7 +101,7 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
         let best = found.into_iter().reduce(better);
         let moved = starts.into_iter().filter(|_| effort == Effort::Full).map(|planned| {
             let mut left = self.moves().min(MOST_MOVES);
-            slicing.improved(planned, &mut left)
+            slicing.improved(planned, Depth::Pairs, &mut left)
         });
         let moved = moved.reduce(better);
         let mut best = moved.or(best)?;

@@ -79,7 +79,7 @@ pub enum Reason {
     Cheaper,
     /// It misses a limit, or has remote experts where it must not.
     PreviousFails,
-    /// It keeps every limit, and no new plan does in the worst case.
+    /// It keeps every limit, and no new plan that does was found.
     NoNewPlan,
 }
 

@@ -7,7 +7,7 @@ use crate::problem::ErrorFactor;
 use crate::problem::model::Model;
 use crate::search::candidate::{Multipliers, Sides};
 use crate::search::mixed::Mixed;
-use crate::search::selection::{Candidate, Selection, across_layers, by_ratio, others};
+use crate::search::selection::{Candidate, Selection, across_layers, by_ratio, others, whole_layers};
 use crate::search::tables::LayerTable;
 use crate::search::{COST_TIE, Counters, Found, Search};
 use crate::slicing::{Family, LayerTerms, Moves, Planned, RestOfLayers, Slicing, Sturdiness, most_moves};
@@ -100,6 +100,10 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
             }
             search.run(thinned(remote, effort));
             search.most_solved = usize::MAX;
+            if effort == Effort::Full && self.remote != Remote::Never && self.has_rival_layers() {
+                self.mixing().spread(&mut search);
+                search.close();
+            }
             let away = search.best.take();
             search.run(local);
             let mix = search.best.take();
@@ -141,15 +145,20 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
         plans
     }
 
+    fn mixing(&'s self) -> Mixed<'s, 's> {
+        let Self { model, tables, remote, factors, .. } = *self;
+        Mixed { model, tables, remote, factors }
+    }
+
     /// The cheapest plan with a function per layer whose layers differ freely, if it is cheaper than `known`, and what
     /// knows its neighbours.
     fn mixed(&'s self, known: Option<&Found>) -> Option<(Found, Search<'s>)> {
         if self.remote == Remote::Never {
             return None;
         }
-        let Self { model, tables, remote, factors, .. } = *self;
+        let Self { model, tables, factors, .. } = *self;
         let cutoff = known.map_or(f64::INFINITY, |known| known.evaluation.total_cost * (1.0 - COST_TIE));
-        let picked = Mixed { model, tables, remote, factors }.cheapest(cutoff)?;
+        let picked = self.mixing().cheapest(cutoff)?;
         let counts: Vec<usize> = picked.sets.iter().map(Vec::len).collect();
         let led = |(layer, set): (usize, &Vec<u32>)| tables[layer].led_by(model, layer, set);
         self.own_sets.set(picked.sets.iter().enumerate().map(led).collect()).ok()?;
@@ -168,7 +177,14 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
         effort: Effort,
         counters: &mut Counters,
     ) -> Option<Planned> {
-        self.slicing(self.choices(), family, effort, counters)
+        let mut choices = self.choices();
+        if effort == Effort::Full && self.remote == Remote::Auto {
+            let known: std::collections::BTreeSet<Vec<usize>> =
+                choices.iter().map(|choice| choice.counts.clone()).collect();
+            let whole = whole_layers(self.model).into_iter();
+            choices.extend(whole.filter(|whole| !known.contains(&whole.counts)));
+        }
+        self.slicing(choices, family, effort, counters)
     }
 
     fn sliced(&self, family: Family, effort: Effort, counters: &mut Counters) -> Option<Planned> {

@@ -211,6 +211,15 @@ impl<'m> Search<'m> {
         }
     }
 
+    /// Solves the pair of `candidate` and the main size at `main`, and keeps the plan if it is better.
+    pub(crate) fn try_one(&mut self, candidate: &Candidate, main: usize) {
+        self.counters.candidates += 1;
+        self.counters.pairs += 1;
+        if let Some(mut sides) = Sides::new(self.model, self.tables, candidate, self.factors) {
+            self.solve(&mut sides, candidate, main);
+        }
+    }
+
     /// Solves one pair quickly and keeps the plan if it is better.
     fn solve(&mut self, sides: &mut Sides<'m>, candidate: &Candidate, main: usize) {
         self.counters.solved += 1;
@@ -226,7 +235,7 @@ impl<'m> Search<'m> {
 
     /// Solves the open pairs in full, the most promising first, for as long as a bound is below the
     /// best cost.
-    fn close(&mut self) {
+    pub(crate) fn close(&mut self) {
         let mut open = std::mem::take(&mut self.open);
         open.sort_by(|a, b| a.bound.total_cmp(&b.bound));
         for Open { candidate, main, bound } in open {

@@ -70,6 +70,34 @@ pub(crate) fn others(model: &Model<'_>, known: &[Candidate], most: usize) -> Vec
         .collect()
 }
 
+/// Choices of [`whole_layers`] at most, of each order.
+const MOST_WHOLE: usize = 24;
+
+/// Choices in which layers are wholly remote or wholly local: the first ones, and those whose experts are used least
+/// per byte; evenly where layers are many.
+pub(crate) fn whole_layers(model: &Model<'_>) -> Vec<Candidate> {
+    let layers = model.layers.len();
+    let uses = |layer: &usize| model.layers[*layer].per_token() / model.layers[*layer].expert_bytes;
+    let in_order: Vec<usize> = (0..layers).collect();
+    let mut by_use = in_order.clone();
+    by_use.sort_by(|a, b| uses(a).total_cmp(&uses(b)));
+    let steps = MOST_WHOLE.min(layers.saturating_sub(1));
+    let mut found: Vec<Candidate> = Vec::new();
+    for order in [in_order, by_use] {
+        for step in 1..=steps {
+            let mut counts = vec![0; layers];
+            for layer in &order[..(step * layers / (steps + 1)).max(1)] {
+                counts[*layer] = model.layers[*layer].experts;
+            }
+            if found.iter().all(|known| known.counts != counts) {
+                let i = counts.iter().copied().max().unwrap_or(0);
+                found.push(Candidate { selection: Selection::Mixed, i, counts });
+            }
+        }
+    }
+    found
+}
+
 /// For each of `ratios` the candidate that sends away the experts of all layers in the order of use
 /// per byte, as long as their bytes stay within those of the ratio; without those that are the same.
 pub(crate) fn across_layers(model: &Model<'_>, ratios: &[Candidate]) -> Vec<Candidate> {

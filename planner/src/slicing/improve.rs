@@ -8,34 +8,71 @@ use crate::problem::sizing::Sizing;
 /// Sizes of all functions together that are all tried for another deal, at most.
 const MOST_SIZES: usize = 512;
 
+/// How many moves are made at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Depth {
+    /// One.
+    Single,
+    /// One, and where none saves anything a pair.
+    Pairs,
+}
+
 impl Slicing<'_, '_> {
     /// `best` after every move that saves something: another size of the main function or of one group, a
     /// function more or less of one group, one expert to another group, home or away; and after pairs of
     /// them as far as `left` evaluations go.
-    pub(crate) fn improved(&self, mut best: Planned, left: &mut usize) -> Planned {
+    pub(crate) fn improved(&self, mut best: Planned, depth: Depth, left: &mut usize) -> Planned {
         let mut known = KnownLayers::default();
         while *left > 0 {
+            // Of many experts few moves are made: most of them in the small.
+            let most = if self.is_small() { *left } else { *left / 4 };
+            let blocks = self.block_moves(&best.plan, most);
             let near = self.neighbours(&best.plan, *left);
-            let found = self.cheapest(near.iter(), &best, left, &mut known).or_else(|| {
-                let pairs = near.iter().flat_map(|plan| self.neighbours(plan, usize::MAX));
-                let affordable = near.len() * near.len() <= *left;
-                let pairs: Vec<Plan> = if affordable { pairs.collect() } else { Vec::new() };
-                let snug: Vec<Plan> =
-                    pairs.iter().filter(|_| self.is_small()).filter_map(|plan| self.snug(plan)).collect();
-                self.cheapest(pairs.iter().chain(&snug), &best, left, &mut known)
-            });
-            let found = found.or_else(|| {
-                // Another deal may want other sizes of all functions at once.
-                let others = near.iter().filter(|plan| self.is_small() && !is_dealt_alike(plan, &best.plan));
-                let sized: Vec<Plan> = others.flat_map(|plan| self.every_size(plan)).take(*left).collect();
-                self.cheapest(sized.iter(), &best, left, &mut known)
-            });
+            let single = self.cheapest(blocks.iter().chain(&near), &best, left, &mut known);
+            let found = match depth {
+                Depth::Single => single,
+                Depth::Pairs => {
+                    single.or_else(|| self.cheapest_pair(&best, &blocks, &near, left, &mut known))
+                }
+            };
             match found {
                 Some(found) if found.cost() < best.cost() * (1.0 - 1e-9) => best = found,
                 _ => return best,
             }
         }
         best
+    }
+
+    /// The cheapest plan two moves away from `best`, whose neighbours are `near` and, with many experts moved at once,
+    /// `blocks`.
+    fn cheapest_pair(
+        &self,
+        best: &Planned,
+        blocks: &[Plan],
+        near: &[Plan],
+        left: &mut usize,
+        known: &mut KnownLayers,
+    ) -> Option<Planned> {
+        let pairs = near.iter().flat_map(|plan| self.neighbours(plan, usize::MAX));
+        let affordable = near.len() * near.len() <= *left;
+        let pairs: Vec<Plan> = if affordable { pairs.collect() } else { Vec::new() };
+        let snug: Vec<Plan> =
+            pairs.iter().filter(|_| self.is_small()).filter_map(|plan| self.snug(plan)).collect();
+        let found = self.cheapest(pairs.iter().chain(&snug), best, left, known);
+        let found = found.or_else(|| {
+            // Another deal may want other sizes of all functions at once.
+            let others = blocks.iter().chain(near);
+            let others = others.filter(|plan| self.is_small() && !is_dealt_alike(plan, &best.plan));
+            let sized: Vec<Plan> = others.flat_map(|plan| self.every_size(plan)).take(*left).collect();
+            self.cheapest(sized.iter(), best, left, known)
+        });
+        found.or_else(|| {
+            // Many experts that move at once may want single ones elsewhere.
+            let affordable = self.is_small() && blocks.len() * near.len() <= *left;
+            let from = blocks.iter().filter(|_| affordable);
+            let pairs: Vec<Plan> = from.flat_map(|plan| self.neighbours(plan, usize::MAX)).collect();
+            self.cheapest(pairs.iter(), best, left, known)
+        })
     }
 
     /// Whether experts are so few that moves may be tried which many of them would make too many.

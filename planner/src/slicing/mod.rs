@@ -7,6 +7,7 @@
 //! experts follow (`improve.rs`).
 
 mod arrangement;
+mod blocks;
 mod cold;
 pub(crate) mod deal;
 #[cfg(test)]
@@ -32,6 +33,7 @@ use crate::search::tables::LayerTable;
 use crate::search::{COST_TIE, Counters};
 use arrangement::Arrangement;
 use deal::{Cut, deal};
+pub(crate) use improve::Depth;
 pub(crate) use rest::RestOfLayers;
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
@@ -59,6 +61,8 @@ const COARSE_ARRANGEMENTS: usize = 8;
 const FEW_ARRANGEMENTS: usize = 3;
 /// Plans that moves start from, at most.
 const MOST_STARTS: usize = 24;
+/// The same of few experts.
+const MOST_STARTS_OF_FEW: usize = 100;
 /// Evaluations of moves, at most.
 const MOST_EVALUATIONS: usize = 150_000;
 
@@ -190,18 +194,36 @@ impl Slicing<'_, '_> {
         if with_moves {
             // The best start is not always the best end.
             starts.sort_by(|a: &Planned, b| a.cost().total_cmp(&b.cost()));
-            let kind =
-                |start: &Planned| (start.plan.groups.len(), start.candidate.counts.iter().sum::<usize>());
+            let is_small = self.is_small();
+            let kind = |start: &Planned| {
+                let counts = &start.candidate.counts;
+                let counts = if is_small { counts.clone() } else { vec![counts.iter().sum::<usize>()] };
+                (start.plan.groups.len(), counts)
+            };
+            let most_starts = if is_small { MOST_STARTS_OF_FEW } else { MOST_STARTS };
             let mut seen = BTreeSet::new();
-            starts.retain(|start| seen.insert(kind(start)) && seen.len() <= MOST_STARTS);
+            starts.retain(|start| seen.insert(kind(start)) && seen.len() <= most_starts);
             // A recorded time is replayed in a tenth of what an expert takes.
             let recorded =
                 self.model.problem.arrivals.as_ref().and_then(|arrivals| arrivals.recorded_seconds.as_ref());
             let replayed = recorded.map_or(0, Vec::len) / 10;
             let most = most_moves(experts) * experts;
             let mut left = (most / (experts + replayed).max(1)).min(MOST_EVALUATIONS);
+            if is_small {
+                // Of few experts single moves are cheap: pairs follow from where those end.
+                let mut ends: Vec<Planned> = Vec::new();
+                let mut left = MOST_EVALUATIONS / 2;
+                for start in starts {
+                    let end = self.improved(start, Depth::Single, &mut left);
+                    if ends.iter().all(|known| known.plan != end.plan) {
+                        ends.push(end);
+                    }
+                }
+                ends.sort_by(|a, b| a.cost().total_cmp(&b.cost()));
+                starts = ends;
+            }
             for start in starts {
-                let end = self.improved(start, &mut left);
+                let end = self.improved(start, Depth::Pairs, &mut left);
                 if self.best.as_ref().is_none_or(|best| end.beats(best)) {
                     self.best = Some(end);
                 }
@@ -209,20 +231,20 @@ impl Slicing<'_, '_> {
         }
     }
 
-    /// What moves make of a plan with a function per layer, where groups may be as many and experts are few.
+    /// What moves make of a plan with a function per layer, where groups may be as many.
     pub(crate) fn moved_on(&self, planned: &Planned) -> Option<Planned> {
         let layers = &planned.plan.layers;
         let experts = self.model.experts();
         let hosts = layers.iter().filter(|layer| !layer.remote.is_empty()).count();
         let most = self.model.problem.limits.max_groups.unwrap_or(0) as usize;
-        if experts > FEW_EXPERTS || hosts > most || !planned.plan.groups.is_empty() {
+        if hosts > most || !planned.plan.groups.is_empty() || experts > FEW_EXPERTS && hosts == 0 {
             return None;
         }
         let plan = in_groups(&planned.plan);
         let start = self.judged(&planned.candidate, plan, None)?;
         // Nothing remote is a start for few moves: what lies farther is found from arrangements.
-        let mut left = if hosts == 0 { MOST_EVALUATIONS / 20 } else { MOST_EVALUATIONS };
-        Some(self.improved(start, &mut left))
+        let mut left = if hosts == 0 { MOST_EVALUATIONS / 20 } else { most_moves(experts) };
+        Some(self.improved(start, Depth::Pairs, &mut left))
     }
 
     /// Remembers the quickest plan of an arrangement that keeps no limit, where so few experts are there that

@@ -3,7 +3,7 @@
 
 use crate::generate;
 
-use generate::{Random, Sample, small_problem, tighten};
+use generate::{Random, Sample, Shape, model_problem, small_problem, tighten};
 use remoe_planner::{
     Answer, Billing, Evaluation, Options, Plan, PlanDraft, PlanError, Problem, Selection, SizeRange,
     evaluate, solve,
@@ -245,7 +245,7 @@ impl Gaps {
     }
 
     fn note(&mut self, answer: &Answer) {
-        self.mixed += usize::from(answer.explanation.selection == Some(Selection::AcrossLayers));
+        self.mixed += usize::from(answer.explanation.selection == Some(Selection::Mixed));
         let binding = answer.explanation.binding.as_ref();
         self.bound += usize::from(binding.is_some_and(|binding| ["ttft", "tpot"].contains(&&*binding.limit)));
         if let Some(form) = &answer.explanation.continuous {
@@ -295,4 +295,54 @@ fn plans_per_layer_are_the_optimum_over_every_subset() {
     assert!(sample.is_enough(gaps.solved, 500), "{}", gaps.solved);
     assert!(gaps.missed.is_empty(), "{:?}", gaps.missed);
     assert!(gaps.above.iter().all(|(above, _)| *above <= 1e-9), "{:?}", gaps.above.last());
+}
+
+/// Compares problems of more experts with plans whose first layers are wholly remote and others wholly local.
+#[test]
+fn plans_with_whole_layers_cost_no_less_than_the_answer() {
+    let (mut compared, mut mixed) = (0, 0);
+    for seed in 0..4 {
+        let shape = Shape {
+            layers: 10,
+            experts: 32,
+            top_k: 4,
+            slack: 10.0,
+            gpu_price: 0.1,
+            expert_bytes: 6.4e7,
+            seed,
+        };
+        let mut problem = model_problem(shape);
+        // The main function holds half of the experts.
+        let range = &mut problem.specs.main;
+        range.max_bytes =
+            range.min_bytes + range.step_bytes * (0.6 * 10.0 * 32.0 * 6.4e7 / range.step_bytes).ceil();
+        if seed % 2 == 1 {
+            problem.pricing.billing = Billing::Reserved;
+        }
+        let answer = solve(&problem, None, &Options::default()).unwrap();
+        mixed += usize::from(answer.explanation.selection == Some(Selection::Mixed));
+        for remote_layers in 1..=10 {
+            let local_bytes = (10 - remote_layers) as f64 * 32.0 * 6.4e7;
+            let needed = local_bytes + problem.runtime_bytes + 328.0 * problem.token_bytes;
+            let Some(main) = problem.specs.main.sizes().into_iter().find(|size| *size >= needed) else {
+                continue;
+            };
+            for memory in problem.specs.remote.sizes() {
+                let parts = (0..10).map(|layer| match layer < remote_layers {
+                    true => ((0..32).collect(), memory, 1),
+                    false => (Vec::new(), 0.0, 0),
+                });
+                let known = evaluate(&problem, &plan_of(main, parts), false).unwrap();
+                if known.violations.is_empty() {
+                    compared += 1;
+                    let cost = answer.evaluation.total_cost;
+                    assert!(
+                        cost <= known.total_cost * (1.0 + 1e-9),
+                        "{seed} {remote_layers} {memory}: {cost}"
+                    );
+                }
+            }
+        }
+    }
+    assert!(compared > 100 && mixed > 0, "{compared} {mixed}");
 }

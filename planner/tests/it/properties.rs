@@ -472,6 +472,33 @@ fn no_other_option_of_a_single_layer_is_better() {
     assert!(held > 0, "no limit binds: the test says nothing");
 }
 
+/// A plan for uniform shares that keeps the limits on the true ones is one of those that the truth chooses from.
+#[test]
+fn truth_never_plans_dearer_than_uniform_shares() {
+    let (mut compared, mut cheaper, sample) = (0, 0, Sample::new());
+    for seed in sample.of(0..400) {
+        let mut problem = small_problem(seed, 1 + seed as usize % 3);
+        if seed % 2 == 1 {
+            problem.pricing.billing = remoe_planner::Billing::Reserved;
+        }
+        problem.limits.max_groups = [None, None, Some(2), Some(16)][seed as usize / 2 % 4];
+        let even =
+            |layer: &remoe_planner::Layer| vec![1.0 / f64::from(layer.experts); layer.experts as usize];
+        let uniform =
+            Problem { prediction: Some(problem.layers.iter().map(even).collect()), ..problem.clone() };
+        let Some(blind) = solved(&uniform, &Options::default()) else { continue };
+        let truly = evaluate(&problem, &PlanDraft::from(&blind.plan), false).unwrap();
+        if !truly.violations.is_empty() {
+            continue;
+        }
+        let cost = cost(&problem).unwrap();
+        assert!(cost <= truly.total_cost * (1.0 + 1e-9), "{seed}: {cost} {}", truly.total_cost);
+        compared += 1;
+        cheaper += u32::from(cost < truly.total_cost * (1.0 - 1e-9));
+    }
+    assert!(sample.is_enough(compared, 150) && cheaper > 10, "{compared} {cheaper}");
+}
+
 /// A plan that may cost a little more breaks limits no more often when figures are wrong, and keeps them when
 /// they are right.
 #[test]

@@ -1,4 +1,4 @@
-//! What no choice of one option per layer undercuts at one main size.
+//! Lower bounds of the cost of one option per layer at one main size.
 //!
 //! A multiplier on the bytes of local experts makes layers independent. Under invocation billing the cost is
 //! linear, so that one such bound says all. Under reserved billing it is seconds times rate: the least seconds,
@@ -9,13 +9,13 @@ use crate::search::options::{Choice, Terms};
 /// One option of a layer at one main size.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Item {
-    /// Its set, by its place among the layer's sets.
+    /// Place of the set among the layer's sets.
     pub(super) set: usize,
     pub(super) choice: Option<Choice>,
     pub(super) sum: Sum,
 }
 
-/// What options add up to.
+/// Sum of options.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Sum {
     pub(super) terms: Terms,
@@ -85,7 +85,7 @@ pub(super) struct Bounds {
 }
 
 impl Bounds {
-    /// None where the experts that cannot be remote are too many bytes. `aim`: what plans are expected to cost.
+    /// Returns none if the experts that cannot be remote are too many bytes. `aim` is the expected cost of plans.
     pub(super) fn new(cost: Cost, bytes: f64, layers: &[Vec<Item>], aim: f64) -> Option<Self> {
         let mut bounds = Self { cost, bytes, linears: Vec::new() };
         if !cost.is_reserved {
@@ -152,7 +152,7 @@ impl Bounds {
         layers.iter().map(|items| self.least(index, items)).sum()
     }
 
-    /// What the sum of least values in the bound at `index` says of plans within the bytes.
+    /// Lower bound of plans within the bytes, given the sum of least values in the bound at `index`.
     fn value(&self, index: usize, sum: f64) -> f64 {
         let multiplier = self.linears[index].bytes;
         if multiplier > 0.0 { sum - multiplier * self.bytes } else { sum }

@@ -8,7 +8,7 @@ const MOST_SUMS: usize = 1_500;
 /// Sums that are compared with each other, at most.
 const MOST_COMPARED: usize = 6_000;
 
-/// What plans must keep at one main size.
+/// Limits of plans at one main size.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
     pub(super) prefill: f64,
@@ -36,14 +36,14 @@ pub(super) struct Merged {
 #[derive(Debug, Clone, Copy)]
 struct Partial {
     sum: Sum,
-    /// Whether anything is remote.
+    /// Set if anything is remote.
     is_away: bool,
     /// Where it came from: a sum of one layer less, and an option.
     from: (usize, usize),
     bound: f64,
 }
 
-/// What sums are compared by.
+/// Figures that sums are compared by.
 #[derive(Debug, Clone, Copy)]
 struct Compared {
     cost: Cost,
@@ -64,8 +64,8 @@ impl Compared {
         [first, second, prefill, counts(self.step, sum.terms.limit_step), sum.bytes]
     }
 
-    /// Those of `all` that no other one beats in every figure, and how many comparisons that was. What has nothing
-    /// remote beats nothing that has.
+    /// Returns the ones of `all` that no other one beats in every figure, and the number of comparisons. A sum with
+    /// nothing remote beats none that has.
     fn undominated<T: Copy>(&self, all: Vec<T>, of: impl Fn(&T) -> (Sum, bool)) -> (Vec<T>, usize) {
         let mut sorted: Vec<([f64; 5], bool, T)> = all
             .into_iter()
@@ -211,7 +211,7 @@ impl Merge<'_> {
         }
     }
 
-    /// Of every depth what the layers from there on have at least, each figure by itself.
+    /// Returns for every depth the least of the layers from there on, each figure by itself.
     fn rest(&self, layers: &[Vec<Item>], order: &[usize]) -> Vec<Rest> {
         let mut rest = vec![Rest::none(self.bounds.count())];
         for layer in order.iter().rev() {

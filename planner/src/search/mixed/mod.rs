@@ -6,6 +6,7 @@
 //! say which numbers of remote experts are worth a look (`counts.rs`).
 
 mod bound;
+mod counts;
 mod merge;
 mod sets;
 
@@ -21,7 +22,7 @@ use merge::{Limits, Merge};
 use sets::{Set, leads};
 
 /// Sums and comparisons of one search, at most.
-const MOST_MERGED: usize = 40_000_000;
+const MOST_MERGED: usize = 20_000_000;
 
 /// Everything that the search reads.
 #[derive(Clone, Copy)]

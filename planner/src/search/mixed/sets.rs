@@ -10,7 +10,7 @@ use std::borrow::Cow;
 /// Options of all sets together, at most: sets times sizes times numbers of functions.
 const MOST_CELLS: usize = 200_000;
 /// Options times main sizes, at most.
-const MOST_TERMS: usize = 8_000_000;
+const MOST_TERMS: usize = 3_000_000;
 
 /// The order of experts whose first ones are a set, and how many those are.
 pub(super) struct Lead<'t> {
@@ -29,7 +29,7 @@ pub(super) struct Set<'m> {
 }
 
 impl<'m> Set<'m> {
-    /// None where no remote size holds it.
+    /// Returns none if no remote size holds it.
     pub(super) fn new(
         model: &'m Model<'m>,
         lead: &'m Lead<'m>,
@@ -49,12 +49,12 @@ impl<'m> Set<'m> {
         Some(Self { table, count, local_bytes, options })
     }
 
-    /// What the main size at `main` means for the layer with this set.
+    /// Figures of the layer with this set at the main size at `main`.
     pub(super) fn local(&self, main: usize) -> Local {
         self.options.as_ref().map_or_else(|| self.table.all_local(main), |options| options.local(main))
     }
 
-    /// Every option of it at one main size.
+    /// Every option of it at one main size that no other one beats in every term.
     pub(super) fn at(
         &mut self,
         model: &Model<'_>,
@@ -65,8 +65,22 @@ impl<'m> Set<'m> {
         match &mut self.options {
             None => vec![(None, Terms::all_local(&model.layers[layer], local))],
             Some(options) => {
-                let all = options.up_to(|_| 0.0, local, 0.0);
-                all.into_iter().map(|(choice, terms)| (Some(choice), terms)).collect()
+                let mut kept: Vec<(Option<Choice>, Terms)> = Vec::new();
+                let mut all = options.up_to(|_| 0.0, local, 0.0);
+                // Stable: of equal ones the one with less memory and fewer functions comes first.
+                all.sort_by(|a, b| a.1.bill.total_cmp(&b.1.bill));
+                for (choice, terms) in all {
+                    let beaten = kept.iter().any(|(_, other)| {
+                        other.prefill <= terms.prefill
+                            && other.step <= terms.step
+                            && other.limit_prefill <= terms.limit_prefill
+                            && other.limit_step <= terms.limit_step
+                    });
+                    if !beaten {
+                        kept.push((Some(choice), terms));
+                    }
+                }
+                kept
             }
         }
     }
@@ -127,7 +141,7 @@ impl Width {
         }
     }
 
-    /// Those of them that are not the first experts of `order`.
+    /// Returns the sets that are not the first experts of `order`.
     fn others(self, order: &[u32]) -> Vec<Vec<u32>> {
         let is_prefix = |set: &[u32]| order.starts_with(set);
         let sets: Vec<Vec<u32>> = match self {

@@ -1,0 +1,331 @@
+//! Numbers of remote experts of every layer that are worth a look, where experts are too many to try their sets.
+//!
+//! With a multiplier on the bytes of local experts every layer chooses its number by itself, so that some layers
+//! become wholly local and others wholly remote where that is cheapest. What the multiplier leaves of the main
+//! function's memory is filled by exchanges in single layers and in pairs of them. The search over sizes
+//! ([`Search`]) then works out each of the most promising choices.
+
+use super::Mixed;
+use super::sets::{Lead, Set};
+use crate::search::options::{Prices, Terms};
+use crate::search::selection::{Candidate, Selection};
+use crate::search::{Found, Search};
+use std::borrow::Cow;
+
+/// Numbers of remote experts in all layers together that are compared, at most.
+const MOST_COUNTS: usize = 1_500;
+/// Main sizes of a round: at first over the whole range, then beside the best one.
+const MAINS: usize = 16;
+const BESIDE: [isize; 9] = [0, -1, 1, -2, 2, -4, 4, -8, 8];
+/// Rounds, each of which looks closer at what the last one found.
+const ROUNDS: usize = 4;
+/// Choices of a round whose sizes are worked out.
+const MOST_TRIED: usize = 3;
+/// Steps of the search for a multiplier.
+const STEPS: usize = 24;
+/// Exchanges of pairs of layers, at most.
+const PAIRS: usize = 12;
+
+/// Numbers of remote experts with what each costs at one main size.
+struct Priced {
+    /// Per layer and number.
+    values: Vec<Vec<f64>>,
+    bytes: Vec<Vec<f64>>,
+    /// Bytes for local experts in all.
+    allowed: f64,
+}
+
+/// Dollars of times and bills, and what else a plan costs at these prices.
+#[derive(Clone, Copy)]
+struct Pricing {
+    prices: Prices,
+    besides: f64,
+}
+
+impl<'m> Mixed<'m, 'm> {
+    /// Has `search` look at the most promising choices, starting from the best plan that it knows.
+    pub(crate) fn spread(&self, search: &mut Search<'m>) {
+        for round in 0..ROUNDS {
+            let before = search.best.as_ref().map(|best| best.evaluation.total_cost);
+            let leads = self.grid(search.best.as_ref(), round);
+            let mut sets: Vec<Vec<Set<'_>>> = Vec::with_capacity(leads.len());
+            for (layer, leads) in leads.iter().enumerate() {
+                let set = |lead| Set::new(self.model, lead, layer, self.factors);
+                sets.push(leads.iter().filter_map(set).collect());
+            }
+            let mut promising: Vec<(f64, usize, Candidate)> = Vec::new();
+            for main in self.mains(&sets, search.best.as_ref(), round) {
+                let pricing = self.pricing(search, main);
+                let priced = self.priced(&mut sets, main, pricing.prices);
+                let Some((value, chosen)) = priced.and_then(|priced| priced.cheapest()) else { continue };
+                let counts: Vec<usize> = chosen.iter().zip(&sets).map(|(at, sets)| sets[*at].count).collect();
+                let i = counts.iter().copied().max().unwrap_or(0);
+                let candidate = Candidate { selection: Selection::Mixed, i, counts };
+                promising.push((value + pricing.besides, main, candidate));
+            }
+            promising.retain(|(.., candidate)| candidate.i > 0);
+            promising.sort_by(|a, b| a.0.total_cmp(&b.0));
+            promising.truncate(MOST_TRIED);
+            for (_, main, candidate) in promising {
+                search.try_one(&candidate, main);
+            }
+            let after = search.best.as_ref().map(|best| best.evaluation.total_cost);
+            if round > 0 && before == after {
+                return;
+            }
+        }
+    }
+
+    /// Numbers of remote experts of every layer: none, all, and some between them, which are closer to those of `best`
+    /// in later rounds.
+    fn grid(&self, best: Option<&Found>, round: usize) -> Vec<Vec<Lead<'m>>> {
+        let each = (MOST_COUNTS / self.tables.len().max(1)).max(3);
+        let of_layer = |(layer, table): (usize, &'m crate::search::tables::LayerTable)| {
+            let experts = table.order.len();
+            let own = best.map(|best| best.candidate.counts[layer]);
+            let mut counts: Vec<usize> = vec![0, experts];
+            counts.extend(own);
+            let left = each.saturating_sub(counts.len());
+            match own.filter(|_| round > 0 && experts > each) {
+                None => counts.extend((0..left).map(|step| (step + 1) * experts / (left + 1))),
+                Some(own) => {
+                    let near = (0..left / 2).flat_map(|power| {
+                        let by = 1_usize << power.min(32);
+                        [own.checked_sub(by), Some(own + by)]
+                    });
+                    counts.extend(near.flatten().filter(|count| *count <= experts));
+                }
+            }
+            counts.sort_unstable();
+            counts.dedup();
+            counts.retain(|count| self.remote.allows_in(&self.model.layers[layer], *count));
+            counts.into_iter().map(|count| Lead { table: Cow::Borrowed(table), count }).collect()
+        };
+        self.tables.iter().enumerate().map(of_layer).collect()
+    }
+
+    /// Main sizes to look at.
+    fn mains(&self, sets: &[Vec<Set<'_>>], best: Option<&Found>, round: usize) -> Vec<usize> {
+        let sizes = self.model.main_sizes.len();
+        let fewest =
+            |sets: &Vec<Set<'_>>| sets.iter().map(|set| set.local_bytes).fold(f64::INFINITY, f64::min);
+        let needed = self.model.main_base() + sets.iter().map(fewest).sum::<f64>();
+        let first = self.model.main_sizes.partition_point(|size| *size < needed);
+        let all: f64 = self.model.layers.iter().map(|layer| layer.experts as f64 * layer.expert_bytes).sum();
+        // What holds everything has nothing to choose.
+        let most = self.model.main_base() + all;
+        let last = self.model.main_sizes.partition_point(|size| *size < most).min(sizes);
+        let mut mains: Vec<usize> = match best.filter(|_| round > 0) {
+            Some(best) => {
+                let beside = BESIDE.iter().map(|by| best.main.checked_add_signed(*by));
+                beside.flatten().collect()
+            }
+            None => {
+                let steps = MAINS.min(last.saturating_sub(first)).max(1);
+                let even = (0..steps).map(|step| first + step * last.saturating_sub(first) / steps);
+                even.chain(best.map(|best| best.main)).collect()
+            }
+        };
+        mains.retain(|main| (first..sizes).contains(main));
+        mains.sort_unstable();
+        mains.dedup();
+        mains
+    }
+
+    /// Prices at the main size at `main`, with what limits were worth in the pair that was solved last. Under reserved
+    /// billing those of a cost that is linear beside that of the best plan.
+    fn pricing(&self, search: &Search<'_>, main: usize) -> Pricing {
+        let model = self.model;
+        let rate = model.coupled_main_rate(model.main_sizes[main]);
+        if !model.is_reserved() {
+            let prices = Prices {
+                prefill: rate,
+                step: rate * model.output,
+                bill: 1.0,
+                limit_prefill: 0.0,
+                limit_step: 0.0,
+            };
+            return Pricing { prices: prices.with(search.multipliers), besides: 0.0 };
+        }
+        let (dollars, seconds) = match &search.best {
+            Some(best) => {
+                let seconds = best.evaluation.prefill_seconds + best.evaluation.decode_seconds;
+                (best.evaluation.total_cost / seconds.max(f64::MIN_POSITIVE), seconds)
+            }
+            None => {
+                let local = self.tables.iter().zip(&model.layers).map(|(table, layer)| {
+                    let terms = Terms::all_local(layer, table.all_local(main));
+                    terms.prefill + model.output * terms.step
+                });
+                (rate, local.sum())
+            }
+        };
+        let prices = Prices {
+            prefill: dollars,
+            step: dollars * model.output,
+            bill: seconds,
+            limit_prefill: 0.0,
+            limit_step: 0.0,
+        };
+        Pricing { prices, besides: seconds * (rate - dollars) }
+    }
+
+    /// Returns the least cost of every number of remote experts; none if a layer has none that fits.
+    fn priced(&self, sets: &mut [Vec<Set<'_>>], main: usize, prices: Prices) -> Option<Priced> {
+        let allowed = self.model.main_sizes[main] - self.model.main_base();
+        let mut priced = Priced { values: Vec::new(), bytes: Vec::new(), allowed };
+        for (layer, sets) in sets.iter_mut().enumerate() {
+            if sets.is_empty() {
+                return None;
+            }
+            self.model.add_work(sets.len() * self.model.remote_sizes.len() / 8 + 1);
+            let value = |set: &mut Set<'_>| {
+                let local = set.local(main);
+                match &mut set.options {
+                    None => Terms::all_local(&self.model.layers[layer], local).priced(prices),
+                    Some(options) => options.lower_bound(prices, local),
+                }
+            };
+            priced.values.push(sets.iter_mut().map(value).collect());
+            priced.bytes.push(sets.iter().map(|set| set.local_bytes).collect());
+        }
+        Some(priced)
+    }
+}
+
+impl Priced {
+    /// The cheapest choice within the bytes that multiplier and exchanges find; none where nothing is within them.
+    fn cheapest(&self) -> Option<(f64, Vec<usize>)> {
+        let chosen = self.multiplied()?;
+        let mut state = Exchanges::new(self, chosen);
+        for _ in 0..PAIRS {
+            while state.best_single() {}
+            if !state.pair() {
+                break;
+            }
+        }
+        state.value.is_finite().then_some((state.value, state.chosen))
+    }
+
+    /// The choice of every layer at the least multiplier whose bytes are within those that are allowed.
+    fn multiplied(&self) -> Option<Vec<usize>> {
+        let at = |multiplier: f64| {
+            let layers = self.values.iter().zip(&self.bytes);
+            let chosen: Vec<usize> = layers
+                .map(|(values, bytes)| {
+                    let value = |at: &usize| values[*at] + multiplier * bytes[*at];
+                    (0..values.len()).min_by(|a, b| value(a).total_cmp(&value(b))).unwrap_or(0)
+                })
+                .collect();
+            let bytes: f64 = chosen.iter().zip(&self.bytes).map(|(at, bytes)| bytes[*at]).sum();
+            (bytes <= self.allowed, chosen)
+        };
+        if let (true, chosen) = at(0.0) {
+            return Some(chosen);
+        }
+        let finite = self.values.iter().flatten().filter(|value| value.is_finite());
+        let largest = self.bytes.iter().flatten().copied().fold(1.0, f64::max);
+        let mut high = finite.copied().fold(f64::MIN_POSITIVE, f64::max) / largest;
+        let mut low = 0.0;
+        let mut within = None;
+        for _ in 0..2 * STEPS {
+            if let (true, chosen) = at(high) {
+                within = Some(chosen);
+                break;
+            }
+            low = high;
+            high *= 8.0;
+        }
+        let mut within = within?;
+        for _ in 0..STEPS {
+            let middle = f64::midpoint(low, high);
+            match at(middle) {
+                (true, chosen) => (high, within) = (middle, chosen),
+                (false, _) => low = middle,
+            }
+        }
+        Some(within)
+    }
+}
+
+/// A choice with what it costs, while layers are exchanged.
+struct Exchanges<'p> {
+    priced: &'p Priced,
+    chosen: Vec<usize>,
+    value: f64,
+    bytes: f64,
+}
+
+/// One layer with another number: how much it saves, and the bytes that it adds.
+#[derive(Clone, Copy)]
+struct Exchange {
+    layer: usize,
+    to: usize,
+    saves: f64,
+    adds: f64,
+}
+
+impl<'p> Exchanges<'p> {
+    fn new(priced: &'p Priced, chosen: Vec<usize>) -> Self {
+        let sum = |of: &[Vec<f64>]| of.iter().zip(&chosen).map(|(row, at)| row[*at]).sum();
+        Self { value: sum(&priced.values), bytes: sum(&priced.bytes), priced, chosen }
+    }
+
+    fn all(&self) -> impl Iterator<Item = Exchange> {
+        let Priced { values, bytes, .. } = self.priced;
+        self.chosen.iter().enumerate().flat_map(move |(layer, at)| {
+            (0..values[layer].len()).filter(move |to| to != at).map(move |to| Exchange {
+                layer,
+                to,
+                saves: values[layer][*at] - values[layer][to],
+                adds: bytes[layer][to] - bytes[layer][*at],
+            })
+        })
+    }
+
+    fn make(&mut self, exchange: Exchange) {
+        self.chosen[exchange.layer] = exchange.to;
+        self.value -= exchange.saves;
+        self.bytes += exchange.adds;
+    }
+
+    /// Makes the exchange that saves the most for its bytes, of those for which there is memory.
+    fn best_single(&mut self) -> bool {
+        let least = self.value.abs() * 1e-9;
+        let left = self.priced.allowed - self.bytes;
+        let per_byte = |exchange: &Exchange| exchange.saves / exchange.adds.max(1.0);
+        let fits = self.all().filter(|exchange| exchange.saves > least && exchange.adds <= left);
+        let best = fits.max_by(|a, b| per_byte(a).total_cmp(&per_byte(b)));
+        best.inspect(|exchange| self.make(*exchange)).is_some()
+    }
+
+    /// Makes the pair of exchanges that saves the most: one that frees memory, and one that uses it.
+    fn pair(&mut self) -> bool {
+        let least = self.value.abs() * 1e-9;
+        let left = self.priced.allowed - self.bytes;
+        let (mut frees, mut uses): (Vec<Exchange>, Vec<Exchange>) =
+            self.all().filter(|exchange| exchange.saves.is_finite()).partition(|one| one.adds < 0.0);
+        uses.retain(|exchange| exchange.saves > least);
+        // By the bytes that they add: of those that fit behind one, the best is known.
+        uses.sort_by(|a, b| a.adds.total_cmp(&b.adds));
+        frees.sort_by(|a, b| b.saves.total_cmp(&a.saves));
+        let mut best: Option<(f64, Exchange, Exchange)> = None;
+        let most = uses.iter().map(|exchange| exchange.saves).fold(0.0, f64::max);
+        for free in frees {
+            let worth = best.as_ref().map_or(least, |(saves, ..)| *saves);
+            if free.saves + most <= worth {
+                break;
+            }
+            let fitting = uses.partition_point(|exchange| exchange.adds + free.adds <= left);
+            let others = uses[..fitting].iter().filter(|exchange| exchange.layer != free.layer);
+            let with = others.max_by(|a, b| a.saves.total_cmp(&b.saves));
+            if let Some(with) = with.filter(|with| free.saves + with.saves > worth) {
+                best = Some((free.saves + with.saves, free, *with));
+            }
+        }
+        let Some((_, free, with)) = best else { return false };
+        self.make(free);
+        self.make(with);
+        true
+    }
+}
