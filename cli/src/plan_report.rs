@@ -4,7 +4,7 @@ use crate::output::table;
 use remoe_planner::{
     Alternative, Answer, Baseline, Change, Device, Evaluation, Explanation, Infeasible, Layer, LayerPlan,
     Life, Plan, Preallocation, Problem, Reason, Refusal, Remedy, Selection, Sturdiness, Verdict, Violation,
-    Way, WrongCase, amount, limit_name, rounded_up,
+    Way, WrongCase, amount, dollars, limit_name, rounded_up,
 };
 
 /// A plan with everything behind it; with `verbose` also how it was found, in the terms of the Remoe paper.
@@ -427,10 +427,6 @@ pub(crate) fn seconds(value: f64) -> String {
         value if value < 1.0 => format!("{:.2} ms", value * 1e3),
         value => format!("{value:.3} s"),
     }
-}
-
-pub(crate) fn dollars(value: f64) -> String {
-    if value != 0.0 && value.abs() < 0.01 { format!("${value:.3e}") } else { format!("${value:.4}") }
 }
 
 pub(crate) fn percent(share: f64) -> String {

@@ -1,8 +1,8 @@
 //! A plan in plain words: what is where, how fast and how dear that is, and why it is not otherwise.
 
 use crate::output::table;
-use crate::plan_report::{bytes, dollars, percent};
-use remoe_planner::{Answer, Binding, Plan, Problem, Rival, limit_name};
+use crate::plan_report::{bytes, percent};
+use remoe_planner::{Answer, Binding, Plan, Problem, Rival, dollars, limit_name};
 
 /// Costs of single requests are too small to read.
 const MILLION: f64 = 1e6;

@@ -31,7 +31,7 @@ pub use answer::explain::{Alternative, Binding, Explanation, Saving};
 pub use answer::hysteresis::{Bytes, Change, LayerChange, Reason, Toll};
 pub use answer::infeasible::{Infeasible, Pair};
 pub use answer::remedy::Remedy;
-pub use answer::words::{amount, limit_name, rounded_up, seconds};
+pub use answer::words::{amount, dollars, limit_name, rounded_up, seconds};
 pub use answer::{Answer, Options, Preallocation, Remote, baselines, compare, evaluate, preallocate, solve};
 pub use cost::account::{Account, Comparison, Measured, Outcome};
 pub use cost::baselines::{Baseline, Baselines};

@@ -169,14 +169,7 @@ fn report(account: &Account, damaged: u64, reconciled: Option<bool>) -> Report<'
 
 /// Nano-dollars for people.
 pub(super) fn dollars(amount: u64) -> String {
-    let dollars = amount as f64 / 1e9;
-    match dollars {
-        0.0 => "$0".to_owned(),
-        // Down to the nano-dollar: an amount is never shown as nothing.
-        dollars if dollars < 0.001 => format!("${dollars:.9}"),
-        dollars if dollars < 0.01 => format!("${dollars:.7}"),
-        dollars => format!("${dollars:.4}"),
-    }
+    remoe_planner::dollars(amount as f64 / 1e9)
 }
 
 fn share(part: u64, whole: u64) -> String {
@@ -346,10 +339,10 @@ mod tests {
         for (name, bars) in [("few", 10), ("many", 30), ("2024-10-04", 10), ("2024-10-05", 30), ("m ", 40)] {
             assert_eq!(row(name).matches('█').count(), bars, "{name}: {text}");
         }
-        assert!(row("few").contains("$0.000003000") && row("few").contains("$0.1500"), "{text}");
-        assert!(row("main").contains("$0.000008000") && row("group-0").contains("$0.000004000"), "{text}");
+        assert!(row("few").contains("$0.00000300") && row("few").contains("$0.150"), "{text}");
+        assert!(row("main").contains("$0.00000800") && row("group-0").contains("$0.00000400"), "{text}");
         assert!(row("mix").contains("50.0 %"), "{text}");
-        assert!(row("paid").contains("$0.000012000"), "{text}");
+        assert!(row("paid").contains("$0.0000120"), "{text}");
         assert!(text.ends_with("0.0000 % not accounted for; 0.0 s estimated"), "{text}");
     }
 }

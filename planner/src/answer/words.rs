@@ -52,6 +52,22 @@ pub fn seconds(value: f64) -> String {
     format!("{} {unit}", digits(scaled))
 }
 
+/// Dollars: whole ones from a thousand on, with cents from one on, three significant digits below, so that no amount is
+/// shown as nothing.
+#[must_use]
+pub fn dollars(value: f64) -> String {
+    let (sign, size) = (if value < 0.0 { "-" } else { "" }, value.abs());
+    // Nine hundred and ninety-nine and a half thousandths are a dollar to three digits.
+    let decimals = match size {
+        0.0 => return "$0".to_owned(),
+        large if large >= 999.995 => 0,
+        middle if middle >= 0.9995 => 2,
+        tiny if tiny < 1e-9 => return format!("{sign}${size:.2e}"),
+        small => (2.0 - small.log10().floor()) as usize,
+    };
+    format!("{sign}${size:.decimals$}")
+}
+
 /// Bytes in the unit that suits them.
 fn bytes(value: f64) -> String {
     let units = [(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")];
@@ -91,6 +107,29 @@ mod tests {
         assert_eq!(shown, ["100 us", "1.23 ms", "300 ms", "2 s", "12.3 s", "0.5 us"]);
         assert_eq!(amount("main", 5_271_400_000.0), "5.27 GB");
         assert_eq!((amount("z3", 4.0), amount("mem12", 999.0)), ("4".to_owned(), "999 B".to_owned()));
+    }
+
+    #[test]
+    fn dollars_have_three_digits_and_are_never_shown_as_nothing() {
+        for (value, text) in [
+            (0.0, "$0"),
+            (5042.4, "$5042"),
+            (999.999, "$1000"),
+            (165.0, "$165.00"),
+            (12.704, "$12.70"),
+            (1.0, "$1.00"),
+            (0.9996, "$1.00"),
+            (0.25, "$0.250"),
+            (0.04456, "$0.0446"),
+            (0.001_234_5, "$0.00123"),
+            (4.47e-6, "$0.00000447"),
+            (6.52e-7, "$0.000000652"),
+            (3.456e-10, "$3.46e-10"),
+            (-0.5, "-$0.500"),
+            (-2.5, "-$2.50"),
+        ] {
+            assert_eq!(dollars(value), text);
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 mod turns;
 
 use crate::answer::plans::Plans;
-use crate::answer::words::{amount, limit_name};
+use crate::answer::words::{amount, dollars, limit_name};
 use crate::cost::Evaluation;
 use crate::cost::baselines::{Baseline, Baselines, Unsplit, fetch_with_moves};
 use crate::problem::Device;
@@ -162,23 +162,43 @@ pub(crate) fn rivals(
     let Some((name, least)) = best(&all) else { return all };
     for rival in &mut all {
         if let Some(cost) = rival.dollars_per_request.filter(|_| rival.feasible) {
-            let above = cost / least - 1.0;
-            rival.why = match rival.name == name {
-                true => "cheapest that meets all limits".to_owned(),
-                false => format!("costs {:.1} % more than the best", above * 100.0),
+            rival.why = match (rival.name == name, is_tie(cost, least)) {
+                (true, _) => "cheapest that meets all limits".to_owned(),
+                (false, true) => "costs as much as the best, which is at least as fast".to_owned(),
+                (false, false) => format!("costs {:.1} % more than the best", 100.0 * (cost / least - 1.0)),
             };
         }
     }
     all
 }
 
-/// The cheapest feasible rival and what a request costs there.
+/// Costs within this share of each other are equal: sums of the same prices in another order differ by less.
+const TIE: f64 = 1e-9;
+
+fn is_tie(cost: f64, least: f64) -> bool {
+    cost <= least * (1.0 + TIE)
+}
+
+/// Returns the cheapest feasible rival and the dollars of a request there.
+///
+/// Of equal costs the lower time per output token counts, then the lower time to first token, then the way without remote
+/// experts, which is the simpler one.
 pub(crate) fn best(rivals: &[Rival]) -> Option<(Way, f64)> {
-    let feasible = rivals.iter().filter(|rival| rival.feasible);
-    let costs = feasible.filter_map(|rival| rival.dollars_per_request.map(|cost| (rival.name, cost)));
-    // Equal costs go to the way without remote experts: it is the simpler one.
-    let simpler = |way: Way| u8::from(way.has_remote_experts());
-    costs.min_by(|a, b| a.1.total_cmp(&b.1).then(simpler(a.0).cmp(&simpler(b.0))))
+    let costs = || {
+        let feasible = rivals.iter().filter(|rival| rival.feasible);
+        feasible.filter_map(|rival| Some((rival, rival.dollars_per_request?)))
+    };
+    let least = costs().map(|(_, cost)| cost).min_by(f64::total_cmp)?;
+    let sooner =
+        |a: Option<f64>, b: Option<f64>| a.unwrap_or(f64::INFINITY).total_cmp(&b.unwrap_or(f64::INFINITY));
+    let faster = |a: &Rival, b: &Rival| {
+        sooner(a.tpot_seconds, b.tpot_seconds).then(sooner(a.ttft_seconds, b.ttft_seconds))
+    };
+    let ties = costs().filter(|(_, cost)| is_tie(*cost, least));
+    let first = ties.min_by(|(a, _), (b, _)| {
+        faster(a, b).then(a.name.has_remote_experts().cmp(&b.name.has_remote_experts()))
+    });
+    first.map(|(rival, cost)| (rival.name, cost))
 }
 
 impl Verdict {
@@ -260,17 +280,6 @@ fn first_sentence(rivals: &[Rival], best: Option<Way>) -> String {
     }
 }
 
-/// Dollars to three digits.
-fn dollars(amount: f64) -> String {
-    let decimals = match amount {
-        large if large >= 100.0 => 0,
-        middle if middle >= 0.1 => 2,
-        small if small >= 1e-3 => 4,
-        _ => return format!("${amount:.2e}"),
-    };
-    format!("${amount:.decimals$}")
-}
-
 fn absent(name: Way, why: &str) -> Rival {
     Rival {
         name,
@@ -325,5 +334,39 @@ fn baseline(name: Way, found: Option<&Baseline>, model: &Model<'_>, missing: Str
         ttft_seconds: Some(found.ttft_seconds),
         tpot_seconds: Some(found.tpot_seconds),
         ..absent(name, &broken.collect::<Vec<_>>().join("; "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rival(name: Way, cost: f64, tpot: f64, ttft: f64) -> Rival {
+        Rival {
+            feasible: true,
+            dollars_per_request: Some(cost),
+            tpot_seconds: Some(tpot),
+            ttft_seconds: Some(ttft),
+            ..absent(name, "")
+        }
+    }
+
+    #[test]
+    fn equal_costs_go_to_the_faster_way() {
+        let mix = |cost: f64| rival(Way::Mix, cost, 0.137, 2.0);
+        let cheapest = |other: Rival, cost: f64| best(&[other, mix(cost)]).map(|(way, _)| way);
+        for (other, cost, wins) in [
+            // The slower way is listed first and cheaper by less than what sums of prices differ by.
+            (rival(Way::Cpu, 1.0, 0.171, 1.0), 1.0 + 1e-12, Way::Mix),
+            (rival(Way::Cpu, 1.0, 0.137, 2.5), 1.0, Way::Mix),
+            (rival(Way::Cpu, 1.0, 0.137, 1.5), 1.0, Way::Cpu),
+            (rival(Way::Sliced, 1.0, 0.137, 2.0), 1.0, Way::Mix),
+            (rival(Way::Sliced, 1.0, 0.136, 2.0), 1.0, Way::Sliced),
+            (rival(Way::Cpu, 1.0, 0.171, 1.0), 1.0 + 1e-8, Way::Cpu),
+        ] {
+            assert_eq!(cheapest(other.clone(), cost), Some(wins), "{other:?}");
+        }
+        let slow = Rival { feasible: false, ..rival(Way::Gpu, 0.5, 0.01, 0.1) };
+        assert_eq!(best(&[slow]), None);
     }
 }

@@ -2,9 +2,9 @@
 
 use super::report::{Assumptions, Report, ScenarioReport, SensitivityReport};
 use crate::output::table;
-use crate::plan_report::{bytes, dollars, percent, seconds};
+use crate::plan_report::{bytes, percent, seconds};
 use remoe_experiments::{CORES, ExpertTime, Strategy, StrategyCost};
-use remoe_planner::Billing;
+use remoe_planner::{Billing, dollars};
 
 /// Everything, one figure after another.
 pub(super) fn text(report: &Report) -> String {

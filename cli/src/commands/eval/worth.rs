@@ -5,8 +5,9 @@ use super::inputs::Inputs;
 use super::workloads::{STAYS, USED_OF_LATE};
 use crate::exit::CliError;
 use crate::output::table;
-use crate::plan_report::{dollars, percent};
+use crate::plan_report::percent;
 use remoe_experiments::{Paid, Worth};
+use remoe_planner::dollars;
 use serde::Serialize;
 use std::path::Path;
 

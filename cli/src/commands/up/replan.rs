@@ -5,7 +5,7 @@ use crate::exit::CliError;
 use crate::planning::{RemoteArg, STURDY};
 use remoe_launcher::Placement;
 use remoe_launcher::placement::RemoteProcess;
-use remoe_planner::{Answer, Options, PlanDraft, PlanError, Problem, solve};
+use remoe_planner::{Answer, Options, PlanDraft, PlanError, Problem, dollars, solve};
 use remoe_predictor::Shares;
 
 /// By which share a new placement must be better to replace the one that there is.
@@ -89,7 +89,7 @@ impl Question {
                 }
                 let why = change.new_cost.map_or_else(
                     || "the previous plan misses a limit".to_owned(),
-                    |cost| format!("${cost:.3e} per request, was ${:.3e}", change.previous_cost),
+                    |cost| format!("{} per request, was {}", dollars(cost), dollars(change.previous_cost)),
                 );
                 let before = wanted.placement.processes();
                 wanted.place_as_planned(&problem, &answer)?;
