@@ -22,6 +22,7 @@ mod nodes;
 mod plan;
 mod preallocation;
 mod problem;
+mod read;
 mod search;
 mod slicing;
 mod verdict;
@@ -47,7 +48,7 @@ pub use nodes::{
     NodesAnswer, NodesLayout, NodesVerdict, Rental, RentedNodes, Reserve, ResidentModel, RivalNodes, Spot,
     rent,
 };
-pub use plan::{Group, LayerPlan, Plan, PlanDraft};
+pub use plan::{Group, LayerPlan, Plan, PlanDraft, plan_file_schema};
 pub use preallocation::WalkStep;
 pub use preallocation::hoeffding::{assignments_bound, paper_bound};
 pub use problem::wrong::{Truth, WrongFigure};
@@ -55,6 +56,7 @@ pub use problem::{
     Affine, Arrivals, Billing, Contention, CpuProfile, Device, ErrorFactor, GpuProfile, Layer, Limits,
     Pricing, Problem, Request, SizeRange, Slo, Specs, Start, Starts, Transport, VcpuRange,
 };
+pub use read::of_any_version;
 pub use search::Counters;
 pub use search::continuous::{Continuous, Fit, Refusal};
 pub use search::selection::Selection;

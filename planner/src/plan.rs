@@ -3,9 +3,13 @@
 pub(crate) mod listing;
 
 use crate::error::FieldError;
-use crate::problem::VcpuRange;
 use crate::problem::model::Model;
 use crate::problem::sizes::first_at_least;
+use crate::problem::{Problem, VcpuRange};
+use crate::read::{Unread, from_json};
+use schemars::generate::SchemaSettings;
+use schemars::{JsonSchema, Schema, json_schema};
+use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize, Serializer};
 
 /// Where every expert lives, and how large the functions are.
@@ -128,59 +132,141 @@ pub(crate) fn whole_bytes<S: Serializer>(bytes: &f64, serializer: S) -> Result<S
     }
 }
 
-/// A plan as somebody wrote it: sizes may be left out, layers may be named by the model's ids.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+/// Replicas of a layer that can be evaluated; what a problem allows may be less.
+const MAX_REPLICAS: u32 = 65_536;
+/// No memory is larger, in bytes.
+const MAX_BYTES: f64 = 1e15;
+const LEAST_VCPUS: f64 = 1e-3;
+const MAX_VCPUS: f64 = 1e6;
+/// No idle window is longer, in seconds.
+const MAX_IDLE: f64 = 1e9;
+
+/// A plan as a person writes it: sizes may be left out, layers may be named by the model's ids.
+#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "Plan")]
 pub struct PlanDraft {
+    /// Bytes of memory of the main function's experts; the smallest size that holds them where absent.
+    #[schemars(range(min = 0.0, max = MAX_BYTES))]
     main_bytes: Option<f64>,
+    /// vCPUs of the main function, where the problem chooses them separately; the fewest where absent.
+    #[schemars(range(min = LEAST_VCPUS, max = MAX_VCPUS))]
     main_vcpus: Option<f64>,
+    /// Remote experts of the Mixture-of-Experts layers: by position, or all of them with `layer`.
     #[serde(default)]
     layers: Vec<LayerDraft>,
+    /// Functions that host experts of several layers; no expert is in two of them.
     #[serde(default)]
     groups: Vec<GroupDraft>,
 }
 
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+/// A group of remote functions that host the same experts.
+#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "Group")]
 struct GroupDraft {
+    /// Experts as `LAYER:FIRST-LAST,ID,LAYER:ID`.
     experts: String,
+    /// Bytes of memory of each replica; the smallest size that holds the experts where absent.
+    #[schemars(range(min = 0.0, max = MAX_BYTES))]
     memory_bytes: Option<f64>,
+    /// vCPUs of each replica, where the problem chooses them separately; the fewest where absent.
+    #[schemars(range(min = LEAST_VCPUS, max = MAX_VCPUS))]
     vcpus: Option<f64>,
+    /// Number of functions that host these experts; 1 where absent.
+    #[schemars(range(min = 1, max = MAX_REPLICAS))]
     replicas: Option<u32>,
+    /// True if the group scales to zero by itself.
     sleeps: Option<bool>,
+    /// Seconds without a request that uses its experts after which it ends; `remote_idle_seconds` of the problem where
+    /// absent.
+    #[schemars(range(min = 0.0, max = MAX_IDLE))]
     idle_seconds: Option<f64>,
 }
 
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+/// The remote part of one layer.
+#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "RemoteLayer")]
 struct LayerDraft {
+    /// The model's layer id; the position in the list where absent.
     layer: Option<u32>,
+    /// Ids of the remote experts.
     #[serde(default)]
     remote: Vec<u32>,
+    /// Bytes of memory of each replica; the smallest size that holds the experts where absent.
+    #[schemars(range(min = 0.0, max = MAX_BYTES))]
     memory_bytes: Option<f64>,
+    /// Number of functions that host these experts; 1 where absent.
+    #[schemars(range(min = 0, max = MAX_REPLICAS))]
     replicas: Option<u32>,
 }
 
-/// The planner's whole answer, which contains the plan.
-#[derive(Deserialize)]
-struct Wrapped {
-    plan: PlanDraft,
+/// The output of `remoe plan --json`, which contains a plan. Only `plan` is read of it, and `problem` where the plan is
+/// put in force.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "Answer")]
+pub(crate) struct AnswerFile<P> {
+    /// The plan.
+    pub(crate) plan: PlanDraft,
+    /// The problem that the plan was made for.
+    pub(crate) problem: Option<P>,
+    #[serde(default, rename = "factors")]
+    _factors: Unread,
+    #[serde(default, rename = "evaluation")]
+    _evaluation: Unread,
+    #[serde(default, rename = "baselines")]
+    _baselines: Unread,
+    #[serde(default, rename = "walk")]
+    _walk: Unread,
+    #[serde(default, rename = "explanation")]
+    _explanation: Unread,
+    #[serde(default, rename = "verdict")]
+    _verdict: Unread,
+    #[serde(default, rename = "sturdiness")]
+    _sturdiness: Unread,
+    #[serde(default, rename = "change")]
+    _change: Unread,
+    #[serde(default, rename = "search")]
+    _search: Unread,
 }
 
-/// Replicas of a layer that can be evaluated; what a problem allows may be less.
-const MAX_REPLICAS: u32 = 65_536;
+/// Returns the JSON schema of plan files: a plan, or the output of `remoe plan --json`.
+#[must_use]
+pub fn plan_file_schema() -> Schema {
+    let mut generator = SchemaSettings::draft2020_12().into_generator();
+    let forms = [generator.subschema_for::<PlanDraft>(), generator.subschema_for::<AnswerFile<Problem>>()];
+    json_schema!({
+        "$schema": generator.settings().meta_schema,
+        "title": "Plan file",
+        "description": "Remote experts and the functions that host them.",
+        "anyOf": forms,
+        "$defs": generator.take_definitions(true),
+    })
+}
+
+/// Reads a plan file: a plan, or an answer with its problem.
+pub(crate) fn read_file<P: DeserializeOwned>(text: &str) -> Result<(PlanDraft, Option<P>), FieldError> {
+    #[derive(Deserialize)]
+    struct Form {
+        plan: Option<IgnoredAny>,
+    }
+    let is_answer = serde_json::from_str(text).is_ok_and(|form: Form| form.plan.is_some());
+    if !is_answer {
+        return from_json(text).map(|plan| (plan, None));
+    }
+    from_json(text).map(|AnswerFile { plan, problem, .. }| (plan, problem))
+}
 
 impl PlanDraft {
     /// Reads `{"main_bytes", "layers": [{"remote", "memory_bytes", "replicas"}]}`, or the planner's
     /// answer, which has that under `plan`.
     ///
     /// # Errors
-    /// The first field that is missing or of the wrong type.
+    /// The first field that is unknown, stated twice or of the wrong type.
     pub fn from_json(text: &str) -> Result<Self, FieldError> {
-        let not_json = |error: serde_json::Error| FieldError::new("", format!("invalid JSON: {error}"));
-        let value: serde_json::Value = serde_json::from_str(text).map_err(not_json)?;
-        if value.get("plan").is_some() {
-            let wrapped: Result<Wrapped, _> = serde_path_to_error::deserialize(value);
-            return wrapped.map(|wrapped| wrapped.plan).map_err(FieldError::from_json);
-        }
-        serde_path_to_error::deserialize(value).map_err(FieldError::from_json)
+        read_file::<Unread>(text).map(|(plan, _)| plan)
     }
 }
 
@@ -302,7 +388,7 @@ impl Model<'_> {
     fn idle_seconds(&self, field: &str, draft: &GroupDraft) -> Result<Option<f64>, FieldError> {
         match (draft.idle_seconds, draft.sleeps) {
             (_, Some(false)) | (None, None) => Ok(None),
-            (Some(idle), _) if (0.0..=1e9).contains(&idle) => Ok(Some(idle)),
+            (Some(idle), _) if (0.0..=MAX_IDLE).contains(&idle) => Ok(Some(idle)),
             (Some(idle), _) => {
                 Err(FieldError::new(field, format!("is {idle}, expected seconds from 0 to 1e9")))
             }
@@ -376,7 +462,7 @@ fn vcpus(field: &str, stated: Option<f64>, range: Option<VcpuRange>) -> Result<O
                            specs.main_vcpus and specs.remote_vcpus";
             Err(FieldError::new(field, message))
         }
-        (Some(vcpus), Some(_)) if (1e-3..=1e6).contains(&vcpus) => Ok(Some(vcpus)),
+        (Some(vcpus), Some(_)) if (LEAST_VCPUS..=MAX_VCPUS).contains(&vcpus) => Ok(Some(vcpus)),
         (Some(vcpus), Some(_)) => {
             Err(FieldError::new(field, format!("is {vcpus}, expected a number of vCPUs from 0.001 to 1e6")))
         }
@@ -391,7 +477,7 @@ fn named_layers(layers: &[LayerDraft]) -> Vec<u32> {
 }
 
 fn size(field: &str, bytes: f64) -> Result<f64, FieldError> {
-    if (0.0..=1e15).contains(&bytes) {
+    if (0.0..=MAX_BYTES).contains(&bytes) {
         return Ok(bytes);
     }
     Err(FieldError::new(field, format!("is {bytes}, expected a number of bytes from 0 to 1e15")))

@@ -1,5 +1,7 @@
 //! What can be wrong with profiles, prices and what is to be made of them.
 
+use remoe_planner::FieldError;
+
 /// A profile that cannot be read or believed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("profile: {}", at(field, message))]
@@ -63,13 +65,31 @@ pub enum ProblemError {
     },
     /// Figures that the planner refuses.
     #[error("problem: {0}")]
-    Field(#[from] remoe_planner::FieldError),
+    Field(#[from] FieldError),
 }
 
-/// Returns the message of a value that cannot be read; an empty `field` is the file as a whole.
-pub(crate) fn unreadable(field: &str, error: impl std::fmt::Display) -> String {
-    let what = if field.is_empty() { "invalid file" } else { "is invalid" };
-    format!("{what}: {error}")
+/// Returns the field and the message of a value that cannot be read.
+pub(crate) fn unreadable<E: std::fmt::Display>(error: serde_path_to_error::Error<E>) -> FieldError {
+    let path = error.path().to_string();
+    FieldError::unreadable(&path, &error.into_inner().to_string())
+}
+
+impl From<FieldError> for ProfileError {
+    fn from(FieldError { field, message }: FieldError) -> Self {
+        Self { field, message }
+    }
+}
+
+impl From<FieldError> for PricesError {
+    fn from(FieldError { field, message }: FieldError) -> Self {
+        Self { field, message }
+    }
+}
+
+impl From<FieldError> for NodesError {
+    fn from(FieldError { field, message }: FieldError) -> Self {
+        Self { field, message }
+    }
 }
 
 fn at(field: &str, message: &str) -> String {

@@ -19,7 +19,7 @@ pub use measured::{Factor, Factors, Pair, Ratio};
 pub use node_prior::{ResidentWeights, node_shape, node_shapes};
 pub use node_timing::NodeTiming;
 pub use nodes::{Commitment, ListedNode, NodeList, Owned, PriceSource, date_of};
-pub use prices::{Prices, PricesBilling};
+pub use prices::{Prices, PricesBilling, number_schema};
 pub use problem::{Wishes, problem};
 pub use profile::{
     CpuLimit, DeviceTimes, Kernels, MEASUREMENTS, Machine, Made, Memory, ModelId, Origin, Profile, STEP_ROWS,

@@ -9,10 +9,11 @@
 //! (`tests/it/published.rs` compares).
 
 use crate::error::NodesError;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Figures of the time model. Absent ones are those of the list, else [`Timing::default`].
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct NodeTiming {
     /// Source of these figures, for people.
@@ -22,39 +23,51 @@ pub struct NodeTiming {
     /// (two channels, few cores), 0.5 from 200 GB/s on (many channels, several domains of memory), and between them on the
     /// line.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = 1.0), extend("exclusiveMinimum" = 0))]
     pub cpu_bandwidth_share: Option<f64>,
     /// Bandwidth of two sockets over that of one: threads read weights from the other socket's memory, too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = 2.0), extend("exclusiveMinimum" = 0))]
     pub cpu_second_socket: Option<f64>,
     /// GB per second that one vCPU reads at most.
     #[serde(rename = "cpuGBsPerVcpu", default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = 10000.0), extend("exclusiveMinimum" = 0))]
     pub cpu_gbs_per_vcpu: Option<f64>,
     /// 10^9 operations per second of each vCPU in a prefill.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = 1000000.0), extend("exclusiveMinimum" = 0))]
     pub cpu_gigaflops_per_vcpu: Option<f64>,
     /// Microseconds for each layer on CPUs besides reading and computing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = 1000000.0))]
     pub cpu_layer_microseconds: Option<f64>,
     /// Share of the specified bandwidth that GPUs reach.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = 1.0), extend("exclusiveMinimum" = 0))]
     pub gpu_bandwidth_share: Option<f64>,
     /// Share of the specified operations that GPUs reach.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = 1.0), extend("exclusiveMinimum" = 0))]
     pub gpu_arithmetic_share: Option<f64>,
     /// Microseconds for each layer on GPUs besides reading and computing: launches of kernels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = 1000000.0))]
     pub gpu_layer_microseconds: Option<f64>,
     /// Microseconds that each further request adds to a layer of a decode step, besides reading and computing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = 1000000.0))]
     pub gpu_row_microseconds: Option<f64>,
     /// Microseconds of an exchange between GPUs that compute a layer together, twice in each layer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = 1000000.0))]
     pub gpu_exchange_microseconds: Option<f64>,
     /// GB per second from main memory to each GPU.
     #[serde(rename = "hostToGpuGBs", default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = 10000.0), extend("exclusiveMinimum" = 0))]
     pub host_to_gpu_gbs: Option<f64>,
     /// Microseconds of handing hidden states from a GPU to the host or back, besides moving them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = 1000000.0))]
     pub swap_microseconds: Option<f64>,
 }
 
@@ -98,7 +111,7 @@ impl Default for Timing {
 }
 
 impl NodeTiming {
-    /// Whether it states nothing.
+    /// Returns true if it states nothing.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()

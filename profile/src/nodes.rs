@@ -2,6 +2,7 @@
 
 use crate::error::{NodesError, unreadable};
 use crate::node_timing::NodeTiming;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -25,7 +26,7 @@ const MOST_SOCKETS: u32 = 64;
 const HOURS_PER_YEAR: f64 = 8766.0;
 
 /// Shapes of nodes with what they cost, in YAML or JSON.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct NodeList {
     /// Where the prices stand, for people.
@@ -41,11 +42,12 @@ pub struct NodeList {
     #[serde(default, skip_serializing_if = "NodeTiming::is_empty")]
     pub timing: NodeTiming,
     /// The shapes.
+    #[schemars(length(min = 1, max = MOST_SHAPES))]
     pub nodes: Vec<ListedNode>,
 }
 
 /// A source of prices.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PriceSource {
     /// Date of its figures: `2026-07-20`, `2026-07` or `2026`.
@@ -68,16 +70,20 @@ pub enum Commitment {
 }
 
 /// A machine of one's own.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Owned {
     /// Dollars that it cost.
+    #[schemars(range(max = MOST_PRICE), extend("exclusiveMinimum" = 0))]
     pub price: f64,
     /// Years of use.
+    #[schemars(range(max = MOST_YEARS), extend("exclusiveMinimum" = 0))]
     pub years: f64,
     /// Watts that it draws in the mean, cooling included.
+    #[schemars(range(max = MOST_WATTS), extend("exclusiveMinimum" = 0))]
     pub watts: f64,
     /// Dollars per kWh.
+    #[schemars(range(min = 0.0, max = MOST_PER_KWH))]
     pub per_kwh: f64,
 }
 
@@ -90,33 +96,42 @@ impl Owned {
 }
 
 /// A node as it is sold. 1 GB is 1e9 bytes.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ListedNode {
-    /// Its name.
+    /// Name of the shape, unique in the list.
+    #[schemars(length(min = 1, max = LONGEST_NAME))]
     pub name: String,
-    /// vCPUs.
+    /// Number of vCPUs.
+    #[schemars(range(max = MOST_VCPUS), extend("exclusiveMinimum" = 0))]
     pub vcpus: f64,
-    /// Main memory in GB.
+    /// GB (1e9 bytes) of main memory.
     #[serde(rename = "memoryGB")]
+    #[schemars(range(max = MOST_MEMORY_GB), extend("exclusiveMinimum" = 0))]
     pub memory_gb: f64,
-    /// GPUs.
+    /// Number of GPUs.
     #[serde(default, skip_serializing_if = "is_zero")]
+    #[schemars(range(min = 0, max = MOST_GPUS))]
     pub gpus: u32,
-    /// Memory of each GPU in GB.
+    /// GB of memory of each GPU; required with `gpus`.
     #[serde(rename = "gpuMemoryGB", default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = MOST_GPU_MEMORY_GB))]
     pub gpu_memory_gb: Option<f64>,
     /// Dollars per hour on demand. This, or `owned`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = MOST_PER_HOUR), extend("exclusiveMinimum" = 0))]
     pub per_hour: Option<f64>,
     /// Dollars per hour as a spot node, which may be taken back at any time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = MOST_PER_HOUR), extend("exclusiveMinimum" = 0))]
     pub spot_per_hour: Option<f64>,
     /// Dollars per hour when committed for a year.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = MOST_PER_HOUR), extend("exclusiveMinimum" = 0))]
     pub one_year_per_hour: Option<f64>,
     /// Dollars per hour when committed for three years.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = MOST_PER_HOUR), extend("exclusiveMinimum" = 0))]
     pub three_years_per_hour: Option<f64>,
     /// Costs of a machine of one's own, in place of `perHour`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -130,27 +145,33 @@ pub struct ListedNode {
     /// Source of `oneYearPerHour` and `threeYearsPerHour`, by its name in `sources`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub committed_source: Option<String>,
-    /// Whether it may be taken back at any time, at `perHour`.
+    /// True if it may be taken back at any time, at `perHour`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub spot: bool,
-    /// How many can be had; as many as one likes where absent.
+    /// Number of nodes that can be had; any number where absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = MOST_NODES))]
     pub max: Option<u32>,
     /// CPU sockets; derived from the bandwidth where absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = MOST_SOCKETS))]
     pub sockets: Option<u32>,
     /// GB that its memory is specified to move per second, all sockets together; derived from the vCPUs where absent.
     #[serde(rename = "memoryBandwidthGBs", default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = MOST_GB_PER_SECOND), extend("exclusiveMinimum" = 0))]
     pub memory_bandwidth_gbs: Option<f64>,
-    /// The same of each GPU; derived from its memory where absent.
+    /// GB per second that the memory of each GPU is specified to move; derived from its size where absent.
     #[serde(rename = "gpuBandwidthGBs", default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = MOST_GB_PER_SECOND), extend("exclusiveMinimum" = 0))]
     pub gpu_bandwidth_gbs: Option<f64>,
     /// Operations in bfloat16 that each GPU is specified for, dense, in 10^12 per second; derived from its
     /// memory where absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = MOST_TERAFLOPS), extend("exclusiveMinimum" = 0))]
     pub gpu_teraflops: Option<f64>,
     /// GB per second that each GPU sends to the others of the node; derived from its memory and their number where absent.
     #[serde(rename = "gpuLinkGBs", default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = MOST_GB_PER_SECOND), extend("exclusiveMinimum" = 0))]
     pub gpu_link_gbs: Option<f64>,
     /// Figures of the time model that differ on this node.
     #[serde(default, skip_serializing_if = "NodeTiming::is_empty")]
@@ -166,14 +187,10 @@ impl NodeList {
     /// Reads a list and checks that it can be one.
     ///
     /// # Errors
-    /// The first field that is missing, unknown, of the wrong type or out of range.
+    /// The first field that is missing, unknown, stated twice, of the wrong type or out of range.
     pub fn from_yaml(text: &str) -> Result<Self, NodesError> {
         let list: Self =
-            serde_path_to_error::deserialize(serde_yaml::Deserializer::from_str(text)).map_err(|error| {
-                let path = error.path().to_string();
-                let field = if path == "." { String::new() } else { path };
-                NodesError { message: unreadable(&field, error.into_inner()), field }
-            })?;
+            serde_path_to_error::deserialize(serde_yaml::Deserializer::from_str(text)).map_err(unreadable)?;
         list.check()?;
         Ok(list)
     }

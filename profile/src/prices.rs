@@ -2,7 +2,9 @@
 
 use crate::error::{PricesError, unreadable};
 use remoe_planner::{Billing, Pricing};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::json;
 use std::ops::RangeInclusive;
 
 const HOUR: f64 = 3600.0;
@@ -11,9 +13,11 @@ const HIGHEST: f64 = 1e6;
 const MB: f64 = 1e6;
 /// MB that may bring one vCPU.
 const MEMORY_PER_VCPU_MB: RangeInclusive<f64> = 1.0..=1e6;
+/// MB of one GPU.
+const GPU_MEMORY_MB: RangeInclusive<f64> = 1.0..=1e9;
 
 /// Prices in dollars, as a bill or a price list states them; in YAML or JSON.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Prices {
     /// Where the prices stand, for people.
@@ -22,14 +26,16 @@ pub struct Prices {
     /// When they were read, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub date: Option<String>,
-    /// `Invocation`: remote functions cost while they work. `Reserved`: as long as they exist.
+    /// Basis on which remote functions are billed. `Invocation`: while they work. `Reserved`: as long as they exist.
     #[serde(default)]
     pub billing: PricesBilling,
-    /// One CPU core for one hour.
+    /// Dollars for one CPU core for one hour; may be 0 beside `memoryPerVcpuMB`.
     #[serde(deserialize_with = "number")]
+    #[schemars(schema_with = "core_schema")]
     pub cpu_core_hour: f64,
-    /// 1 GB (1e9 bytes) of main memory for one hour.
+    /// Dollars for 1 GB (1e9 bytes) of main memory for one hour.
     #[serde(rename = "memoryGBHour", deserialize_with = "number")]
+    #[schemars(schema_with = "price_schema")]
     pub memory_gb_hour: f64,
     /// MB (1e6 bytes) of memory that bring one vCPU, where functions are sold by their memory; 1,000 where absent.
     #[serde(
@@ -38,22 +44,25 @@ pub struct Prices {
         deserialize_with = "optional_number",
         skip_serializing_if = "Option::is_none"
     )]
+    #[schemars(schema_with = "memory_per_vcpu_schema")]
     pub memory_per_vcpu_mb: Option<f64>,
-    /// One GPU for one hour; without it there is no GPU to pay for.
+    /// Dollars for one GPU for one hour; without it there is no GPU to pay for.
     #[serde(default, deserialize_with = "optional_number", skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "price_schema")]
     pub gpu_hour: Option<f64>,
-    /// Memory of one GPU in MB (1e6 bytes).
+    /// MB (1e6 bytes) of memory of one GPU; only with `gpuHour`.
     #[serde(
         rename = "gpuMemoryMB",
         default,
         deserialize_with = "optional_number",
         skip_serializing_if = "Option::is_none"
     )]
+    #[schemars(schema_with = "gpu_memory_schema")]
     pub gpu_memory_mb: Option<f64>,
 }
 
 /// What remote functions are billed for.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum PricesBilling {
     /// The seconds in which they work.
     Invocation,
@@ -82,14 +91,10 @@ impl Prices {
     /// Reads prices and checks that they can be.
     ///
     /// # Errors
-    /// The first field that is missing, unknown, of the wrong type or out of range.
+    /// The first field that is missing, unknown, stated twice, of the wrong type or out of range.
     pub fn from_yaml(text: &str) -> Result<Self, PricesError> {
-        let prices: Self = serde_path_to_error::deserialize(serde_yaml::Deserializer::from_str(text))
-            .map_err(|error| {
-                let path = error.path().to_string();
-                let field = if path == "." { String::new() } else { path };
-                PricesError { message: unreadable(&field, error.into_inner()), field }
-            })?;
+        let prices: Self =
+            serde_path_to_error::deserialize(serde_yaml::Deserializer::from_str(text)).map_err(unreadable)?;
         prices.pricing()?;
         Ok(prices)
     }
@@ -121,7 +126,7 @@ impl Prices {
             (None, Some(_)) => {
                 return Err(wrong("gpuHour", "is required with gpuMemoryMB; add it".to_owned()));
             }
-            (Some(_), Some(memory)) if !(1.0..=1e9).contains(&memory) => {
+            (Some(_), Some(memory)) if !GPU_MEMORY_MB.contains(&memory) => {
                 return Err(wrong("gpuMemoryMB", format!("is {memory}, expected 1 to 1e9 MB of one GPU")));
             }
             _ => {}
@@ -171,9 +176,40 @@ fn price(field: &str, value: f64) -> Result<(), PricesError> {
     Err(wrong(field, format!("is {value}, expected dollars per hour above 0 and up to {HIGHEST}")))
 }
 
+/// Decimal numbers in strings.
+const DECIMAL: &str = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$";
+
+/// Returns the JSON schema of a number in `range` (its bounds as a schema has them), or of a string that holds one.
+#[must_use]
+pub fn number_schema(range: serde_json::Value) -> Schema {
+    let mut schema = json_schema!({"type": ["number", "string", "null"], "pattern": DECIMAL});
+    for (bound, value) in range.as_object().into_iter().flatten() {
+        schema.insert(bound.clone(), value.clone());
+    }
+    schema
+}
+
+fn price_schema(_: &mut SchemaGenerator) -> Schema {
+    number_schema(json!({"exclusiveMinimum": 0, "maximum": HIGHEST}))
+}
+
+fn core_schema(_: &mut SchemaGenerator) -> Schema {
+    number_schema(json!({"minimum": 0, "maximum": HIGHEST}))
+}
+
+fn memory_per_vcpu_schema(_: &mut SchemaGenerator) -> Schema {
+    let (least, most) = MEMORY_PER_VCPU_MB.into_inner();
+    number_schema(json!({"minimum": least, "maximum": most}))
+}
+
+fn gpu_memory_schema(_: &mut SchemaGenerator) -> Schema {
+    let (least, most) = GPU_MEMORY_MB.into_inner();
+    number_schema(json!({"minimum": least, "maximum": most}))
+}
+
 /// A number, or a string that holds one: custom resources write prices as strings.
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a number such as 0.04 or \"0.04\"")]
 enum Number {
     Number(f64),
     Text(String),

@@ -2,8 +2,10 @@
 
 use crate::error::{ProblemError, ProfileError, unreadable};
 use remoe_model::{DenseDtype, ExpertsDtype, Inspection};
-use remoe_planner::{Affine, Contention, CpuProfile, Fit, GpuProfile, Starts};
+use remoe_planner::{Affine, Contention, CpuProfile, FieldError, Fit, GpuProfile, Starts};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::ops::RangeInclusive;
 
 /// Version of the form that is written and read.
 pub(crate) const VERSION: u32 = 1;
@@ -14,52 +16,55 @@ pub const MEASUREMENTS: u32 = 3;
 pub const STEP_ROWS: usize = 8;
 /// Token counts or vCPUs of a table, at most.
 const MAX_POINTS: usize = 1024;
-/// No time is longer, in seconds.
-const LONGEST: f64 = 1e9;
+/// Points of a table, as in a problem.
+const POINTS: RangeInclusive<f64> = 1e-15..=1e12;
+/// No time is longer, in seconds, and no size or rate larger, in bytes.
+const LARGEST: f64 = 1e15;
 
 /// What one machine takes to run one model in one dtype. Units: seconds and bytes.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Profile {
     /// Version of this form: 1.
+    #[schemars(range(min = VERSION, max = VERSION))]
     pub version: u32,
-    /// Whether it was measured.
+    /// Origin of the figures.
     pub origin: Origin,
-    /// When and with what.
+    /// Date and version of the measurements.
     pub made: Made,
-    /// On what.
+    /// Machine that was measured.
     pub machine: Machine,
-    /// Of what.
+    /// Model that was measured.
     pub model: ModelId,
-    /// How experts are computed.
+    /// Kernels that computed experts.
     pub kernels: Kernels,
-    /// One routed expert in a main function that computes without a pause; tokens start at 1.
+    /// Seconds of one routed expert in a main function that computes without a pause; tokens start at 1.
     pub expert_seconds: CpuProfile,
-    /// One routed expert in a remote function, which rests between calls: a CPU quota is saved up then.
+    /// Seconds of one routed expert in a remote function, which rests between calls: a CPU quota is saved up then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remote_expert_seconds: Option<CpuProfile>,
-    /// Everything but routed experts, all layers, embedding and head, on CPUs; tokens start at 1. Up to [`STEP_ROWS`] of them are those
-    /// of a decode step of as many requests, more are a prompt's.
+    /// Seconds of everything but routed experts, all layers, embedding and head, on CPUs; tokens start at 1. Up to 8
+    /// tokens are those of a decode step of as many requests, more are a prompt's.
     pub nonexpert_seconds: CpuProfile,
-    /// What attention to the context adds to a decode step for each request in it, all layers, on CPUs, over tokens of
-    /// context. Those of `nonexpert_seconds` for one token are without context then; where absent, of whatever context
+    /// Seconds that attention to the context adds to a decode step for each request in it, all layers, on CPUs, over tokens
+    /// of context. Those of `nonexpert_seconds` for one token are without context then; where absent, of whatever context
     /// they were measured with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub context_seconds: Option<CpuProfile>,
-    /// The same as `nonexpert_seconds` on a device, where the main function has one.
+    /// Seconds of everything but routed experts on a device, where the main function has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<DeviceTimes>,
-    /// One routed expert on the device, from one token on. Experts are computed on CPUs, so that nothing
-    /// measures it: whoever knows it may state it. Where it is absent and there is a device, the prior's
-    /// figure stands for it, in baselines only.
+    /// Seconds of one routed expert on the device, from one token on. Experts are computed on CPUs, so that nothing measures
+    /// it; it may be stated by hand. Where it is absent and there is a device, the prior's figure stands for it, in
+    /// baselines only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_expert_seconds: Option<GpuProfile>,
-    /// Between main and remote functions.
+    /// Calls between main and remote functions.
     pub transport: Transport,
-    /// How remote functions of this machine slow each other down; absent where nobody measured it, as on one core.
+    /// Slowdown of remote functions on this machine; absent where it was not measured, as on one core.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub contention: Option<Contention>,
-    /// From nothing to ready.
+    /// Seconds and rates of starts, from nothing to ready.
     pub starts: Starts,
     /// Resident bytes besides weights.
     pub memory: Memory,
@@ -70,7 +75,7 @@ pub struct Profile {
 }
 
 /// Where the figures come from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Origin {
     /// Measured.
@@ -80,7 +85,7 @@ pub enum Origin {
 }
 
 /// When and with what a profile was made.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Made {
     /// Date and time, RFC 3339 in UTC.
@@ -90,23 +95,25 @@ pub struct Made {
 }
 
 /// The machine of a profile.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Machine {
     /// Model name of its processor.
     pub cpu: String,
     /// CPUs that the functions could use.
+    #[schemars(range(min = 0, max = u32::MAX))]
     pub cores: u32,
     /// Main memory in bytes.
+    #[schemars(range(min = 0, max = u64::MAX))]
     pub memory_bytes: u64,
     /// Device of the main function: `cpu`, or `cuda` with its index.
     pub device: String,
-    /// What stood for fewer vCPUs.
+    /// Limit that stood for fewer vCPUs.
     pub vcpus_by: CpuLimit,
 }
 
 /// What limits a function to its vCPUs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum CpuLimit {
     /// A quota of a control group.
@@ -118,23 +125,25 @@ pub enum CpuLimit {
 }
 
 /// The model of a profile.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ModelId {
     /// Fingerprint of the checkpoint.
     pub fingerprint: String,
     /// Compute dtype: `bfloat16` or `float32`.
     pub dtype: String,
-    /// What routed experts are quantised to, where they are.
+    /// Quantisation of routed experts; absent where there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>", extend("enum" = ["int8", "int4", "mxfp4", "fp8", null]))]
     pub experts_dtype: Option<ExpertsDtype>,
-    /// What weights outside of them are quantised to, where they are: int8 or int4.
+    /// Quantisation of weights outside of routed experts: int8 or int4; absent where there is none.
     #[serde(
         default,
         alias = "dense_int8",
         deserialize_with = "DenseDtype::deserialize_quantised",
         skip_serializing_if = "Option::is_none"
     )]
+    #[schemars(with = "Option<String>", extend("enum" = ["int8", "int4", null]))]
     pub dense_dtype: Option<DenseDtype>,
 }
 
@@ -160,7 +169,7 @@ impl ModelId {
 }
 
 /// How experts are computed on the machine.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Kernels {
     /// The accumulation order; functions of different classes are never mixed.
@@ -170,37 +179,44 @@ pub struct Kernels {
 }
 
 /// Everything but routed experts on a device.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceTimes {
-    /// Prefill over tokens.
+    /// Seconds of a prefill, over tokens.
     pub prefill_seconds: Affine,
-    /// One decode step.
+    /// Seconds of one decode step.
+    #[schemars(range(min = 0.0, max = LARGEST))]
     pub decode_seconds: f64,
-    /// What every token of context adds to it for each request in it.
+    /// Seconds that every token of context adds to a decode step for each request in it.
     #[serde(default)]
+    #[schemars(range(min = 0.0, max = LARGEST))]
     pub context_seconds_per_token: f64,
-    /// Hidden states of one layer to the host, or back, over tokens.
+    /// Seconds of hidden states of one layer to the host, or back, over tokens.
     pub swap_seconds: Affine,
 }
 
 /// The way between main and remote functions.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Transport {
-    /// `loopback`, or the address that was measured.
+    /// Way that was measured: `loopback`, or an address.
     pub over: String,
     /// Bytes per second on the way.
+    #[schemars(range(min = 1.0, max = LARGEST))]
     pub bytes_per_second: f64,
-    /// One invocation besides transfer and computation.
+    /// Seconds of one invocation besides transfer and computation.
+    #[schemars(range(min = 0.0, max = LARGEST))]
     pub invoke_seconds: f64,
-    /// What the main function takes to send one layer's calls, before its own experts.
+    /// Seconds of the main function to send one layer's calls, before its own experts.
+    #[schemars(range(min = 0.0, max = LARGEST))]
     pub send_seconds: f64,
     /// CPU seconds of the main function per call: sending it, and taking its answer.
     #[serde(default)]
+    #[schemars(range(min = 0.0, max = LARGEST))]
     pub main_cpu_seconds: f64,
     /// CPU seconds of the remote function per call besides experts.
     #[serde(default)]
+    #[schemars(range(min = 0.0, max = LARGEST))]
     pub function_cpu_seconds: f64,
 }
 
@@ -221,12 +237,14 @@ impl Transport {
 }
 
 /// Resident bytes of functions besides weights, keys and values.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Memory {
-    /// The main function, without its cache for fallback experts.
+    /// Resident bytes of the main function, without its cache for fallback experts.
+    #[schemars(range(min = 0.0, max = LARGEST))]
     pub main_bytes: f64,
-    /// A remote-expert function.
+    /// Resident bytes of a remote-expert function.
+    #[schemars(range(min = 0.0, max = LARGEST))]
     pub function_bytes: f64,
 }
 
@@ -234,15 +252,11 @@ impl Profile {
     /// Reads a profile and checks that it can be one.
     ///
     /// # Errors
-    /// The first field that is missing, unknown, of the wrong type or out of range.
+    /// The first field that is missing, unknown, stated twice, of the wrong type or out of range.
     pub fn from_json(text: &str) -> Result<Self, ProfileError> {
         let mut parser = serde_json::Deserializer::from_str(text);
-        let profile: Self = serde_path_to_error::deserialize(&mut parser).map_err(|error| {
-            let path = error.path().to_string();
-            let field = if path == "." { String::new() } else { path };
-            ProfileError { message: unreadable(&field, error.into_inner()), field }
-        })?;
-        parser.end().map_err(|error| wrong("", unreadable("", error)))?;
+        let profile: Self = serde_path_to_error::deserialize(&mut parser).map_err(unreadable)?;
+        parser.end().map_err(|error| FieldError::unreadable("", &error.to_string()))?;
         profile.check()?;
         Ok(profile)
     }
@@ -286,9 +300,9 @@ impl Profile {
         seconds("transport.main_cpu_seconds", self.transport.main_cpu_seconds)?;
         seconds("transport.function_cpu_seconds", self.transport.function_cpu_seconds)?;
         rate("transport.bytes_per_second", self.transport.bytes_per_second)?;
-        for (name, value, least, most) in self.contention.iter().flat_map(Contention::figures) {
+        for (name, value, least, most, unit) in self.contention.iter().flat_map(Contention::figures) {
             if !(least..=most).contains(&value) {
-                let message = format!("is {value}, expected {least} to {most}; measure again");
+                let message = format!("is {value}, expected {unit} from {least} to {most}; measure again");
                 return Err(wrong(format!("contention.{name}"), message));
             }
         }
@@ -300,8 +314,9 @@ impl Profile {
             ("memory.main_bytes", self.memory.main_bytes),
             ("memory.function_bytes", self.memory.function_bytes),
         ] {
-            if !(0.0..=1e15).contains(&bytes) {
-                return Err(wrong(name, format!("is {bytes}, expected bytes from 0 to 1e15; measure again")));
+            if !(0.0..=LARGEST).contains(&bytes) {
+                let message = format!("is {bytes}, expected bytes from 0 to {LARGEST:e}; measure again");
+                return Err(wrong(name, message));
             }
         }
         Ok(())
@@ -337,17 +352,17 @@ fn wrong(field: impl Into<String>, message: impl Into<String>) -> ProfileError {
 }
 
 fn seconds(field: &str, value: f64) -> Result<(), ProfileError> {
-    if (0.0..=LONGEST).contains(&value) {
+    if (0.0..=LARGEST).contains(&value) {
         return Ok(());
     }
-    Err(wrong(field, format!("is {value}, expected seconds from 0 to {LONGEST}; measure again")))
+    Err(wrong(field, format!("is {value}, expected seconds from 0 to {LARGEST:e}; measure again")))
 }
 
 fn rate(field: &str, value: f64) -> Result<(), ProfileError> {
-    if (1.0..=1e15).contains(&value) {
+    if (1.0..=LARGEST).contains(&value) {
         return Ok(());
     }
-    Err(wrong(field, format!("is {value}, expected bytes per second from 1 to 1e15; measure again")))
+    Err(wrong(field, format!("is {value}, expected bytes per second from 1 to {LARGEST:e}; measure again")))
 }
 
 fn from_one_token(name: &str, profile: &CpuProfile) -> Result<(), ProfileError> {
@@ -367,8 +382,10 @@ fn table(name: &str, table: &CpuProfile) -> Result<(), ProfileError> {
             return Err(wrong(field, format!("has {} points, expected 1 to {MAX_POINTS}", points.len())));
         }
         let ascending = points.is_sorted_by(|a, b| a < b);
-        if !ascending || points.iter().any(|point| !point.is_finite() || *point <= 0.0) {
-            return Err(wrong(field, format!("is {points:?}, expected ascending numbers above 0")));
+        if !ascending || points.iter().any(|point| !POINTS.contains(point)) {
+            let (least, most) = POINTS.into_inner();
+            let message = format!("is {points:?}, expected ascending numbers from {least:e} to {most:e}");
+            return Err(wrong(field, message));
         }
     }
     if table.seconds.len() != table.tokens.len() {

@@ -8,7 +8,7 @@ use super::PlanningError;
 use super::hosted::draft;
 use crate::api::MoEPlanSpec;
 use crate::facts::ModelFacts;
-use remoe_planner::{Account, Problem};
+use remoe_planner::{Account, Problem, of_any_version};
 use remoe_predictor::Shares;
 use remoe_profile::{Profile, Wishes, problem};
 use serde::{Deserialize, Serialize};
@@ -64,7 +64,7 @@ impl Basis {
         if text.len() > MAX_BASIS {
             return Err(wrong(format!("{} bytes, limit {MAX_BASIS}", text.len())));
         }
-        let basis: Self = serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?;
+        let basis: Self = of_any_version(text).map_err(|error| wrong(error.to_string()))?;
         basis.model.check().map_err(|error| wrong(error.to_string()))?;
         basis.profile.check().map_err(|error| wrong(error.to_string()))?;
         Ok(basis)

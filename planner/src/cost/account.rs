@@ -3,10 +3,11 @@
 use crate::cost::Evaluation;
 use crate::cost::main_size::MainSize;
 use crate::cost::rivals::Rivals;
-use crate::error::{FieldError, PlanError};
-use crate::plan::{Plan, PlanDraft};
+use crate::error::PlanError;
+use crate::plan::{Plan, PlanDraft, read_file};
 use crate::problem::model::Model;
 use crate::problem::{Billing, Pricing, Problem, Request};
+use crate::read::of_any_version;
 use serde::{Deserialize, Serialize};
 use std::sync::OnceLock;
 
@@ -20,6 +21,7 @@ pub struct Account {
 }
 
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Form {
     problem: Problem,
     plan: PlanDraft,
@@ -92,16 +94,25 @@ impl Account {
         Ok(Self { problem, plan, rivals: OnceLock::new() })
     }
 
-    /// Reads what [`Self`] serialises to: `{"problem": .., "plan": ..}`.
+    /// Reads what [`Self`] serialises to, in this or another version: `{"problem": .., "plan": ..}`.
     ///
     /// # Errors
     /// The first field that is missing, of the wrong type or out of range.
     pub fn from_json(text: &str) -> Result<Self, PlanError> {
-        let mut parser = serde_json::Deserializer::from_str(text);
-        let form: Form = serde_path_to_error::deserialize(&mut parser)
-            .map_err(|error| PlanError::Problem(FieldError::from_json(error)))?;
+        let form: Form = of_any_version(text).map_err(PlanError::Problem)?;
         form.problem.check().map_err(PlanError::Problem)?;
         Self::new(form.problem, &form.plan)
+    }
+
+    /// Reads a plan file: the output of `remoe plan --json`. None where the file does not state its problem.
+    ///
+    /// # Errors
+    /// The first field that is missing, unknown, stated twice, of the wrong type or out of range.
+    pub fn from_plan_file(text: &str) -> Result<Option<Self>, PlanError> {
+        let (plan, problem) = read_file::<Problem>(text).map_err(PlanError::Plan)?;
+        let Some(problem) = problem else { return Ok(None) };
+        problem.check().map_err(PlanError::Problem)?;
+        Self::new(problem, &plan).map(Some)
     }
 
     /// The same where all functions run on one machine with so many cores.

@@ -4,40 +4,36 @@
 //! table of the search within memory, so that no later step has to ask again.
 
 use crate::error::FieldError;
-use crate::problem::{
-    Affine, Arrivals, CpuProfile, Device, ErrorFactor, GpuProfile, Layer, Pricing, Problem, Request,
-    SizeRange, Start,
+use crate::problem::figures::{
+    Checked, LARGEST, MAX_TOKENS, above_zero, affine, between, count, cpu_profile, gpu_profile, not_negative,
+    price,
 };
-use std::fmt::Display;
+use crate::problem::{
+    Arrivals, CpuProfile, Device, ErrorFactor, Layer, Pricing, Problem, Request, SizeRange, Start,
+};
 
-/// No figure is larger.
-const LARGEST: f64 = 1e15;
-/// No figure that divides or prices is smaller.
-const SMALLEST: f64 = 1e-15;
-const MAX_TOKENS: f64 = 1e12;
-const MAX_LAYERS: usize = 10_000;
-const MAX_EXPERTS: u32 = 65_536;
+pub(super) const MAX_LAYERS: usize = 10_000;
+pub(super) const MAX_EXPERTS: u32 = 65_536;
 /// Layers times experts of the largest layer.
 const MAX_CELLS: usize = 16_000_000;
 const MAX_SIZES: f64 = 10_000.0;
-const MAX_REPLICAS: u32 = 1024;
+pub(super) const MAX_REPLICAS: u32 = 1024;
 /// Groups of remote functions.
-const MAX_GROUPS: u32 = 256;
-const LEAST_VCPUS: f64 = 1e-3;
-const MAX_VCPUS: f64 = 1e5;
+pub(super) const MAX_GROUPS: u32 = 256;
+pub(super) const LEAST_VCPUS: f64 = 1e-3;
+pub(super) const MAX_VCPUS: f64 = 1e5;
 /// Requests that run at once.
-const MAX_CONCURRENCY: u32 = 65_536;
+pub(super) const MAX_CONCURRENCY: u32 = 65_536;
 /// Requests that come together.
-const MAX_BURST: f64 = 65_536.0;
+pub(super) const MAX_BURST: f64 = 65_536.0;
 /// Times of recorded requests.
-const MAX_RECORDED: usize = 100_000;
+pub(super) const MAX_RECORDED: usize = 100_000;
 /// Remote sizes times replicas.
 const MAX_OPTIONS: f64 = 1_000_000.0;
-const MAX_GRID: usize = 1024;
 /// How far the shares of a layer may be from 1 in sum.
 const SHARE_SLACK: f64 = 1e-6;
-
-type Checked = Result<(), FieldError>;
+/// The largest share of one expert.
+pub(super) const MAX_SHARE: f64 = 1.0 + SHARE_SLACK;
 
 impl Problem {
     /// Checks everything but what only one use needs (see [`crate::solve`]).
@@ -62,7 +58,7 @@ impl Problem {
             check_start("starts.remote", starts.remote)?;
         }
         if let Some(idle) = self.remote_idle_seconds {
-            not_negative("remote_idle_seconds", idle)?;
+            not_negative("remote_idle_seconds", idle, "seconds")?;
             if self.starts.is_none() {
                 let message = "is missing: groups that end after remote_idle_seconds start again; state how long that \
                                takes, or leave remote_idle_seconds out";
@@ -100,36 +96,42 @@ impl Problem {
     }
 
     fn check_platform(&self) -> Checked {
-        not_negative("token_bytes", self.token_bytes)?;
-        not_negative("head_bytes", self.head_bytes)?;
-        not_negative("runtime_bytes", self.runtime_bytes)?;
-        not_negative("function_bytes", self.function_bytes)?;
-        not_negative("transport.token_bytes_up", self.transport.token_bytes_up)?;
-        not_negative("transport.token_bytes_down", self.transport.token_bytes_down)?;
-        between("transport.bytes_per_second", self.transport.bytes_per_second, 1.0, LARGEST)?;
-        not_negative("transport.invoke_seconds", self.transport.invoke_seconds)?;
-        not_negative("transport.send_seconds", self.transport.send_seconds)?;
-        not_negative("transport.main_cpu_seconds", self.transport.main_cpu_seconds)?;
-        not_negative("transport.function_cpu_seconds", self.transport.function_cpu_seconds)?;
+        not_negative("token_bytes", self.token_bytes, "bytes")?;
+        not_negative("head_bytes", self.head_bytes, "bytes")?;
+        not_negative("runtime_bytes", self.runtime_bytes, "bytes")?;
+        not_negative("function_bytes", self.function_bytes, "bytes")?;
+        not_negative("transport.token_bytes_up", self.transport.token_bytes_up, "bytes")?;
+        not_negative("transport.token_bytes_down", self.transport.token_bytes_down, "bytes")?;
+        between(
+            "transport.bytes_per_second",
+            self.transport.bytes_per_second,
+            1.0,
+            LARGEST,
+            "bytes per second",
+        )?;
+        not_negative("transport.invoke_seconds", self.transport.invoke_seconds, "seconds")?;
+        not_negative("transport.send_seconds", self.transport.send_seconds, "seconds")?;
+        not_negative("transport.main_cpu_seconds", self.transport.main_cpu_seconds, "seconds")?;
+        not_negative("transport.function_cpu_seconds", self.transport.function_cpu_seconds, "seconds")?;
         affine("swap_seconds", self.swap_seconds)?;
-        not_negative("cold_start_seconds", self.cold_start_seconds)?;
+        not_negative("cold_start_seconds", self.cold_start_seconds, "seconds")?;
         check_pricing(&self.pricing)?;
         check_sizes("specs.main", &self.specs.main)?;
         check_sizes("specs.remote", &self.specs.remote)?;
         self.check_vcpus()?;
-        above_zero("slo.ttft_seconds", self.slo.ttft_seconds)?;
-        above_zero("slo.tpot_seconds", self.slo.tpot_seconds)?;
+        above_zero("slo.ttft_seconds", self.slo.ttft_seconds, "seconds")?;
+        above_zero("slo.tpot_seconds", self.slo.tpot_seconds, "seconds")?;
         if let Some(bytes) = self.limits.payload_bytes {
-            above_zero("limits.payload_bytes", bytes)?;
+            above_zero("limits.payload_bytes", bytes, "bytes")?;
         }
         if let Some(bytes) = self.limits.gpu_bytes {
-            above_zero("limits.gpu_bytes", bytes)?;
+            above_zero("limits.gpu_bytes", bytes, "bytes")?;
         }
         if let Some(seconds) = self.slo.cold_ttft_seconds {
-            above_zero("slo.cold_ttft_seconds", seconds)?;
+            above_zero("slo.cold_ttft_seconds", seconds, "seconds")?;
         }
         if let Some(share) = self.slo.cold_share {
-            between("slo.cold_share", share, 0.0, 1.0)?;
+            between("slo.cold_share", share, 0.0, 1.0, "a share")?;
         }
         if let Some(groups) = self.limits.max_groups {
             count("limits.max_groups", groups, MAX_GROUPS)?;
@@ -152,9 +154,9 @@ impl Problem {
             [("specs.main_vcpus", self.specs.main_vcpus), ("specs.remote_vcpus", self.specs.remote_vcpus)];
         for (name, range) in specs {
             let Some(range) = range else { continue };
-            between(format_args!("{name}.min"), range.min, LEAST_VCPUS, MAX_VCPUS)?;
-            between(format_args!("{name}.max"), range.max, LEAST_VCPUS, MAX_VCPUS)?;
-            between(format_args!("{name}.step"), range.step, LEAST_VCPUS, MAX_VCPUS)?;
+            between(format_args!("{name}.min"), range.min, LEAST_VCPUS, MAX_VCPUS, "vCPUs")?;
+            between(format_args!("{name}.max"), range.max, LEAST_VCPUS, MAX_VCPUS, "vCPUs")?;
+            between(format_args!("{name}.step"), range.step, LEAST_VCPUS, MAX_VCPUS, "vCPUs")?;
             if range.max < range.min {
                 let message = format!("is {}, expected at least min {}", range.max, range.min);
                 return Err(FieldError::new(format!("{name}.max"), message));
@@ -170,11 +172,11 @@ impl Problem {
             }
         }
         if let Some(cores) = self.shared_cores {
-            between("shared_cores", cores, 1.0, MAX_VCPUS)?;
+            between("shared_cores", cores, 1.0, MAX_VCPUS, "cores")?;
         }
         if let Some(contention) = self.contention {
-            for (name, value, least, most) in contention.figures() {
-                between(format_args!("contention.{name}"), value, least, most)?;
+            for (name, value, least, most, unit) in contention.figures() {
+                between(format_args!("contention.{name}"), value, least, most, unit)?;
             }
         }
         if self.cpu_quotas
@@ -220,14 +222,14 @@ impl Problem {
 
 /// Tokens of requests and how many run at once.
 pub(crate) fn check_request(request: &Request) -> Checked {
-    between("request.input_tokens", request.input_tokens, 1.0, MAX_TOKENS)?;
-    between("request.output_tokens", request.output_tokens, 0.0, MAX_TOKENS)?;
+    between("request.input_tokens", request.input_tokens, 1.0, MAX_TOKENS, "tokens")?;
+    between("request.output_tokens", request.output_tokens, 0.0, MAX_TOKENS, "tokens")?;
     for (field, typical, most) in [
         ("request.max_input_tokens", request.input_tokens, request.max_input_tokens),
         ("request.max_output_tokens", request.output_tokens, request.max_output_tokens),
     ] {
         let Some(most) = most else { continue };
-        between(field, most, 0.0, MAX_TOKENS)?;
+        between(field, most, 0.0, MAX_TOKENS, "tokens")?;
         if most < typical {
             let message = format!("is {most}, expected at least the typical {typical} tokens; raise it");
             return Err(FieldError::new(field, message));
@@ -239,14 +241,14 @@ pub(crate) fn check_request(request: &Request) -> Checked {
 /// When requests come.
 pub(crate) fn check_arrivals(arrivals: &Arrivals) -> Checked {
     match arrivals.recorded_seconds {
-        None => above_zero("arrivals.per_second", arrivals.per_second)?,
-        Some(_) => not_negative("arrivals.per_second", arrivals.per_second)?,
+        None => above_zero("arrivals.per_second", arrivals.per_second, "requests per second")?,
+        Some(_) => not_negative("arrivals.per_second", arrivals.per_second, "requests per second")?,
     }
-    between("arrivals.burst", arrivals.burst, 1.0, MAX_BURST)?;
+    between("arrivals.burst", arrivals.burst, 1.0, MAX_BURST, "requests")?;
     if let Some(times) = &arrivals.recorded_seconds {
         check_recorded("arrivals.recorded_seconds", times)?;
     }
-    arrivals.idle_seconds.map_or(Ok(()), |idle| not_negative("arrivals.idle_seconds", idle))
+    arrivals.idle_seconds.map_or(Ok(()), |idle| not_negative("arrivals.idle_seconds", idle, "seconds"))
 }
 
 fn check_layer(layer: &Layer, device: Device) -> Checked {
@@ -257,11 +259,11 @@ fn check_layer(layer: &Layer, device: Device) -> Checked {
             format!("is {}, expected at most the layer's {} experts; lower it", layer.top_k, layer.experts);
         return Err(FieldError::new("top_k", message));
     }
-    above_zero("expert_bytes", layer.expert_bytes)?;
-    not_negative("nonexpert_bytes", layer.nonexpert_bytes)?;
-    not_negative("kv_bytes_per_token", layer.kv_bytes_per_token)?;
+    above_zero("expert_bytes", layer.expert_bytes, "bytes")?;
+    not_negative("nonexpert_bytes", layer.nonexpert_bytes, "bytes")?;
+    not_negative("kv_bytes_per_token", layer.kv_bytes_per_token, "bytes per token")?;
     affine("nonexpert_prefill_seconds", layer.nonexpert_prefill_seconds)?;
-    not_negative("nonexpert_decode_seconds", layer.nonexpert_decode_seconds)?;
+    not_negative("nonexpert_decode_seconds", layer.nonexpert_decode_seconds, "seconds")?;
     cpu_profile("expert_seconds", &layer.expert_seconds)?;
     from_one_token("expert_seconds", &layer.expert_seconds)?;
     if let Some(profile) = &layer.remote_expert_seconds {
@@ -280,12 +282,18 @@ fn check_layer(layer: &Layer, device: Device) -> Checked {
     if let Some(profile) = &layer.cpu_context_seconds {
         cpu_profile("cpu_context_seconds", profile)?;
     }
-    not_negative("context_seconds_per_token", layer.context_seconds_per_token)
+    not_negative("context_seconds_per_token", layer.context_seconds_per_token, "seconds per token")
 }
 
 pub(crate) fn check_start(name: &str, start: Start) -> Checked {
-    not_negative(format_args!("{name}.process_seconds"), start.process_seconds)?;
-    between(format_args!("{name}.load_bytes_per_second"), start.load_bytes_per_second, 1.0, LARGEST)
+    not_negative(format_args!("{name}.process_seconds"), start.process_seconds, "seconds")?;
+    between(
+        format_args!("{name}.load_bytes_per_second"),
+        start.load_bytes_per_second,
+        1.0,
+        LARGEST,
+        "bytes per second",
+    )
 }
 
 fn check_recorded(field: &str, times: &[f64]) -> Checked {
@@ -295,7 +303,7 @@ fn check_recorded(field: &str, times: &[f64]) -> Checked {
     }
     let mut before = 0.0;
     for (index, time) in times.iter().enumerate() {
-        not_negative(format_args!("{field}[{index}]"), *time)?;
+        not_negative(format_args!("{field}[{index}]"), *time, "seconds")?;
         if *time < before {
             let message = format!("is {time} after {before}; list them ascending");
             return Err(FieldError::new(format!("{field}[{index}]"), message));
@@ -321,9 +329,11 @@ fn from_one_token(name: &str, profile: &CpuProfile) -> Checked {
 
 fn check_pricing(pricing: &Pricing) -> Checked {
     match pricing.cpu_per_core_second {
-        None => price("pricing.cpu_per_gb_second", pricing.cpu_per_gb_second)?,
+        None => price("pricing.cpu_per_gb_second", pricing.cpu_per_gb_second, "dollars per GB-second")?,
         Some(value) => {
-            price("pricing.cpu_per_core_second", value)?;
+            // It counts for nothing here, but a negative price is a mistake anywhere.
+            not_negative("pricing.cpu_per_gb_second", pricing.cpu_per_gb_second, "dollars per GB-second")?;
+            price("pricing.cpu_per_core_second", value, "dollars per vCPU-second")?;
             if pricing.memory_per_gb_second.is_none() {
                 let message = "is missing beside cpu_per_core_second; add the price of memory";
                 return Err(FieldError::new("pricing.memory_per_gb_second", message));
@@ -331,19 +341,19 @@ fn check_pricing(pricing: &Pricing) -> Checked {
         }
     }
     if let Some(bytes) = pricing.memory_per_vcpu_bytes {
-        between("pricing.memory_per_vcpu_bytes", bytes, 1.0, LARGEST)?;
+        between("pricing.memory_per_vcpu_bytes", bytes, 1.0, LARGEST, "bytes")?;
     }
     if let Some(value) = pricing.memory_per_gb_second {
-        price("pricing.memory_per_gb_second", value)?;
+        price("pricing.memory_per_gb_second", value, "dollars per GB-second")?;
     }
     if let Some(value) = pricing.gpu_per_gb_second {
-        price("pricing.gpu_per_gb_second", value)?;
+        price("pricing.gpu_per_gb_second", value, "dollars per GB-second")?;
     }
     match (pricing.gpu_bytes_each, pricing.gpu_per_second_each) {
         (None, None) => {}
         (Some(bytes), Some(value)) => {
-            between("pricing.gpu_bytes_each", bytes, 1.0, LARGEST)?;
-            price("pricing.gpu_per_second_each", value)?;
+            between("pricing.gpu_bytes_each", bytes, 1.0, LARGEST, "bytes")?;
+            price("pricing.gpu_per_second_each", value, "dollars per GPU-second")?;
         }
         (Some(_), None) => {
             let message = "is missing beside gpu_bytes_each; add the price of one GPU";
@@ -358,9 +368,9 @@ fn check_pricing(pricing: &Pricing) -> Checked {
 }
 
 fn check_sizes(name: &str, sizes: &SizeRange) -> Checked {
-    between(format_args!("{name}.min_bytes"), sizes.min_bytes, 1.0, LARGEST)?;
-    between(format_args!("{name}.max_bytes"), sizes.max_bytes, 1.0, LARGEST)?;
-    between(format_args!("{name}.step_bytes"), sizes.step_bytes, 1.0, LARGEST)?;
+    between(format_args!("{name}.min_bytes"), sizes.min_bytes, 1.0, LARGEST, "bytes")?;
+    between(format_args!("{name}.max_bytes"), sizes.max_bytes, 1.0, LARGEST, "bytes")?;
+    between(format_args!("{name}.step_bytes"), sizes.step_bytes, 1.0, LARGEST, "bytes")?;
     if sizes.max_bytes < sizes.min_bytes {
         let message = format!("is {}, expected at least min_bytes {}", sizes.max_bytes, sizes.min_bytes);
         return Err(FieldError::new(format!("{name}.max_bytes"), message));
@@ -379,7 +389,7 @@ fn check_shares(field: &str, shares: &[f64], experts: usize) -> Checked {
         return Err(FieldError::new(field, message));
     }
     for (expert, share) in shares.iter().enumerate() {
-        between(format_args!("{field}[{expert}]"), *share, 0.0, 1.0 + SHARE_SLACK)?;
+        between(format_args!("{field}[{expert}]"), *share, 0.0, MAX_SHARE, "a share")?;
     }
     let sum: f64 = shares.iter().sum();
     if (sum - 1.0).abs() > SHARE_SLACK {
@@ -391,71 +401,16 @@ fn check_shares(field: &str, shares: &[f64], experts: usize) -> Checked {
 
 fn check_factor(field: &str, factor: &ErrorFactor, experts: usize) -> Checked {
     match factor {
-        ErrorFactor::Any(factor) => not_negative(field, *factor),
+        ErrorFactor::Any(factor) => not_negative(field, *factor, "a factor"),
         ErrorFactor::ByCount(factors) if factors.len() != experts + 1 => {
             let (have, want) = (factors.len(), experts + 1);
             let message = format!("has {have} factors, expected {want}: for 0 to {experts} remote experts");
             Err(FieldError::new(field, message))
         }
-        ErrorFactor::ByCount(factors) => factors
-            .iter()
-            .enumerate()
-            .try_for_each(|(count, factor)| not_negative(format_args!("{field}[{count}]"), *factor)),
+        ErrorFactor::ByCount(factors) => factors.iter().enumerate().try_for_each(|(count, factor)| {
+            not_negative(format_args!("{field}[{count}]"), *factor, "a factor")
+        }),
     }
-}
-
-fn cpu_profile(name: &str, profile: &CpuProfile) -> Checked {
-    ascending(&format!("{name}.vcpus"), &profile.vcpus)?;
-    ascending(&format!("{name}.tokens"), &profile.tokens)?;
-    let (rows, columns) = (profile.tokens.len(), profile.vcpus.len());
-    if profile.seconds.len() != rows {
-        let message = format!("has {} rows, expected {rows}: one per entry of tokens", profile.seconds.len());
-        return Err(FieldError::new(format!("{name}.seconds"), message));
-    }
-    for (index, row) in profile.seconds.iter().enumerate() {
-        if row.len() != columns {
-            let message = format!("has {} columns, expected {columns}: one per entry of vcpus", row.len());
-            return Err(FieldError::new(format!("{name}.seconds[{index}]"), message));
-        }
-        for (column, seconds) in row.iter().enumerate() {
-            not_negative(format_args!("{name}.seconds[{index}][{column}]"), *seconds)?;
-        }
-    }
-    Ok(())
-}
-
-fn gpu_profile(name: &str, profile: &GpuProfile) -> Checked {
-    ascending(&format!("{name}.tokens"), &profile.tokens)?;
-    if profile.seconds.len() != profile.tokens.len() {
-        let (have, want) = (profile.seconds.len(), profile.tokens.len());
-        let message = format!("has {have} entries, expected {want}: one per entry of tokens");
-        return Err(FieldError::new(format!("{name}.seconds"), message));
-    }
-    for (index, seconds) in profile.seconds.iter().enumerate() {
-        not_negative(format_args!("{name}.seconds[{index}]"), *seconds)?;
-    }
-    Ok(())
-}
-
-fn ascending(field: &str, values: &[f64]) -> Checked {
-    if values.is_empty() || values.len() > MAX_GRID {
-        let message = format!("has {} entries, expected 1 to {MAX_GRID}", values.len());
-        return Err(FieldError::new(field, message));
-    }
-    for (index, value) in values.iter().enumerate() {
-        between(format_args!("{field}[{index}]"), *value, SMALLEST, MAX_TOKENS)?;
-        let before = index.checked_sub(1).and_then(|before| values.get(before));
-        if let Some(before) = before.filter(|before| *before >= value) {
-            let message = format!("is {value} after {before}; list them ascending, each once");
-            return Err(FieldError::new(format!("{field}[{index}]"), message));
-        }
-    }
-    Ok(())
-}
-
-fn affine(name: &str, affine: Affine) -> Checked {
-    not_negative(format_args!("{name}.base"), affine.base)?;
-    not_negative(format_args!("{name}.per_token"), affine.per_token)
 }
 
 fn one_per_layer(field: &str, rows: usize, layers: usize) -> Checked {
@@ -463,35 +418,4 @@ fn one_per_layer(field: &str, rows: usize, layers: usize) -> Checked {
         return Ok(());
     }
     Err(FieldError::new(field, format!("has {rows} entries, expected {layers}: one per layer")))
-}
-
-fn count(field: &str, value: u32, most: u32) -> Checked {
-    if (1..=most).contains(&value) {
-        return Ok(());
-    }
-    Err(FieldError::new(field, format!("is {value}, expected 1 to {most}")))
-}
-
-fn price(field: &str, value: f64) -> Checked {
-    if value == 0.0 {
-        let message = "is 0: all plans would cost the same; state the price of memory";
-        return Err(FieldError::new(field, message));
-    }
-    between(field, value, SMALLEST, LARGEST)
-}
-
-fn not_negative(field: impl Display, value: f64) -> Checked {
-    between(field, value, 0.0, LARGEST)
-}
-
-fn above_zero(field: &str, value: f64) -> Checked {
-    between(field, value, SMALLEST, LARGEST)
-}
-
-/// Also refuses NaN, which is between nothing.
-fn between(field: impl Display, value: f64, least: f64, most: f64) -> Checked {
-    if value >= least && value <= most {
-        return Ok(());
-    }
-    Err(FieldError::new(field.to_string(), format!("is {value}, expected a number from {least} to {most}")))
 }

@@ -2,21 +2,26 @@
 
 use crate::plan::{Group, Plan};
 use crate::problem::model::Model;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Neither more functions at the same time nor a larger factor is measured.
 const LARGEST: f64 = 1e3;
 
-/// How many times longer experts take while several functions of one machine compute theirs: cores share the memory that
-/// weights are read from. At least 1.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+/// Slowdown of experts while several functions of one machine compute theirs. Cores share the memory that weights are
+/// read from.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct Contention {
-    /// Functions that computed at the same time when it was measured, two at least. Fewer slow each other down by their
+    /// Number of functions that computed at the same time when it was measured. Fewer slow each other down by their
     /// part of it, more by no more than it.
+    #[schemars(range(min = 2.0, max = LARGEST))]
     pub functions: u32,
-    /// In a decode step.
+    /// Factor of an expert's seconds in a decode step.
+    #[schemars(range(min = 1.0, max = LARGEST))]
     pub step: f64,
-    /// In a prefill.
+    /// Factor of an expert's seconds in a prefill.
+    #[schemars(range(min = 1.0, max = LARGEST))]
     pub prefill: f64,
 }
 
@@ -35,13 +40,13 @@ impl Slowed {
 }
 
 impl Contention {
-    /// Every figure by name, with the least and the most that it can be.
+    /// Every figure by name, with its least and largest value and its unit.
     #[must_use]
-    pub fn figures(&self) -> [(&'static str, f64, f64, f64); 3] {
+    pub fn figures(&self) -> [(&'static str, f64, f64, f64, &'static str); 3] {
         [
-            ("functions", f64::from(self.functions), 2.0, LARGEST),
-            ("step", self.step, 1.0, LARGEST),
-            ("prefill", self.prefill, 1.0, LARGEST),
+            ("functions", f64::from(self.functions), 2.0, LARGEST, "functions"),
+            ("step", self.step, 1.0, LARGEST, "a factor"),
+            ("prefill", self.prefill, 1.0, LARGEST, "a factor"),
         ]
     }
 

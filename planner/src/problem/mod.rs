@@ -6,6 +6,8 @@
 pub(crate) mod check;
 pub(crate) mod contention;
 pub(crate) mod curve;
+mod figures;
+mod layer;
 pub(crate) mod model;
 mod rates;
 pub(crate) mod sizes;
@@ -13,18 +15,29 @@ pub(crate) mod sizing;
 pub(crate) mod wrong;
 
 pub use contention::Contention;
+pub use layer::{Affine, CpuProfile, GpuProfile, Layer};
+pub use rates::{Billing, Pricing};
 
 use crate::error::FieldError;
+use crate::read::from_json;
+use check::{
+    LEAST_VCPUS, MAX_BURST, MAX_CONCURRENCY, MAX_GROUPS, MAX_LAYERS, MAX_RECORDED, MAX_REPLICAS, MAX_SHARE,
+    MAX_VCPUS,
+};
+use figures::{LARGEST, MAX_TOKENS, SMALLEST};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Bytes of one MB.
 const MB: f64 = 1e6;
 
 /// Everything that a plan is made from.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct Problem {
     /// Version of this form: 1.
     #[serde(default = "first_version")]
+    #[schemars(range(min = 1, max = 1))]
     pub version: u32,
     /// Where the non-expert part runs.
     #[serde(default)]
@@ -34,57 +47,65 @@ pub struct Problem {
     /// Predicted share of each layer's token-to-expert assignments, per layer and expert; each row
     /// sums to 1. Pre-allocation does without.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(inner(inner(range(min = 0.0, max = MAX_SHARE))))]
     pub prediction: Option<Vec<Vec<f64>>>,
     /// Per layer, the 95th percentile of the remote set's true share over its predicted one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prediction_p95: Option<Vec<ErrorFactor>>,
     /// The Mixture-of-Experts layers in order; dense layers are folded into the next of them.
+    #[schemars(length(min = 1, max = MAX_LAYERS))]
     pub layers: Vec<Layer>,
     /// Bytes of one token's hidden state (D in the Remoe paper).
+    #[schemars(range(min = 0.0, max = LARGEST))]
     pub token_bytes: f64,
     /// Bytes of embeddings and head.
+    #[schemars(range(min = 0.0, max = LARGEST))]
     pub head_bytes: f64,
     /// Resident bytes of the main function besides experts.
+    #[schemars(range(min = 0.0, max = LARGEST))]
     pub runtime_bytes: f64,
     /// Resident bytes of a remote function besides experts.
+    #[schemars(range(min = 0.0, max = LARGEST))]
     pub function_bytes: f64,
-    /// Between main and remote functions.
+    /// Calls between main and remote functions.
     pub transport: Transport,
-    /// Between device and host, one way.
+    /// Seconds of one way between device and host, over tokens.
     pub swap_seconds: Affine,
-    /// Time from nothing to ready functions, in seconds.
+    /// Seconds from nothing to ready functions; part of the time to first token.
+    #[schemars(range(min = 0.0, max = LARGEST))]
     pub cold_start_seconds: f64,
-    /// What memory costs.
+    /// Prices in dollars.
     pub pricing: Pricing,
     /// When requests come. Costs are those of what is alive then; where absent, those of one request on
     /// functions that nothing else uses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub arrivals: Option<Arrivals>,
-    /// How long functions take to start; needed beside [`Arrivals::idle_seconds`].
+    /// Seconds and rates with which functions start; needed beside `arrivals.idle_seconds` and `remote_idle_seconds`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub starts: Option<Starts>,
     /// Sizes that functions may have.
     pub specs: Specs,
-    /// Whether less than one vCPU is a quota of time on a whole core, as containers have it: a function that
-    /// rests meanwhile computes as quickly as with one. Needs [`Specs::main_vcpus`] and
-    /// [`Specs::remote_vcpus`]; where it does not hold, functions compute at the speed of their vCPUs.
+    /// True if less than one vCPU is a quota of time on a whole core, as containers have it: a function that
+    /// rests meanwhile computes as quickly as with one. Needs `specs.main_vcpus` and `specs.remote_vcpus`; where it does not
+    /// hold, functions compute at the speed of their vCPUs.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub cpu_quotas: bool,
     /// Cores of the machine that all functions run on, where it is one: groups that work at the same time share
     /// them. Where absent, every function has its vCPUs to itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1.0, max = MAX_VCPUS))]
     pub shared_cores: Option<f64>,
-    /// How functions slow each other down where they share a machine; counted beside [`Self::shared_cores`], for groups. Where
-    /// absent, not at all.
+    /// Slowdown of functions that share a machine; counted beside `shared_cores`, for groups. None where absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub contention: Option<Contention>,
-    /// Groups of remote functions may end by themselves after so many seconds without a request that uses any of their
-    /// experts, while the main function is always there. Where absent they live and die with it.
+    /// Seconds without a request that uses any of its experts after which a group of remote functions may end by itself,
+    /// while the main function is always there. Where absent groups live and die with it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = LARGEST))]
     pub remote_idle_seconds: Option<f64>,
-    /// What was promised.
+    /// Latency limits.
     pub slo: Slo,
-    /// What the platform allows.
+    /// Limits of the platform.
     pub limits: Limits,
 }
 
@@ -93,21 +114,27 @@ fn first_version() -> u32 {
 }
 
 /// Token counts. Times and cost use the typical ones, memory the maxima and what runs at once.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct Request {
     /// Tokens of the prompt.
+    #[schemars(range(min = 1.0, max = MAX_TOKENS))]
     pub input_tokens: f64,
     /// Decode steps: generated tokens without the first, which comes out of the prefill.
+    #[schemars(range(min = 0.0, max = MAX_TOKENS))]
     pub output_tokens: f64,
-    /// The longest prompt that must fit; the typical one where absent.
+    /// Tokens of the longest prompt that must fit, at least `input_tokens`; those where absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = MAX_TOKENS))]
     pub max_input_tokens: Option<f64>,
-    /// The most decode steps that must fit; the typical ones where absent.
+    /// Most decode steps that must fit, at least `output_tokens`; those where absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = MAX_TOKENS))]
     pub max_output_tokens: Option<f64>,
-    /// Requests that run at once. Memory has room for the tokens of as many typical ones; times and cost
+    /// Number of requests that run at once. Memory has room for the tokens of as many typical ones; times and cost
     /// are those of one.
     #[serde(default = "one")]
+    #[schemars(range(min = 1, max = MAX_CONCURRENCY))]
     pub concurrency: u32,
 }
 
@@ -139,15 +166,15 @@ impl Request {
     }
 }
 
-/// How far the share of a layer's remote set may exceed its prediction.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(untagged)]
+/// Factor by which the share of a layer's remote set may exceed its prediction.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged, expecting = "expected a factor, or a list of one for each number of remote experts")]
 pub enum ErrorFactor {
-    /// Whatever the set.
-    Any(f64),
-    /// At index m for the m experts that are predicted to be used least; index 0, the empty set, counts for
-    /// nothing.
-    ByCount(Vec<f64>),
+    /// Factor of any set.
+    Any(#[schemars(range(min = 0.0, max = LARGEST))] f64),
+    /// Factors of sets, at index m for the m experts that are predicted to be used least; index 0, the empty set, counts
+    /// for nothing.
+    ByCount(#[schemars(inner(range(min = 0.0, max = LARGEST)))] Vec<f64>),
 }
 
 impl ErrorFactor {
@@ -161,64 +188,27 @@ impl ErrorFactor {
     }
 }
 
-/// One Mixture-of-Experts layer.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Layer {
-    /// Routed experts (K).
-    pub experts: u32,
-    /// Experts per token (top-k).
-    pub top_k: u32,
-    /// Bytes of one routed expert.
-    pub expert_bytes: f64,
-    /// Bytes of everything else in the layer, shared experts included.
-    pub nonexpert_bytes: f64,
-    /// KV cache bytes per token.
-    pub kv_bytes_per_token: f64,
-    /// Prefill seconds of the non-expert part on the device, over tokens.
-    pub nonexpert_prefill_seconds: Affine,
-    /// Decode seconds of the non-expert part on the device, per token.
-    pub nonexpert_decode_seconds: f64,
-    /// Seconds of one expert on CPUs, in the main function.
-    pub expert_seconds: CpuProfile,
-    /// Seconds of one expert in a remote function, where that differs: other machines, or a CPU quota
-    /// that idle functions save up. `expert_seconds` where absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub remote_expert_seconds: Option<CpuProfile>,
-    /// Seconds of one expert on the GPU; two baselines need it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub gpu_expert_seconds: Option<GpuProfile>,
-    /// Seconds of the non-expert part on CPUs; one baseline needs it, and the device `cpu`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cpu_nonexpert_seconds: Option<CpuProfile>,
-    /// Seconds that attention to the context adds to a decode step on CPUs for each request in it, over tokens of context.
-    /// Decode steps of `cpu_nonexpert_seconds` are those without context then; where absent, those of any.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cpu_context_seconds: Option<CpuProfile>,
-    /// The same on the device, per token of context, beside `nonexpert_decode_seconds`.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub context_seconds_per_token: f64,
-}
-
-fn is_zero(seconds: &f64) -> bool {
-    *seconds == 0.0
-}
-
 /// When requests come, and how long functions stay without any.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct Arrivals {
     /// Requests per second, in the mean.
+    #[schemars(range(min = 0.0, max = LARGEST))]
     pub per_second: f64,
-    /// Requests that come together, in the mean: bursts come at random moments (a Poisson process), and
+    /// Number of requests that come together, in the mean: bursts come at random moments (a Poisson process), and
     /// the sizes of bursts are geometrically distributed.
     #[serde(default = "one_request")]
+    #[schemars(range(min = 1.0, max = MAX_BURST))]
     pub burst: f64,
     /// Times of recorded requests in seconds, ascending; they stand for what is to come, and `per_second`
     /// and `burst` for nothing then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 2, max = MAX_RECORDED), inner(range(min = 0.0, max = LARGEST)))]
     pub recorded_seconds: Option<Vec<f64>>,
-    /// Without requests for so long, all functions end; they start again with the next request. Never
+    /// Seconds without requests after which all functions end; they start again with the next request. Never
     /// where absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = LARGEST))]
     pub idle_seconds: Option<f64>,
 }
 
@@ -227,7 +217,7 @@ fn one_request() -> f64 {
 }
 
 /// How long functions take from nothing to ready.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Starts {
     /// The main function.
@@ -247,12 +237,14 @@ impl Starts {
 }
 
 /// From nothing to ready.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Start {
     /// Seconds to a process, before it reads weights.
+    #[schemars(range(min = 0.0, max = LARGEST))]
     pub process_seconds: f64,
-    /// Weights that it reads and packs in a second.
+    /// Bytes of weights that it reads and packs in a second.
+    #[schemars(range(min = 1.0, max = LARGEST))]
     pub load_bytes_per_second: f64,
 }
 
@@ -265,7 +257,7 @@ impl Start {
 }
 
 /// Where the non-expert part of the main function runs.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Device {
     /// A device of its own, whose times no size of the main function changes.
@@ -276,70 +268,35 @@ pub enum Device {
     Cpu,
 }
 
-/// `base + per_token * tokens`, in seconds.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Affine {
-    /// Seconds whatever the count.
-    pub base: f64,
-    /// Seconds per token.
-    pub per_token: f64,
-}
-
-impl Affine {
-    /// Seconds for `tokens`.
-    #[must_use]
-    pub fn at(self, tokens: f64) -> f64 {
-        self.base + self.per_token * tokens
-    }
-
-    /// What takes `factor` times as long.
-    #[must_use]
-    pub fn scaled(self, factor: f64) -> Self {
-        Self { base: self.base * factor, per_token: self.per_token * factor }
-    }
-}
-
-/// Measured seconds over token counts and vCPUs.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct CpuProfile {
-    /// vCPUs, ascending.
-    pub vcpus: Vec<f64>,
-    /// Token counts, ascending; an expert's start at 1.
-    pub tokens: Vec<f64>,
-    /// Seconds, `[token][vcpu]`.
-    pub seconds: Vec<Vec<f64>>,
-}
-
-/// Measured seconds over token counts.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct GpuProfile {
-    /// Token counts, ascending.
-    pub tokens: Vec<f64>,
-    /// Seconds, `[token]`.
-    pub seconds: Vec<f64>,
-}
-
 /// What moves between the main function and a remote one.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct Transport {
     /// Bytes of a token on its way to a remote function.
+    #[schemars(range(min = 0.0, max = LARGEST))]
     pub token_bytes_up: f64,
     /// Bytes of one expert's row for one token on its way back.
+    #[schemars(range(min = 0.0, max = LARGEST))]
     pub token_bytes_down: f64,
     /// Bytes per second on the way.
+    #[schemars(range(min = 1.0, max = LARGEST))]
     pub bytes_per_second: f64,
     /// Seconds of one invocation besides transfer and computation.
+    #[schemars(range(min = 0.0, max = LARGEST))]
     pub invoke_seconds: f64,
     /// Seconds that the main function takes to send one layer's calls, before it goes on with its own
     /// work.
     #[serde(default)]
+    #[schemars(range(min = 0.0, max = LARGEST))]
     pub send_seconds: f64,
     /// CPU seconds of the main function per call, to send it and to take its answer: they count against its
     /// quota of CPU time, whether or not anything waits for them.
     #[serde(default)]
+    #[schemars(range(min = 0.0, max = LARGEST))]
     pub main_cpu_seconds: f64,
     /// CPU seconds of the remote function per call besides computing experts.
     #[serde(default)]
+    #[schemars(range(min = 0.0, max = LARGEST))]
     pub function_cpu_seconds: f64,
 }
 
@@ -350,67 +307,22 @@ impl Transport {
     }
 }
 
-/// Prices in dollars.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Pricing {
-    /// 1 GB of CPU memory for one second, with the vCPU that comes with it. Counts for nothing beside
-    /// `cpu_per_core_second` and may be absent then.
-    #[serde(default)]
-    pub cpu_per_gb_second: f64,
-    /// 1 GB of CPU memory for one second that brings no vCPU: on device `cpu`, what is there beside the
-    /// main function's size. `cpu_per_gb_second` where absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub memory_per_gb_second: Option<f64>,
-    /// One vCPU for one second, where vCPUs are sold apart from memory; `cpu_per_gb_second` counts for
-    /// nothing then. Needed beside [`Specs::main_vcpus`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cpu_per_core_second: Option<f64>,
-    /// Memory that brings one vCPU, where they are sold together: 1 GB where absent, 1.769 GB on AWS Lambda.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub memory_per_vcpu_bytes: Option<f64>,
-    /// 1 GB of GPU memory for one second; the CPU's price where absent (a cluster without a GPU).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub gpu_per_gb_second: Option<f64>,
-    /// Bytes of one GPU where GPUs are billed whole.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub gpu_bytes_each: Option<f64>,
-    /// One whole GPU for one second.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub gpu_per_second_each: Option<f64>,
-    /// What remote functions are billed for.
-    #[serde(default)]
-    pub billing: Billing,
-    /// Main functions that share the remote ones, under reserved billing.
-    #[serde(default = "one")]
-    pub main_replicas: u32,
-}
-
 fn one() -> u32 {
     1
 }
 
-/// What remote functions are billed for.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Billing {
-    /// The seconds in which they work (Remoe paper, equations 8 and 9).
-    #[default]
-    Invocation,
-    /// As long as they exist: a plain cluster.
-    Reserved,
-}
-
 /// Sizes that functions may have.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct Specs {
-    /// Of the main function.
+    /// Memory of the main function.
     pub main: SizeRange,
-    /// Of a remote function.
+    /// Memory of a remote function.
     pub remote: SizeRange,
     /// vCPUs of the main function, where they are a decision apart from its memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub main_vcpus: Option<VcpuRange>,
-    /// The same of a remote function.
+    /// vCPUs of a remote function, where they are a decision apart from its memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remote_vcpus: Option<VcpuRange>,
 }
@@ -424,39 +336,52 @@ impl Specs {
 }
 
 /// `min + i * step` vCPUs, up to `max`.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct VcpuRange {
-    /// The fewest.
+    /// Fewest vCPUs.
+    #[schemars(range(min = LEAST_VCPUS, max = MAX_VCPUS))]
     pub min: f64,
-    /// Never more.
+    /// Most vCPUs.
+    #[schemars(range(min = LEAST_VCPUS, max = MAX_VCPUS))]
     pub max: f64,
-    /// From one number to the next.
+    /// vCPUs from one number to the next; at most 10,000 numbers.
+    #[schemars(range(min = LEAST_VCPUS, max = MAX_VCPUS))]
     pub step: f64,
 }
 
 /// `min_bytes + i * step_bytes`, up to `max_bytes`.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct SizeRange {
-    /// The smallest size.
+    /// Bytes of the smallest size.
+    #[schemars(range(min = 1.0, max = LARGEST))]
     pub min_bytes: f64,
-    /// No size is larger.
+    /// Bytes that no size exceeds.
+    #[schemars(range(min = 1.0, max = LARGEST))]
     pub max_bytes: f64,
-    /// From one size to the next.
+    /// Bytes from one size to the next; at most 10,000 sizes.
+    #[schemars(range(min = 1.0, max = LARGEST))]
     pub step_bytes: f64,
 }
 
 /// Service-level objectives.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct Slo {
-    /// Time to first token, cold start included.
+    /// Seconds to the first token, cold start included.
+    #[schemars(range(min = SMALLEST, max = LARGEST))]
     pub ttft_seconds: f64,
-    /// Time per output token.
+    /// Seconds per output token.
+    #[schemars(range(min = SMALLEST, max = LARGEST))]
     pub tpot_seconds: f64,
-    /// Time to first token of a request that finds everything asleep; no limit where absent.
+    /// Seconds to the first token of a request that finds everything asleep; no limit where absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = SMALLEST, max = LARGEST))]
     pub cold_ttft_seconds: Option<f64>,
-    /// Share of requests that may wait for a start; no limit where absent.
+    /// Share of requests that may wait for a start, 0 to 1; no limit where absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = 1.0))]
     pub cold_share: Option<f64>,
 }
 
@@ -469,19 +394,24 @@ impl Slo {
 }
 
 /// What the platform allows.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct Limits {
-    /// Bytes of one invocation's tokens; none where absent.
+    /// Bytes of one invocation's tokens; no limit where absent.
     #[serde(default)]
+    #[schemars(range(min = SMALLEST, max = LARGEST))]
     pub payload_bytes: Option<f64>,
-    /// Replicas of a layer's remote function.
+    /// Number of replicas of a layer's or group's remote function, at most.
+    #[schemars(range(min = 1, max = MAX_REPLICAS))]
     pub max_replicas: u32,
-    /// Groups of remote functions that each hold a part of every layer, at most. Where absent every layer
+    /// Number of groups of remote functions that each hold a part of every layer, at most. Where absent every layer
     /// has a remote function of its own (the Remoe paper's form).
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = MAX_GROUPS))]
     pub max_groups: Option<u32>,
-    /// Memory of the device; none where absent.
+    /// Bytes of memory of the device; no limit where absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = SMALLEST, max = LARGEST))]
     pub gpu_bytes: Option<f64>,
 }
 
@@ -489,11 +419,9 @@ impl Problem {
     /// Reads a problem and checks that it can be one.
     ///
     /// # Errors
-    /// The first field that is missing, of the wrong type or out of range.
+    /// The first field that is missing, unknown, stated twice, of the wrong type or out of range.
     pub fn from_json(text: &str) -> Result<Self, FieldError> {
-        let mut parser = serde_json::Deserializer::from_str(text);
-        let problem: Self = serde_path_to_error::deserialize(&mut parser).map_err(FieldError::from_json)?;
-        parser.end().map_err(|error| FieldError::new("", format!("invalid JSON: {error}")))?;
+        let problem: Self = from_json(text)?;
         problem.check()?;
         Ok(problem)
     }

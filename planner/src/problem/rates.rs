@@ -1,7 +1,66 @@
-//! What memory costs per second.
+//! Prices, and what memory costs per second.
 
+use super::check::MAX_EXPERTS;
+use super::figures::{LARGEST, SMALLEST};
+use crate::problem::Device;
 use crate::problem::sizes::GB;
-use crate::problem::{Device, Pricing};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Prices in dollars.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Pricing {
+    /// Dollars for 1 GB (1e9 bytes) of CPU memory for one second, with the vCPU that comes with it. Counts for nothing
+    /// beside `cpu_per_core_second` and may be absent then.
+    #[serde(default)]
+    #[schemars(range(min = 0.0, max = LARGEST))]
+    pub cpu_per_gb_second: f64,
+    /// Dollars for 1 GB of CPU memory for one second that brings no vCPU: on device `cpu`, what is there beside the
+    /// main function's size. `cpu_per_gb_second` where absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = SMALLEST, max = LARGEST))]
+    pub memory_per_gb_second: Option<f64>,
+    /// Dollars for one vCPU for one second, where vCPUs are sold apart from memory; `cpu_per_gb_second` counts for
+    /// nothing then. Needed beside `specs.main_vcpus`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = SMALLEST, max = LARGEST))]
+    pub cpu_per_core_second: Option<f64>,
+    /// Bytes of memory that bring one vCPU, where they are sold together: 1e9 where absent, 1.769e9 on AWS Lambda.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1.0, max = LARGEST))]
+    pub memory_per_vcpu_bytes: Option<f64>,
+    /// Dollars for 1 GB of GPU memory for one second; the CPU's price where absent (a cluster without a GPU).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = SMALLEST, max = LARGEST))]
+    pub gpu_per_gb_second: Option<f64>,
+    /// Bytes of one GPU where GPUs are billed whole; only with `gpu_per_second_each`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1.0, max = LARGEST))]
+    pub gpu_bytes_each: Option<f64>,
+    /// Dollars for one whole GPU for one second; only with `gpu_bytes_each`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = SMALLEST, max = LARGEST))]
+    pub gpu_per_second_each: Option<f64>,
+    /// Basis on which remote functions are billed.
+    #[serde(default)]
+    pub billing: Billing,
+    /// Number of main functions that share the remote ones, under reserved billing.
+    #[serde(default = "super::one")]
+    #[schemars(range(min = 1, max = MAX_EXPERTS))]
+    pub main_replicas: u32,
+}
+
+/// Basis on which remote functions are billed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Billing {
+    /// The seconds in which they work (Remoe paper, equations 8 and 9).
+    #[default]
+    Invocation,
+    /// As long as they exist: a plain cluster.
+    Reserved,
+}
 
 impl Pricing {
     /// Memory that brings one vCPU, where functions are sold by their memory.

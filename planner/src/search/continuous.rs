@@ -12,6 +12,7 @@ use crate::search::options::{Choice, LayerOptions, Local, Terms};
 use argmin::core::{CostFunction, Error, Executor, State};
 use argmin::solver::brent::{BrentOpt, BrentRoot};
 use ndarray::{Array1, ArrayView1};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A fit with less than this R^2 is not trusted.
@@ -22,13 +23,14 @@ const DECAY_POINTS: i32 = 24;
 const FIT_POINTS: usize = 64;
 
 /// The fitted curve of one layer: seconds of one expert for one token over memory in GB.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct Fit {
-    /// What memory can save, in seconds.
+    /// Seconds that memory can save.
     pub theta1: f64,
-    /// How fast it saves, per GB.
+    /// Decay of these seconds per GB.
     pub theta2: f64,
-    /// What remains, in seconds.
+    /// Seconds that remain.
     pub theta3: f64,
     /// Share of the variance that the fit explains.
     pub r2: f64,
