@@ -5,6 +5,7 @@ use crate::commands::eval::EvalArgs;
 use crate::commands::plan::PlanArgs;
 use crate::commands::predictor::PredictorArgs;
 use crate::commands::profile::ProfileArgs;
+use crate::commands::schema::SchemaArgs;
 use crate::planning::{self, PlanningArgs, RemoteArg};
 use crate::workload::ConcurrencyArgs;
 use clap::builder::{OsStringValueParser, TypedValueParser};
@@ -81,6 +82,9 @@ pub(crate) enum Command {
     /// Check this machine for serving models, and advise on what is missing
     #[command(after_help = DOCTOR_EXAMPLES)]
     Doctor(DoctorArgs),
+    /// Print the JSON schema of a file that planning reads, or list these files
+    #[command(after_help = SCHEMA_EXAMPLES)]
+    Schema(SchemaArgs),
     /// Print the completion script of a shell
     #[command(after_help = COMPLETIONS_EXAMPLES)]
     Completions(CompletionsArgs),
@@ -790,6 +794,10 @@ The exit code is 1 if a check fails.";
 
 const MAN_EXAMPLES: &str = "Examples:
   remoe man ~/.local/share/man/man1";
+
+const SCHEMA_EXAMPLES: &str = "Examples:
+  remoe schema
+  remoe schema problem > problem.schema.json";
 
 const COMPLETIONS_EXAMPLES: &str = "Examples:
   remoe completions bash > ~/.local/share/bash-completion/completions/remoe

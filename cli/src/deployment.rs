@@ -18,9 +18,9 @@ use remoe_launcher::{
     control,
 };
 use remoe_model::{Checkpoint, DenseDtype, ExpertsDtype, Inspection};
-use remoe_planner::{Account, Answer, MainSize, PlanDraft, Problem};
+use remoe_planner::{Account, Answer, MainSize, PlanDraft, PlanError, Problem};
 use remoe_wire::v1::main_model_client::MainModelClient;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -167,6 +167,8 @@ impl Wanted {
     /// Takes the placement from a plan file, and the problem where the file states it.
     fn place_as_in(&mut self, path: &Path) -> Result<(), CliError> {
         let text = planning::read("--plan", path)?;
+        // Strictly, for what the placement does not read as well.
+        let account = Account::from_plan_file(&text).map_err(|error| in_plan_file(error, path))?;
         self.placement = Placement::from_plan(&self.moe_layers, &text)
             .map_err(|error| CliError::placement(error, Some(path.to_owned())))?;
         let sized = self.placement.processes().iter().any(|process| process.memory_bytes.is_some());
@@ -177,14 +179,7 @@ impl Wanted {
             );
             return Err(CliError::arguments("--remote-memory", message));
         }
-        if serde_json::from_str::<WithProblem>(&text).is_err() {
-            return Ok(());
-        }
-        let account = Account::from_json(&text).map_err(|error| CliError {
-            path: Some(path.to_owned()),
-            ..CliError::arguments("--plan", format!("{}: {error}", path.display()))
-        })?;
-        self.adopt(account)
+        account.map_or(Ok(()), |account| self.adopt(account))
     }
 
     /// Compares requests with `account`, and sizes the main function as it says.
@@ -337,13 +332,10 @@ fn moe_layers(inspection: &Inspection) -> Vec<MoeLayer> {
     ids.map(|&id| MoeLayer { layer: number(id), experts: number(inspection.experts) }).collect()
 }
 
-/// A plan file that states its problem, as `remoe plan --model` writes it.
-#[derive(Deserialize)]
-struct WithProblem {
-    #[serde(rename = "problem")]
-    _problem: serde::de::IgnoredAny,
-    #[serde(rename = "plan")]
-    _plan: serde::de::IgnoredAny,
+/// Returns the error about the plan file at `path`.
+fn in_plan_file(error: PlanError, path: &Path) -> CliError {
+    let message = format!("{}: {error}", path.display());
+    CliError { message, path: Some(path.to_owned()), ..CliError::from(error) }
 }
 
 fn starting(desired: &Desired) -> String {

@@ -106,6 +106,7 @@ fn run(cli: &Cli) -> Result<ExitCode, CliError> {
         Command::Ps => commands::ps::run(json)?,
         Command::Stop(args) => commands::ps::stop(args, json)?,
         Command::Doctor(args) => return commands::doctor::run(args, json),
+        Command::Schema(args) => commands::schema::run(args, json)?,
         Command::Completions(args) => commands::completions::run(args)?,
         Command::Man(args) => commands::completions::man(args)?,
         Command::Run(args) => {

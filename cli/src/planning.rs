@@ -9,23 +9,26 @@ use crate::exit::CliError;
 use crate::machine;
 use crate::output::progress::{Progress, print_warning};
 use crate::prompt;
-use crate::resource::part_of_spec;
+use crate::resource::{in_spec, part_of_spec};
 use crate::workload::WorkloadArgs;
 use clap::{Args, ValueEnum};
 use remoe_fetch::ModelArgs;
 use remoe_function::parse_size;
 use remoe_model::{Checkpoint, Inspection};
 use remoe_planner::{
-    Answer, Arrivals, ErrorFactor, Limits, Options, Pricing, Problem, Remote, SizeRange, Slo, Specs,
-    VcpuRange, solve, useful_vcpus,
+    Answer, Arrivals, ErrorFactor, FieldError, Limits, Options, Pricing, Problem, Remote, SizeRange, Slo,
+    Specs, VcpuRange, solve, useful_vcpus,
 };
 use remoe_predictor::{ByPhase, Trained};
-use remoe_profile::{ModelId, Origin, Prices, ProblemError, Profile, Wishes};
+use remoe_profile::{ModelId, Origin, Prices, PricesError, ProblemError, Profile, Wishes};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 const MB: f64 = 1e6;
+/// Values of a range of sizes or vCPUs, and the largest size in bytes: what the planner takes.
+const MOST_SIZES: f64 = 10_000.0;
+const MOST_BYTES: f64 = 1e15;
 /// Share of the cost that standing wrong figures is worth where nothing is said.
 pub(crate) const STURDY: f64 = 0.02;
 /// No file is longer; a problem of a thousand layers of 512 experts is a tenth of it.
@@ -323,8 +326,14 @@ impl PlanningArgs {
             None => Ok(Prices::default()),
             Some(path) => {
                 let text = read("--pricing", path)?;
-                let text = part_of_spec(&text, "pricing").unwrap_or(text);
-                Prices::from_yaml(&text).map_err(|error| in_file("--pricing", path, &error))
+                let part =
+                    part_of_spec(&text, "pricing").map_err(|error| in_file("--pricing", path, &error))?;
+                match part {
+                    None => Prices::from_yaml(&text).map_err(|error| in_file("--pricing", path, &error)),
+                    Some(part) => Prices::from_yaml(&part).map_err(|PricesError { field, message }| {
+                        in_file("--pricing", path, &in_spec("pricing", FieldError { field, message }))
+                    }),
+                }
             }
         }
     }
@@ -422,10 +431,20 @@ fn millicores(text: &str) -> Result<VcpuRange, String> {
     let parts: Vec<f64> = text.split(':').map(|part| part.parse().unwrap_or(f64::NAN)).collect();
     match parts[..] {
         [min, max, step] if min >= 1.0 && (min..=1e7).contains(&max) && (1.0..=1e7).contains(&step) => {
+            few(min, max, step, "millicores")?;
             Ok(VcpuRange { min: min / 1e3, max: max / 1e3, step: step / 1e3 })
         }
         _ => Err("expected MIN:MAX:STEP in millicores, such as 500:8000:500".to_owned()),
     }
+}
+
+/// Refuses ranges with more values than the planner takes, in the unit of the flag.
+fn few(min: f64, max: f64, step: f64, unit: &str) -> Result<(), String> {
+    let values = ((max - min) / step).floor() + 1.0;
+    if values <= MOST_SIZES {
+        return Ok(());
+    }
+    Err(format!("expected at most {MOST_SIZES} values, got {values}; use steps of more than {step} {unit}"))
 }
 
 /// `MIN:MAX:STEP`, numbers of MB or sizes with units.
@@ -437,8 +456,9 @@ fn sizes(text: &str) -> Result<SizeRange, String> {
     let parts: Vec<f64> = text.split(':').map(bytes).collect();
     match parts[..] {
         [min_bytes, max_bytes, step_bytes]
-            if min_bytes > 0.0 && max_bytes >= min_bytes && max_bytes.is_finite() && step_bytes > 0.0 =>
+            if min_bytes >= 1.0 && (min_bytes..=MOST_BYTES).contains(&max_bytes) && step_bytes >= 1.0 =>
         {
+            few(min_bytes / MB, max_bytes / MB, step_bytes / MB, "MB")?;
             Ok(SizeRange { min_bytes, max_bytes, step_bytes })
         }
         _ => Err("expected MIN:MAX:STEP, such as 100:5000:100 (MB) or 100MB:5GB:100MB".to_owned()),
@@ -462,7 +482,7 @@ mod tests {
     #[test]
     fn millicores_are_ranges_of_vcpus() {
         assert_eq!(millicores("500:8000:250"), Ok(VcpuRange { min: 0.5, max: 8.0, step: 0.25 }));
-        for wrong in ["500", "500m:1000m:1", "0:1:1", "2:1:1", "1:2:0", "1:inf:1", "1:2:3:4"] {
+        for wrong in ["500", "500m:1000m:1", "1:100000:1", "0:1:1", "2:1:1", "1:2:0", "1:inf:1", "1:2:3:4"] {
             assert!(millicores(wrong).is_err(), "{wrong}");
         }
     }
@@ -472,6 +492,10 @@ mod tests {
         let range = sizes("100:500:50").unwrap();
         assert_eq!((range.min_bytes, range.max_bytes, range.step_bytes), (1e8, 5e8, 5e7));
         assert_eq!(sizes("100MB:0.5GB:50"), Ok(range));
+        assert_eq!(
+            sizes("100:20000:1").unwrap_err(),
+            "expected at most 10000 values, got 19901; use steps of more than 1 MB"
+        );
         for wrong in ["100", "1:inf:1", "100M:1GB:1", "500:100:10", "0:1:1", "a:b:c", "1:2:0", "1:2:3:4"] {
             assert!(sizes(wrong).is_err(), "{wrong}");
         }

@@ -1,10 +1,15 @@
 //! A MoEDeployment in a file, as a cluster takes it, for one machine: what it means is said in flags, and what
 //! only a cluster has is named and left out.
 
+mod part;
+
+pub(crate) use part::{in_spec, part_of_spec};
+
 use crate::exit::CliError;
 use crate::planning::{in_file, read};
 use clap::ArgMatches;
 use clap::parser::ValueSource;
+use remoe_planner::FieldError;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_yaml::Value;
@@ -182,8 +187,8 @@ pub(crate) fn expand(path: &Path, matches: &ArgMatches) -> Result<Expanded, CliE
     if !found.is_empty() {
         return Err(wrong(format!("expected one {KIND}, got {}; use one file for each", found.len() + 1)));
     }
-    let resource: Resource =
-        serde_path_to_error::deserialize(document).map_err(|error| in_file("--file", path, &error))?;
+    let resource: Resource = serde_path_to_error::deserialize(document)
+        .map_err(|error| in_file("--file", path, &unreadable_resource(error)))?;
     if resource.api_version != API_VERSION {
         return Err(wrong(format!("apiVersion is {}, expected {API_VERSION}", resource.api_version)));
     }
@@ -305,20 +310,9 @@ pub(crate) fn expand(path: &Path, matches: &ArgMatches) -> Result<Expanded, CliE
     Ok(Expanded { arguments, left_out })
 }
 
-/// The part `field` of the spec of the one MoEDeployment that `text` is, as YAML with decimal numbers in place
-/// of strings that are such; `None` where it is none.
-pub(crate) fn part_of_spec(text: &str, field: &str) -> Option<String> {
-    let document = documents(text).ok()?.pop()?;
-    let mut part = document.get("spec")?.get(field)?.clone();
-    if let Value::Mapping(fields) = &mut part {
-        for (_, value) in fields.iter_mut() {
-            let number = value.as_str().and_then(|text| text.parse::<f64>().ok());
-            if let Some(number) = number {
-                *value = number.into();
-            }
-        }
-    }
-    serde_yaml::to_string(&part).ok()
+fn unreadable_resource(error: serde_path_to_error::Error<serde_yaml::Error>) -> FieldError {
+    let path = error.path().to_string();
+    FieldError::unreadable(&path, &error.into_inner().to_string())
 }
 
 /// Seconds without requests after which the one MoEDeployment that `text` is sleeps; `None` where it is none, or never
@@ -486,10 +480,10 @@ mod tests {
 
     #[test]
     fn parts_of_the_spec_have_numbers() {
-        let prices = part_of_spec(RESOURCE, "pricing").unwrap();
+        let prices = part_of_spec(RESOURCE, "pricing").unwrap().unwrap();
         let prices = remoe_profile::Prices::from_yaml(&prices).unwrap();
         assert_eq!(prices.cpu_core_hour, 0.03);
-        assert_eq!(part_of_spec("cpuCoreHour: 1", "pricing"), None);
+        assert_eq!(part_of_spec("cpuCoreHour: 1", "pricing").unwrap(), None);
     }
 
     #[test]

@@ -2,12 +2,16 @@
 
 use crate::exit::CliError;
 use crate::planning::{in_file, read};
-use crate::resource::{idle_window, part_of_spec};
+use crate::resource::{idle_window, in_spec, part_of_spec};
 use clap::Args;
 use remoe_model::Inspection;
-use remoe_planner::{Arrivals, Request};
+use remoe_planner::{Arrivals, FieldError, Request};
+use remoe_profile::number_schema;
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
+use serde_json::json;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -19,6 +23,15 @@ const MOST_OUTPUT: u64 = 1024;
 /// Requests at once where nothing is said, and at most: a main function takes no more by itself.
 const TYPICAL_CONCURRENCY: u32 = 8;
 const MOST_CONCURRENCY: u32 = 256;
+/// Figures of a workload, at most: what the planner takes, in the units of the file.
+const MOST_TOKENS: u64 = 1_000_000_000_000;
+const PER_HOUR: RangeInclusive<f64> = 1e-9..=1e12;
+const BURST: RangeInclusive<f64> = 1.0..=65_536.0;
+/// Seconds of idle windows.
+const MOST_IDLE: f64 = 1e9;
+/// Times of recorded requests: how many, and the last one in seconds.
+const MOST_RECORDED: usize = 100_000;
+const LATEST: f64 = 1e15;
 
 /// Workload of the model.
 #[derive(Debug, Clone, Args)]
@@ -39,35 +52,68 @@ pub(crate) struct ConcurrencyArgs {
     pub(crate) concurrency: Option<u32>,
 }
 
-/// Requests as a workload file states them; the names are those of the custom resource.
-#[derive(Debug, Clone, Default, Deserialize)]
+/// Requests to plan for; the names are those of the custom resource.
+#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Workload {
+pub(crate) struct Workload {
+    /// Tokens of a typical prompt; 128 where absent.
+    #[schemars(range(min = 1, max = MOST_TOKENS))]
     typical_input_tokens: Option<u64>,
+    /// Tokens of a typical answer; 200 where absent.
+    #[schemars(range(min = 1, max = MOST_TOKENS))]
     typical_output_tokens: Option<u64>,
+    /// Tokens of the longest prompt that must fit, at least `typicalInputTokens`; 4,096 or the rest of the context where
+    /// absent.
+    #[schemars(range(min = 1, max = MOST_TOKENS))]
     max_input_tokens: Option<u64>,
+    /// Tokens of the longest answer that must fit, at least `typicalOutputTokens`; 1,024 or a quarter of the context where
+    /// absent.
+    #[schemars(range(min = 1, max = MOST_TOKENS))]
     max_output_tokens: Option<u64>,
+    /// Number of requests that run at once; 8 where absent.
+    #[schemars(range(min = 1, max = MOST_CONCURRENCY))]
     concurrency: Option<u32>,
+    /// Arrivals of requests. Where absent, costs are those of requests one after another.
     arrivals: Option<ArrivalsForm>,
 }
 
-/// How requests come: at random, or as they were recorded.
-#[derive(Debug, Clone, Deserialize)]
+/// Arrivals of requests: at random (`perHour`), or as they were recorded (`recordedSeconds`).
+#[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[schemars(rename = "Arrivals")]
+#[schemars(extend("oneOf" = [{"required": ["perHour"]}, {"required": ["recordedSeconds"]}]))]
 struct ArrivalsForm {
+    /// Requests per hour that come at random.
     #[serde(default, deserialize_with = "decimal")]
+    #[schemars(schema_with = "per_hour_schema")]
     per_hour: Option<f64>,
+    /// Number of requests that come together, in the mean; 1 where absent.
     #[serde(default, deserialize_with = "decimal")]
+    #[schemars(schema_with = "burst_schema")]
     burst: Option<f64>,
+    /// Seconds without requests after which everything ends; never where absent.
+    #[schemars(range(min = 0.0, max = MOST_IDLE))]
     idle_seconds: Option<f64>,
+    /// Seconds without a request that uses its experts after which a group may end by itself; never where absent.
+    #[schemars(range(min = 0.0, max = MOST_IDLE))]
     remote_idle_seconds: Option<f64>,
+    /// Times of recorded requests in seconds, ascending.
+    #[schemars(length(min = 2, max = MOST_RECORDED), inner(range(min = 0.0, max = LATEST)))]
     recorded_seconds: Option<Vec<f64>>,
+}
+
+fn per_hour_schema(_: &mut SchemaGenerator) -> Schema {
+    number_schema(json!({"minimum": PER_HOUR.start(), "maximum": PER_HOUR.end()}))
+}
+
+fn burst_schema(_: &mut SchemaGenerator) -> Schema {
+    number_schema(json!({"minimum": BURST.start(), "maximum": BURST.end()}))
 }
 
 /// A number, also in a string as the custom resource has it.
 fn decimal<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
     #[derive(Deserialize)]
-    #[serde(untagged)]
+    #[serde(untagged, expecting = "expected a number such as 20 or \"20\"")]
     enum Decimal {
         Number(f64),
         Text(String),
@@ -82,15 +128,116 @@ fn decimal<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D:
         .transpose()
 }
 
+impl Workload {
+    /// Reads a workload in YAML or JSON, or that of a MoEDeployment.
+    fn from_yaml(text: &str) -> Result<Self, FieldError> {
+        let part = part_of_spec(text, "workload")?;
+        let read = match &part {
+            Some(part) => Self::of_yaml(part),
+            None => Self::of_yaml(text),
+        };
+        read.map_err(|error| match part {
+            Some(_) => in_spec("workload", error),
+            None => error,
+        })
+    }
+
+    fn of_yaml(text: &str) -> Result<Self, FieldError> {
+        let workload: Self = serde_path_to_error::deserialize(serde_yaml::Deserializer::from_str(text))
+            .map_err(|error| {
+                let path = error.path().to_string();
+                FieldError::unreadable(&path, &error.into_inner().to_string())
+            })?;
+        workload.check()?;
+        Ok(workload)
+    }
+
+    /// Checks every figure in the unit of the file: the planner knows them in its own.
+    fn check(&self) -> Result<(), FieldError> {
+        let typical_input = self.typical_input_tokens;
+        let typical_output = self.typical_output_tokens;
+        for (field, tokens, typical) in [
+            ("typicalInputTokens", typical_input, None),
+            ("typicalOutputTokens", typical_output, None),
+            ("maxInputTokens", self.max_input_tokens, Some(typical_input.unwrap_or(TYPICAL_INPUT))),
+            ("maxOutputTokens", self.max_output_tokens, Some(typical_output.unwrap_or(TYPICAL_OUTPUT))),
+        ] {
+            let Some(tokens) = tokens else { continue };
+            if !(1..=MOST_TOKENS).contains(&tokens) {
+                let message = format!("is {tokens}, expected 1 to {:e} tokens", MOST_TOKENS as f64);
+                return Err(wrong(field, message));
+            }
+            if let Some(typical) = typical.filter(|typical| tokens < *typical) {
+                let message =
+                    format!("is {tokens}, expected at least the typical {typical} tokens; raise it");
+                return Err(wrong(field, message));
+            }
+        }
+        if let Some(stated) = self.concurrency.filter(|stated| !(1..=MOST_CONCURRENCY).contains(stated)) {
+            let message = format!("is {stated}, expected 1 to {MOST_CONCURRENCY} requests at once");
+            return Err(wrong("concurrency", message));
+        }
+        self.arrivals.as_ref().map_or(Ok(()), ArrivalsForm::check)
+    }
+}
+
+impl ArrivalsForm {
+    fn check(&self) -> Result<(), FieldError> {
+        if self.per_hour.is_some() == self.recorded_seconds.is_some() {
+            let message = "is invalid: expected either perHour (requests per hour) or recordedSeconds (times of \
+                           requests in seconds)";
+            return Err(wrong("arrivals", message));
+        }
+        within("arrivals.perHour", self.per_hour, PER_HOUR, "requests per hour")?;
+        within("arrivals.burst", self.burst, BURST, "requests")?;
+        within("arrivals.idleSeconds", self.idle_seconds, 0.0..=MOST_IDLE, "seconds")?;
+        within("arrivals.remoteIdleSeconds", self.remote_idle_seconds, 0.0..=MOST_IDLE, "seconds")?;
+        let Some(times) = &self.recorded_seconds else { return Ok(()) };
+        let field = "arrivals.recordedSeconds";
+        if !(2..=MOST_RECORDED).contains(&times.len()) {
+            return Err(wrong(field, format!("has {} times, expected 2 to {MOST_RECORDED}", times.len())));
+        }
+        for (index, time) in times.iter().enumerate() {
+            within(&format!("{field}[{index}]"), Some(*time), 0.0..=LATEST, "seconds")?;
+        }
+        if let Some(index) = times.windows(2).position(|pair| pair[1] < pair[0]) {
+            let message = format!("is {} after {}; list times ascending", times[index + 1], times[index]);
+            return Err(wrong(&format!("{field}[{}]", index + 1), message));
+        }
+        match times.first() == times.last() {
+            true => Err(wrong(field, "has only one time, expected at least 2 different times".to_owned())),
+            false => Ok(()),
+        }
+    }
+}
+
+fn wrong(field: &str, message: impl Into<String>) -> FieldError {
+    FieldError { field: field.to_owned(), message: message.into() }
+}
+
+fn within(
+    field: &str,
+    stated: Option<f64>,
+    range: RangeInclusive<f64>,
+    unit: &str,
+) -> Result<(), FieldError> {
+    let Some(value) = stated.filter(|value| !range.contains(value)) else { return Ok(()) };
+    // Powers of ten where digits would have to be counted.
+    let bound = |bound: f64| match bound {
+        plain if plain == 0.0 || (1e-5..1e6).contains(&plain) => plain.to_string(),
+        long => format!("{long:e}"),
+    };
+    let (least, most) = (bound(*range.start()), bound(*range.end()));
+    Err(wrong(field, format!("is {value}, expected {unit} from {least} to {most}")))
+}
+
 impl WorkloadArgs {
     fn read(&self) -> Result<Workload, CliError> {
         match &self.workload {
             None => Ok(Workload::default()),
             Some(path) => {
                 let text = read("--workload", path)?;
-                let text = part_of_spec(&text, "workload").unwrap_or(text);
-                serde_path_to_error::deserialize(serde_yaml::Deserializer::from_str(&text))
-                    .map_err(|error| in_file("--workload", path, &error))
+                Workload::from_yaml(&text).map_err(|error| in_file("--workload", path, &error))
             }
         }
     }
@@ -99,11 +246,6 @@ impl WorkloadArgs {
     /// or the workload says nothing else.
     pub(crate) fn arrivals(&self, idle: Option<Duration>) -> Result<Option<Arrivals>, CliError> {
         let Some(form) = self.read()?.arrivals else { return Ok(None) };
-        if form.per_hour.is_some() == form.recorded_seconds.is_some() {
-            let message = "invalid arrivals in --workload: expected either perHour (requests per hour) or \
-                           recordedSeconds (times of requests)";
-            return Err(CliError::arguments("--workload", message));
-        }
         Ok(Some(Arrivals {
             per_second: form.per_hour.unwrap_or(0.0) / 3600.0,
             burst: form.burst.unwrap_or(1.0),
@@ -144,17 +286,7 @@ impl WorkloadArgs {
         let most_input = workload
             .max_input_tokens
             .unwrap_or(MOST_INPUT.min(context.saturating_sub(most_output)).max(typical_input));
-        if typical_input == 0 || typical_output == 0 {
-            let message =
-                "invalid --workload: expected typicalInputTokens and typicalOutputTokens of at least 1";
-            return Err(CliError::arguments("--workload", message));
-        }
         let stated = workload.concurrency.unwrap_or(TYPICAL_CONCURRENCY);
-        if !(1..=MOST_CONCURRENCY).contains(&stated) {
-            let message =
-                format!("invalid concurrency in --workload: expected 1 to {MOST_CONCURRENCY}, got {stated}");
-            return Err(CliError::arguments("--workload", message));
-        }
         Ok(Request {
             input_tokens: typical_input as f64,
             // The first token comes out of the prefill.
@@ -163,5 +295,64 @@ impl WorkloadArgs {
             max_output_tokens: Some(most_output as f64),
             concurrency: concurrency.unwrap_or(stated),
         })
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workload_with_a_wrong_figure_is_told_as_it_was_written() {
+        for (text, message) in [
+            (
+                "arrivals: {perHour: -1}",
+                "arrivals.perHour is -1, expected requests per hour from 1e-9 to 1e12",
+            ),
+            ("arrivals: {perHour: 0}", "arrivals.perHour is 0, expected requests per hour from"),
+            ("arrivals: {perHour: .nan}", "arrivals.perHour is NaN, expected requests per hour from"),
+            (
+                "arrivals: {perHour: \"many\"}",
+                "arrivals.perHour is invalid: expected a decimal number, got \"many\"",
+            ),
+            (
+                "arrivals: {perHour: [1]}",
+                "arrivals.perHour is invalid: expected a number such as 20 or \"20\"",
+            ),
+            (
+                "arrivals: {perhour: 1}",
+                "arrivals.perhour is an unknown field (line 1 column 12); did you mean `perHour`?",
+            ),
+            (
+                "arrivals: {perHour: 1, burst: 0.5}",
+                "arrivals.burst is 0.5, expected requests from 1 to 65536",
+            ),
+            ("arrivals: {perHour: 1, perHour: 2}", "arrivals.perHour is stated twice; keep one"),
+            (
+                "arrivals: {perHour: 1, idleSeconds: -60}",
+                "arrivals.idleSeconds is -60, expected seconds from 0 to 1e9",
+            ),
+            (
+                "arrivals: {recordedSeconds: [2, 1]}",
+                "arrivals.recordedSeconds[1] is 1 after 2; list times ascending",
+            ),
+            ("arrivals: {recordedSeconds: [2, 2]}", "arrivals.recordedSeconds has only one time"),
+            ("arrivals: {burst: 2}", "arrivals is invalid: expected either perHour"),
+            ("typicalInputTokens: 0", "typicalInputTokens is 0, expected 1 to 1e12 tokens"),
+            (
+                "maxOutputTokens: 100",
+                "maxOutputTokens is 100, expected at least the typical 200 tokens; raise it",
+            ),
+            ("concurrency: 1000", "concurrency is 1000, expected 1 to 256 requests at once"),
+            (
+                "typicalInput: 3",
+                "typicalInput is an unknown field (line 1 column 1); did you mean `typicalInputTokens`?",
+            ),
+        ] {
+            let error = Workload::from_yaml(text).unwrap_err().to_string();
+            assert!(error.starts_with(message), "{text}: {error}");
+        }
+        Workload::from_yaml("arrivals: {perHour: \"600\", burst: 2}\nmaxInputTokens: 128").unwrap();
     }
 }

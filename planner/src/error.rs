@@ -61,6 +61,8 @@ impl FieldError {
             };
             return Self::new(path, format!("{UNKNOWN_FIELD}{place}; {remedy}"));
         }
+        // Parsers of YAML write the path before their messages.
+        let message = message.strip_prefix(path).and_then(|rest| rest.strip_prefix(": ")).unwrap_or(message);
         let invalid = if path.is_empty() { "invalid" } else { "is invalid" };
         Self::new(path, format!("{invalid}: {message}"))
     }
@@ -141,6 +143,11 @@ mod tests {
             ("x", "unknown field `x`, there are no fields", "x is an unknown field; remove it"),
             ("slo", "duplicate field `ttft_seconds`", "slo.ttft_seconds is stated twice; keep one"),
             (".", "missing field `slo`", "slo is missing; add it"),
+            (
+                "a[1]",
+                "a[1]: invalid type: map, expected f64",
+                "a[1] is invalid: invalid type: map, expected f64",
+            ),
             (
                 "a",
                 "invalid type: string \"unknown field `b`\"",

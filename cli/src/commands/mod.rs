@@ -15,5 +15,6 @@ pub(crate) mod profile;
 pub(crate) mod ps;
 pub(crate) mod record;
 pub(crate) mod run;
+pub(crate) mod schema;
 pub(crate) mod top;
 pub(crate) mod up;

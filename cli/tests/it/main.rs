@@ -7,5 +7,6 @@ mod machine;
 mod nodes;
 mod plan;
 mod predictor;
+mod schema;
 
 remoe_test_support::fake_function!();

@@ -1,0 +1,74 @@
+//! `remoe schema`: the form of the files that planning reads, as JSON schemas.
+
+use crate::exit::CliError;
+use crate::output::{json, table};
+use crate::workload::Workload;
+use clap::{Args, ValueEnum};
+use remoe_planner::{Problem, plan_file_schema};
+use remoe_profile::{NodeList, Prices, Profile};
+use schemars::generate::SchemaSettings;
+use schemars::{JsonSchema, Schema};
+use serde::Serialize;
+
+#[derive(Debug, Args)]
+pub(crate) struct SchemaArgs {
+    /// Kind of file; without it the kinds are listed
+    #[arg(value_enum, value_name = "NAME")]
+    pub(crate) name: Option<Form>,
+}
+
+/// Kinds of files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Form {
+    /// Model, workload, prices and limits: `plan --problem`
+    Problem,
+    /// Remote experts and the functions that host them: `up --plan`, `plan --evaluate`
+    Plan,
+    /// Measured times of a model on a machine: `--profile`
+    Profile,
+    /// Nodes with their prices: `plan --nodes`
+    Nodes,
+    /// Prices of cores, memory and GPUs: `--pricing`
+    Prices,
+    /// Requests to plan for: `--workload`
+    Workload,
+}
+
+impl Form {
+    fn schema(self) -> Schema {
+        match self {
+            Self::Problem => of::<Problem>(),
+            Self::Plan => plan_file_schema(),
+            Self::Profile => of::<Profile>(),
+            Self::Nodes => of::<NodeList>(),
+            Self::Prices => of::<Prices>(),
+            Self::Workload => of::<Workload>(),
+        }
+    }
+}
+
+fn of<T: JsonSchema>() -> Schema {
+    SchemaSettings::draft2020_12().into_generator().into_root_schema_for::<T>()
+}
+
+/// Prints the schema of a kind of file, or lists the kinds.
+pub(crate) fn run(args: &SchemaArgs, as_json: bool) -> Result<(), CliError> {
+    match args.name {
+        Some(form) if as_json => json::print(&form.schema())?,
+        Some(form) => {
+            let text = serde_json::to_string_pretty(&form.schema())
+                .map_err(|error| CliError::runtime(format!("cannot write the schema: {error}")))?;
+            anstream::println!("{text}");
+        }
+        None if as_json => json::print(&serde_json::json!({ "schemas": Form::value_variants() }))?,
+        None => {
+            let rows = Form::value_variants().iter().filter_map(Form::to_possible_value).map(|value| {
+                let help = value.get_help().map(ToString::to_string).unwrap_or_default();
+                vec![value.get_name().to_owned(), help]
+            });
+            anstream::println!("{}", table::of_rows(rows.collect()));
+        }
+    }
+    Ok(())
+}
