@@ -61,8 +61,11 @@ impl FieldError {
             };
             return Self::new(path, format!("{UNKNOWN_FIELD}{place}; {remedy}"));
         }
-        // Parsers of YAML write the path before their messages.
-        let message = message.strip_prefix(path).and_then(|rest| rest.strip_prefix(": ")).unwrap_or(message);
+        // Parsers of YAML write the path, or that of the field's parent, before their messages.
+        let message = match message.split_once(": ") {
+            Some((before, rest)) if !before.is_empty() && path.starts_with(before) => rest,
+            _ => message,
+        };
         let invalid = if path.is_empty() { "invalid" } else { "is invalid" };
         Self::new(path, format!("{invalid}: {message}"))
     }
@@ -148,6 +151,7 @@ mod tests {
                 "a[1]: invalid type: map, expected f64",
                 "a[1] is invalid: invalid type: map, expected f64",
             ),
+            ("a.b", "a: expected a number", "a.b is invalid: expected a number"),
             (
                 "a",
                 "invalid type: string \"unknown field `b`\"",
