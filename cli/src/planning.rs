@@ -326,9 +326,7 @@ impl PlanningArgs {
             None => Ok(Prices::default()),
             Some(path) => {
                 let text = read("--pricing", path)?;
-                let part =
-                    part_of_spec(&text, "pricing").map_err(|error| in_file("--pricing", path, &error))?;
-                match part {
+                match part_of_spec(&text, "pricing").map_err(|error| in_file("--pricing", path, &error))? {
                     None => Prices::from_yaml(&text).map_err(|error| in_file("--pricing", path, &error)),
                     Some(part) => Prices::from_yaml(&part).map_err(|PricesError { field, message }| {
                         in_file("--pricing", path, &in_spec("pricing", FieldError { field, message }))
@@ -492,10 +490,7 @@ mod tests {
         let range = sizes("100:500:50").unwrap();
         assert_eq!((range.min_bytes, range.max_bytes, range.step_bytes), (1e8, 5e8, 5e7));
         assert_eq!(sizes("100MB:0.5GB:50"), Ok(range));
-        assert_eq!(
-            sizes("100:20000:1").unwrap_err(),
-            "expected at most 10000 values, got 19901; use steps of more than 1 MB"
-        );
+        assert!(sizes("100:20000:1").unwrap_err().starts_with("expected at most 10000 values, got 19901"));
         for wrong in ["100", "1:inf:1", "100M:1GB:1", "500:100:10", "0:1:1", "a:b:c", "1:2:0", "1:2:3:4"] {
             assert!(sizes(wrong).is_err(), "{wrong}");
         }

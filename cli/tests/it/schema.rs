@@ -74,7 +74,9 @@ fn examples(name: &str) -> Vec<Value> {
         "plan" => {
             let worked = files("tests/fixtures/planning", "-evaluation.json");
             let mut found: Vec<Value> = worked.into_iter().map(|mut record| record["plan"].take()).collect();
-            found.extend([documented("Plan file"), answer(), answer()["plan"].take()]);
+            let answer = answer();
+            let plan = answer["plan"].clone();
+            found.extend([documented("Plan file"), answer, plan]);
             found
         }
         "profile" => vec![profile(Profile::prior), profile(Profile::prior_on_gpu)],

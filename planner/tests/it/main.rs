@@ -14,4 +14,5 @@ mod properties;
 mod quota;
 mod sleepers;
 mod turns;
+mod unknown_fields;
 mod worked;
