@@ -2,9 +2,9 @@
 
 use crate::output::table;
 use remoe_planner::{
-    Alternative, Answer, Baseline, Change, Device, Evaluation, Explanation, Infeasible, Layer, LayerPlan,
-    Life, Plan, Preallocation, Problem, Reason, Refusal, Remedy, Selection, Sturdiness, Verdict, Violation,
-    Way, WrongCase, amount, dollars, limit_name, rounded_up,
+    Alternative, Answer, Baseline, Change, Device, Evaluation, Explanation, Infeasible, Latency, Layer,
+    LayerPlan, Life, Plan, Preallocation, Problem, Quantiles, Reason, Refusal, Remedy, Selection, Sturdiness,
+    Verdict, Violation, Way, WrongCase, amount, dollars, limit_name, rounded_up,
 };
 
 /// A plan with everything behind it; with `verbose` also how it was found, in the terms of the Remoe paper.
@@ -30,6 +30,7 @@ pub(crate) fn answer(problem: &Problem, answer: &Answer, verbose: bool) -> Strin
 /// The evaluation of somebody's plan.
 pub(crate) fn evaluation(problem: &Problem, evaluation: &Evaluation) -> String {
     let mut parts = vec![layers(problem, None, evaluation), times(problem, evaluation), costs(evaluation)];
+    parts.extend(evaluation.life.as_ref().map(life));
     parts.push(match evaluation.violations.as_slice() {
         [] => "All limits are met.".to_owned(),
         violations => table::with_header(
@@ -154,7 +155,13 @@ fn groups(plan: &Plan, evaluation: &Evaluation) -> Option<String> {
 
 fn life(life: &Life) -> String {
     let cold = format!("{} of requests, TTFT {}", percent(life.cold_share), seconds(life.cold_ttft_seconds));
-    table::of_pairs(&[
+    let quantiles = |times: &Quantiles| {
+        format!("p50 {}, p95 {}, p99 {}", seconds(times.p50), seconds(times.p95), seconds(times.p99))
+    };
+    let latency = life.latency.iter().flat_map(|latency| {
+        [("TTFT, quantiles", quantiles(&latency.ttft)), ("TPOT, quantiles", quantiles(&latency.tpot))]
+    });
+    let mut rows = vec![
         (
             "alive",
             format!("{} of the time, {:.1} wakes per hour", percent(life.alive_share), life.wakes_per_hour),
@@ -170,7 +177,9 @@ fn life(life: &Life) -> String {
             ),
         ),
         ("cost per hour", dollars(life.dollars_per_hour)),
-    ])
+    ];
+    rows.extend(latency);
+    table::of_pairs(&rows)
 }
 
 /// What wrong figures do to a plan of groups.
@@ -233,9 +242,20 @@ fn times(problem: &Problem, evaluation: &Evaluation) -> String {
     let of = |value: f64, limit: f64| {
         format!("{} of {} ({})", seconds(value), seconds(limit), percent(value / limit))
     };
+    let latency = evaluation.life.and_then(|life| life.latency);
+    let quantile = problem.slo.quantile.zip(latency);
+    let name = |name: &str| match quantile {
+        Some((quantile, _)) => format!("{name}, {}", quantile.name()),
+        None => name.to_owned(),
+    };
+    let at = |mean: f64, of: fn(&Latency) -> &Quantiles| {
+        quantile.map_or(mean, |(quantile, latency)| of(&latency).at(Some(quantile)))
+    };
+    let ttft = at(evaluation.ttft_seconds, |latency| &latency.ttft);
+    let tpot = at(evaluation.tpot_seconds, |latency| &latency.tpot);
     table::of_pairs(&[
-        ("TTFT", of(evaluation.ttft_seconds, problem.slo.ttft_seconds)),
-        ("TPOT", of(evaluation.tpot_seconds, problem.slo.tpot_seconds)),
+        (name("TTFT").as_str(), of(ttft, problem.slo.ttft_seconds)),
+        (name("TPOT").as_str(), of(tpot, problem.slo.tpot_seconds)),
         ("prefill", seconds(evaluation.prefill_seconds)),
         ("decode", seconds(evaluation.decode_seconds)),
     ])

@@ -100,6 +100,10 @@ struct ArrivalsForm {
     /// Times of recorded requests in seconds, ascending.
     #[schemars(length(min = 2, max = MOST_RECORDED), inner(range(min = 0.0, max = LATEST)))]
     recorded_seconds: Option<Vec<f64>>,
+    /// Standard deviation of prompts' lengths over their mean.
+    input_variation: Option<f64>,
+    /// Standard deviation of output tokens over their mean.
+    output_variation: Option<f64>,
 }
 
 fn per_hour_schema(_: &mut SchemaGenerator) -> Schema {
@@ -254,6 +258,8 @@ impl WorkloadArgs {
                 Some(seconds) => Some(seconds),
                 None => idle.map(|idle| idle.as_secs_f64()).or(self.idle_window()?),
             },
+            input_variation: form.input_variation.unwrap_or(0.0),
+            output_variation: form.output_variation.unwrap_or(0.0),
         }))
     }
 

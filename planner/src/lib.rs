@@ -27,7 +27,7 @@ mod search;
 mod slicing;
 mod verdict;
 
-pub use alive::{Alive, Alone, AloneTime, Service, alive};
+pub use alive::{Alive, Alone, AloneTime, Latency, Quantiles, Service, alive, latency};
 pub use answer::explain::{Alternative, Binding, Explanation, Saving};
 pub use answer::hysteresis::{Bytes, Change, LayerChange, Reason, Toll};
 pub use answer::infeasible::{Infeasible, Pair};
@@ -54,7 +54,7 @@ pub use preallocation::hoeffding::{assignments_bound, paper_bound};
 pub use problem::wrong::{Truth, WrongFigure};
 pub use problem::{
     Affine, Arrivals, Billing, Contention, CpuProfile, Device, ErrorFactor, GpuProfile, Layer, Limits,
-    Pricing, Problem, Request, SizeRange, Slo, Specs, Start, Starts, Transport, VcpuRange,
+    Pricing, Problem, Quantile, Request, SizeRange, Slo, Specs, Start, Starts, Transport, VcpuRange,
 };
 pub use read::of_any_version;
 pub use search::Counters;

@@ -92,6 +92,8 @@ impl ListRegime {
             burst: 1.0,
             recorded_seconds: None,
             idle_seconds: self.window,
+            input_variation: 0.0,
+            output_variation: 0.0,
         };
         let rental = rental(subject, &self.list, self.slo, Some(arrivals));
         let answer = rent(&rental).map_err(|error| ExperimentError::Plan {

@@ -275,6 +275,8 @@ impl UnitRegime {
                 burst: 1.0,
                 recorded_seconds: None,
                 idle_seconds: window,
+                input_variation: 0.0,
+                output_variation: 0.0,
             }),
             limits: Limits {
                 payload_bytes: None,

@@ -164,6 +164,8 @@ fn arrivals(arrivals: &ArrivalsSpec, idle: Option<Duration>) -> Result<Arrivals,
         burst: together,
         recorded_seconds: None,
         idle_seconds: idle.map(|idle| idle.as_secs_f64()),
+        input_variation: 0.0,
+        output_variation: 0.0,
     })
 }
 

@@ -1,16 +1,18 @@
 //! How fast main functions serve what they have.
 //!
-//! The engine (`main-model-fn/src/engine/scheduler.rs`) lets every decoding request take one step in
-//! every iteration and adds what fits of the prompts that wait, first come first served. A prompt
-//! therefore lengthens the iteration of all: while a batch of n requests is kept full, each of n prefills
-//! and `steps` steps of n rows pass over every request, and a request takes
+//! The engine (`engine.rs`) lets every decoding request take one step in every iteration, and prompts go on
+//! between two of them. While a batch of n requests is kept full, each of n prefills and `steps` steps of n rows
+//! pass over every request, and a request takes
 //!
 //! `s(n) = n * prefill + steps * step(n)`
 //!
-//! seconds; the main completes n / s(n) requests a second. With n = rate * s(n) (Little) this is the
-//! fixed point n = rate * steps * step(n) / (1 - rate * prefill). What a mean batch leaves out, that
-//! batches vary, `poisson.rs` adds.
+//! seconds. The main completes n / s(n) requests a second. With n = rate * s(n) (Little) this is the
+//! fixed point n = rate * steps * step(n) / (1 - rate * prefill). Batches vary, which `poisson.rs` adds.
+//!
+//! **Full batch.** Prompts get a slice of each iteration, so they feed at most n = slice * steps / prefill streams.
+//! A main with more slots serves no more requests for them.
 
+use super::engine::slice_seconds;
 use super::{Alive, Time};
 
 /// What serving a request takes, and how many are served at once.
@@ -29,6 +31,9 @@ pub struct Service {
     pub mains: u32,
 }
 
+/// Halvings in the search for the largest batch: to a billionth.
+const HALVINGS: usize = 30;
+
 /// Main functions that requests are spread over.
 pub(super) struct Mains<'a> {
     service: &'a Service,
@@ -36,12 +41,39 @@ pub(super) struct Mains<'a> {
     pub(super) count: f64,
     /// Slots of each.
     pub(super) slots: f64,
+    /// Streams that prompts can feed, 1 to the slots.
+    full: f64,
+    target_itl: Option<f64>,
 }
 
 impl<'a> Mains<'a> {
-    pub(super) fn new(service: &'a Service) -> Self {
-        let count = f64::from(service.mains.max(1));
-        Self { service, count, slots: f64::from(service.concurrency.max(1)) }
+    /// Mains that aim at an inter-token latency of `target_itl` seconds beside prompts, three decode iterations where
+    /// there is none.
+    pub(super) fn paced(service: &'a Service, target_itl: Option<f64>) -> Self {
+        let (count, slots) = (f64::from(service.mains.max(1)), f64::from(service.concurrency.max(1)));
+        let mut mains = Self { service, count, slots, full: slots, target_itl };
+        mains.full = mains.full_batch();
+        mains
+    }
+
+    /// The largest batch that prompts can feed: steps get longer with their batch, so it is found by halving.
+    fn full_batch(&self) -> f64 {
+        let prefill = self.service.prefill_seconds;
+        let feeds = |batch: f64| self.slice_seconds(batch) * self.service.steps >= batch * prefill;
+        let (mut low, mut high) = (1.0, self.slots);
+        if feeds(high) {
+            return high;
+        }
+        for _ in 0..HALVINGS {
+            let middle = (low + high) / 2.0;
+            if feeds(middle) { low = middle } else { high = middle }
+        }
+        low
+    }
+
+    /// Seconds of prompts between two decode iterations of `batch` requests.
+    fn slice_seconds(&self, batch: f64) -> f64 {
+        slice_seconds(self.step_seconds(batch), self.target_itl)
     }
 
     /// Seconds of a decode step with `batch` requests, 1 at least; linear between whole ones.
@@ -61,7 +93,7 @@ impl<'a> Mains<'a> {
 
     /// Requests that one main completes in a second while `present` are there, served or waiting.
     pub(super) fn main_rate(&self, present: f64) -> f64 {
-        let batch = present.min(self.slots);
+        let batch = present.min(self.full);
         batch / self.seconds(batch)
     }
 
@@ -78,7 +110,7 @@ impl<'a> Mains<'a> {
     /// The squared coefficient of variation of what requests take in full batches: only their decode
     /// steps vary, geometrically.
     pub(super) fn variation(&self) -> f64 {
-        self.decoding(self.slots).powi(2)
+        self.decoding(self.full).powi(2)
     }
 
     /// The part that decode steps have in the time of a request, in a batch of `batch`.
@@ -119,18 +151,21 @@ impl<'a> Mains<'a> {
         Alive { saturated: true, ..self.figures(per_second, utilisation, &time) }
     }
 
-    /// Seconds from a slot to the first token, at `per_second` requests to a main whose time goes as `time` says.
+    /// Seconds from a slot to the first token, at `per_second` requests to a main whose time goes as `time` says. An
+    /// estimate for searches: [`super::latency`] has the time.
     ///
-    /// An iteration takes one prompt, and a step of all that decode with it. Prompts are a queue whose server also
-    /// works while nobody waits: iterations of decode steps are its vacations (M/G/1 with vacations; Fuhrmann and
-    /// Cooper 1985). Requests are taken to decode or not as if each came by itself.
+    /// Prompts are a queue whose server is slower while requests decode (M/G/1). Requests are taken to decode or not
+    /// as if each came by itself.
     fn first_token_seconds(&self, per_second: f64, time: &Time) -> f64 {
         let prefill = self.service.prefill_seconds;
         let others = self.slots - 1.0;
         let decoding = (time.served - per_second * prefill).clamp(0.0, others);
         let any = -(-decoding).exp_m1();
-        let step = if any > 0.0 { any * self.step_seconds((decoding / any).min(self.slots)) } else { 0.0 };
-        let iteration = prefill + step;
+        let batch = if any > 0.0 { (decoding / any).min(self.slots) } else { 1.0 };
+        let (step, slice) = (self.step_seconds(batch), self.slice_seconds(batch));
+        let beside = if slice > 0.0 { any * step / slice } else { 0.0 };
+        let iteration = prefill * (1.0 + beside);
+        let step = any * step;
         // Those that waited for a slot (in M/M/c so many do) get it between iterations, one by one.
         let full = time.served / self.slots;
         let waited = if full > 0.0 {

@@ -7,14 +7,18 @@
 //! [`Service::concurrency`] at once and lets others wait, first come first served.
 //!
 //! `load.rs` says how fast a main serves n requests, `poisson.rs` what random arrivals make of that in
-//! the mean, `recorded.rs` replays recorded ones, `alone.rs` is a group that ends by itself.
+//! the mean, `recorded.rs` replays recorded ones, `alone.rs` is a group that ends by itself. `latency.rs` has times of
+//! requests with their quantiles, from the iterations of `engine.rs`.
 
 mod alone;
+mod engine;
+mod latency;
 mod load;
 mod poisson;
 mod recorded;
 
 pub use alone::{Alone, AloneTime};
+pub use latency::{Latency, Quantiles, latency};
 pub use load::Service;
 
 use crate::problem::Arrivals;
@@ -65,7 +69,17 @@ pub struct Alive {
 /// arrivals (none per second; fewer than two distinct recorded times) the deployment sleeps for good.
 #[must_use]
 pub fn alive(arrivals: &Arrivals, service: &Service, start_seconds: f64) -> Alive {
-    let mains = Mains::new(service);
+    alive_beside(arrivals, service, start_seconds, None)
+}
+
+/// The same of mains that aim at an inter-token latency of `target_itl` seconds beside prompts.
+pub(crate) fn alive_beside(
+    arrivals: &Arrivals,
+    service: &Service,
+    start_seconds: f64,
+    target_itl: Option<f64>,
+) -> Alive {
+    let mains = Mains::paced(service, target_itl);
     let per_second = mean_per_second(arrivals);
     if per_second <= 0.0 {
         return mains.unused(arrivals.idle_seconds.is_none());
@@ -96,7 +110,7 @@ pub(crate) fn quick(arrivals: &Arrivals) -> Cow<'_, Arrivals> {
             per_second: mean_per_second(arrivals),
             burst: 1.0,
             recorded_seconds: None,
-            idle_seconds: arrivals.idle_seconds,
+            ..arrivals.clone()
         }),
         _ => Cow::Borrowed(arrivals),
     }

@@ -134,7 +134,7 @@ impl Deployment<'_, '_> {
 }
 
 /// A number that looks drawn by chance, and is the same for an index on every run (SplitMix64).
-fn spread(index: u64) -> u64 {
+pub(super) fn spread(index: u64) -> u64 {
     let mut z = index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

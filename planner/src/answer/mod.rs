@@ -172,7 +172,7 @@ pub fn evaluate(problem: &Problem, plan: &PlanDraft, robust: bool) -> Result<Eva
     let model = Model::with_prediction(problem).map_err(PlanError::Problem)?;
     let factors = robust.then(|| factors(problem)).transpose().map_err(PlanError::Problem)?;
     let plan = model.plan(plan).map_err(PlanError::Plan)?;
-    let mut evaluation = model.evaluate(&plan);
+    let mut evaluation = model.evaluate_fully(&plan);
     if let Some(factors) = factors {
         evaluation.violations = all_violations(&model, factors, &plan, &evaluation);
     }
@@ -283,6 +283,10 @@ fn attempt(problem: &Problem, previous: Option<&PlanDraft>, options: &Options) -
             why.verdict = Some(verdict);
             return Err(PlanError::Infeasible(Box::new(why)));
         }
+    };
+    let evaluation = match problem.arrivals {
+        Some(_) => model.evaluate_fully(&plan),
+        None => evaluation,
     };
     Ok(Answer {
         plan,

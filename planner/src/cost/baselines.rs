@@ -2,7 +2,7 @@
 
 use crate::cost::Found;
 use crate::cost::groups::{Used, used};
-use crate::cost::running::{Life, Running, Times};
+use crate::cost::running::{Detail, Life, Running, Times};
 use crate::plan::whole_bytes;
 use crate::problem::curve::{Column, Curve};
 use crate::problem::model::Model;
@@ -148,13 +148,13 @@ struct Place {
     weights: f64,
 }
 
-fn record(model: &Model<'_>, times: Times, place: &Place) -> Baseline {
+fn record(model: &Model<'_>, times: Times, place: &Place, detail: Detail) -> Baseline {
     let step = times.steps.first().copied().unwrap_or(0.0);
     let running = Running {
         start_seconds: model.start_seconds(place.weights, 0.0),
         ..Running::of_main(times, place.rate)
     };
-    let bill = model.bill(&running);
+    let bill = model.bill(&running, detail);
     let mut found = Found::default();
     model.late(&bill, &mut found);
     if let Some(allowed) = model.problem.limits.gpu_bytes {
@@ -175,25 +175,26 @@ fn record(model: &Model<'_>, times: Times, place: &Place) -> Baseline {
 
 /// The cheapest record over the main sizes that hold `needed` bytes: of the feasible ones, where
 /// there are any. The smaller size of equal ones.
-fn cheapest(model: &Model<'_>, needed: f64, at: impl Fn(Sizing) -> Baseline) -> Option<Baseline> {
-    let mut best: Option<Baseline> = None;
+fn cheapest(model: &Model<'_>, needed: f64, at: impl Fn(Sizing, Detail) -> Baseline) -> Option<Baseline> {
+    let mut best: Option<(Sizing, Baseline)> = None;
     let options = model.main_options(needed);
     model.add_work(options.len() * model.layers.len() * (1 + model.batches().len()));
-    for record in options.into_iter().map(at) {
-        let better = best.as_ref().is_none_or(|best| match (record.is_feasible(), best.is_feasible()) {
+    for main in options {
+        let record = at(main, Detail::Bound);
+        let better = best.as_ref().is_none_or(|(_, best)| match (record.is_feasible(), best.is_feasible()) {
             (true, false) => true,
             (false, true) => false,
             _ => record.total_cost < best.total_cost,
         });
         if better {
-            best = Some(record);
+            best = Some((main, record));
         }
     }
-    best
+    best.map(|(main, _)| at(main, Detail::Full))
 }
 
 fn mix(model: &Model<'_>, on_cpus: &OnCpus) -> Option<Baseline> {
-    cheapest(model, model.main_base() + all_expert_bytes(model), |main| {
+    cheapest(model, model.main_base() + all_expert_bytes(model), |main, detail| {
         let pace = model.pace(main.vcpus);
         let layers = || model.layers.iter();
         let rest = |rows: f64| layers().map(|layer| layer.fixed_step(pace.vcpus, rows)).sum::<f64>();
@@ -205,7 +206,7 @@ fn mix(model: &Model<'_>, on_cpus: &OnCpus) -> Option<Baseline> {
         times.at_least(&experts.plus(prompt, computing, &batches), pace.stretch);
         let weights = model.nonexpert_bytes + all_expert_bytes(model);
         let rate = model.gpu_rate + main.rate;
-        record(model, times, &Place { main, rate, gpu_bytes: model.gpu_bytes, weights })
+        record(model, times, &Place { main, rate, gpu_bytes: model.gpu_bytes, weights }, detail)
     })
 }
 
@@ -218,7 +219,7 @@ fn cpu(model: &Model<'_>, on_cpus: &OnCpus) -> Option<Baseline> {
         layers().filter_map(|layer| layer.cpu_context_seconds.as_ref()).map(Curve::of_cpu).collect();
     let context_tokens = model.problem.request.mean_context();
     let needed = model.gpu_bytes + all_expert_bytes(model) + model.problem.runtime_bytes;
-    cheapest(model, needed, |main| {
+    cheapest(model, needed, |main, detail| {
         let pace = model.pace(main.vcpus);
         let all = |curves: &[Curve], tokens: f64| -> f64 {
             curves.iter().map(|curve| curve.seconds(tokens, curve.column(pace.vcpus))).sum()
@@ -230,7 +231,7 @@ fn cpu(model: &Model<'_>, on_cpus: &OnCpus) -> Option<Baseline> {
         let mut times = computing.clone();
         times.at_least(&computing, pace.stretch);
         let weights = model.nonexpert_bytes + all_expert_bytes(model);
-        record(model, times, &Place { main, rate: main.rate, gpu_bytes: 0.0, weights })
+        record(model, times, &Place { main, rate: main.rate, gpu_bytes: 0.0, weights }, detail)
     })
 }
 
@@ -314,5 +315,5 @@ fn at_smallest(model: &Model<'_>, needed: f64, times: Times, gpu_bytes: f64) -> 
     let main = *model.main_options(needed).first()?;
     let rate = model.problem.pricing.gpu_rate(gpu_bytes) + main.rate;
     let weights = model.nonexpert_bytes + all_expert_bytes(model);
-    Some(record(model, times, &Place { main, rate, gpu_bytes, weights }))
+    Some(record(model, times, &Place { main, rate, gpu_bytes, weights }, Detail::Full))
 }

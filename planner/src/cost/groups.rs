@@ -1,10 +1,11 @@
 //! Layers whose remote experts lie in groups that all work at the same time, and decode steps of several
 //! requests at once.
 
+use crate::cost::LayerEvaluation;
 use crate::cost::quota::Pace;
+use crate::cost::replicas::Replicas;
 use crate::cost::sleepers::GroupLife;
 use crate::cost::slowest::{Path, Work, expected_slowest, slowest_of};
-use crate::cost::{LayerEvaluation, Replicas};
 use crate::plan::{Group, Plan, whole_bytes};
 use crate::problem::curve::{Column, Curve};
 use crate::problem::model::{Model, Seconds};

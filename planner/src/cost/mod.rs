@@ -4,9 +4,11 @@ pub(crate) mod account;
 pub(crate) mod baselines;
 pub(crate) mod decode;
 pub(crate) mod groups;
+pub(crate) mod latencies;
 pub(crate) mod lpt;
 pub(crate) mod main_size;
 pub(crate) mod quota;
+pub(crate) mod replicas;
 pub(crate) mod rivals;
 pub(crate) mod running;
 pub(crate) mod sleepers;
@@ -15,8 +17,8 @@ pub(crate) mod stress;
 
 use crate::cost::decode::{expected_slower_path, remote_count_probabilities};
 use crate::cost::groups::{GroupEvaluation, of_group};
-use crate::cost::lpt::{Replica, load_bound, longest_first};
-use crate::cost::running::{Bill, Life, Running, Times};
+use crate::cost::replicas::Replicas;
+use crate::cost::running::{Bill, Detail, Life, Running, Times};
 use crate::plan::{Group, LayerPlan, Plan, whole_bytes};
 use crate::problem::model::{Model, Seconds};
 use crate::problem::sizes::{BYTE_SLACK, GB};
@@ -34,9 +36,9 @@ pub struct Evaluation {
     pub prefill_seconds: f64,
     /// All decode steps (GT; Remoe paper, equation 4).
     pub decode_seconds: f64,
-    /// Prefill and cold start.
+    /// Prefill and cold start; where requests come, the mean over requests.
     pub ttft_seconds: f64,
-    /// One decode step; 0 where there is none.
+    /// One decode step; 0 where there is none. Where requests come, the mean over requests.
     pub tpot_seconds: f64,
     /// Where requests come, a decode step with several of them, up to as many as run at once.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -117,8 +119,17 @@ pub struct Violation {
 }
 
 impl Model<'_> {
-    /// The evaluation of `plan`, which must have been made for this problem.
+    /// The evaluation of `plan`, which must have been made for this problem, for a search.
     pub(crate) fn evaluate(&self, plan: &Plan) -> Evaluation {
+        self.evaluate_in(plan, Detail::Search)
+    }
+
+    /// The evaluation of `plan` with simulated latencies: it keeps the same limits as for a search.
+    pub(crate) fn evaluate_fully(&self, plan: &Plan) -> Evaluation {
+        self.evaluate_in(plan, Detail::Full)
+    }
+
+    fn evaluate_in(&self, plan: &Plan, detail: Detail) -> Evaluation {
         // Prefills, a part for each batch, and what every layer takes however few experts it has.
         self.add_work(self.experts() * (2 + self.batches().len() / 2) + 40 * self.layers.len());
         let mut layers: Vec<LayerEvaluation> = match plan.groups.is_empty() {
@@ -144,7 +155,7 @@ impl Model<'_> {
             Some(_) => batches.map(|(requests, seconds)| BatchStep { requests, seconds: *seconds }).collect(),
             None => Vec::new(),
         };
-        let bill = self.bill(&self.running(plan, times, &layers, &groups));
+        let bill = self.bill(&self.running(plan, times, &layers, &groups), detail);
         let asleep = plan.groups.iter().zip(&mut groups).filter(|(group, _)| self.may_sleep(group));
         asleep.zip(&bill.sleepers).for_each(|((_, group), life)| group.life = Some(*life));
         let mut evaluation = Evaluation {
@@ -420,69 +431,5 @@ impl Found {
         if (value - allowed).abs() > BYTE_SLACK {
             self.add(limit, value, allowed);
         }
-    }
-}
-
-/// What functions with the same experts of a layer do in the prefill.
-pub(crate) struct Replicas {
-    /// Of each (ZT; Remoe paper, equation 3).
-    pub(crate) seconds: Vec<f64>,
-    /// Tokens that travel to each.
-    pub(crate) tokens: Vec<f64>,
-    /// What longest-first assignment balanced.
-    pub(crate) loads: Vec<f64>,
-    pub(crate) load_bound: f64,
-}
-
-impl Replicas {
-    pub(crate) fn new(
-        model: &Model<'_>,
-        index: usize,
-        experts: &[u32],
-        vcpus: f64,
-        count: u32,
-        slowed: f64,
-    ) -> Self {
-        let layer = &model.layers[index];
-        let shares = &model.shares[index];
-        if experts.is_empty() {
-            return Self { seconds: vec![], tokens: vec![], loads: vec![], load_bound: 0.0 };
-        }
-        let curve = layer.remote_curve();
-        let column = curve.column(vcpus);
-        let tokens: Vec<f64> =
-            experts.iter().map(|expert| model.input * layer.per_token() * shares[*expert as usize]).collect();
-        let computing: Vec<f64> = tokens.iter().map(|tokens| curve.seconds(*tokens, column)).collect();
-        let both_ways = model.up + model.down;
-        let weights: Vec<f64> =
-            tokens.iter().zip(&computing).map(|(tokens, seconds)| seconds + tokens * both_ways).collect();
-        // A replica that does not exist cannot work: the violation of `z` says so.
-        let count = count.max(1) as usize;
-        let replicas = longest_first(&weights, count);
-        let assigned =
-            |replica: &Replica, of: &[f64]| replica.items.iter().map(|item| of[*item]).sum::<f64>();
-        let rows: Vec<f64> = replicas.iter().map(|replica| assigned(replica, &tokens)).collect();
-        let travelling: Vec<f64> = rows.iter().map(|rows| rows.min(model.input)).collect();
-        let seconds = replicas.iter().zip(&rows).zip(&travelling).map(|((replica, rows), travelling)| {
-            let computing = slowed * assigned(replica, &computing);
-            let working = computing + rows * model.down + travelling * model.up;
-            if *travelling > 0.0 { working + model.invoke } else { 0.0 }
-        });
-        Self {
-            seconds: seconds.collect(),
-            loads: replicas.iter().map(|replica| replica.load).collect(),
-            load_bound: load_bound(&weights, count),
-            tokens: travelling,
-        }
-    }
-
-    /// How many of them have tokens to compute.
-    pub(crate) fn working(&self) -> usize {
-        self.tokens.iter().filter(|tokens| **tokens > 0.0).count()
-    }
-
-    /// Seconds of the slowest of them.
-    pub(crate) fn slowest(&self) -> f64 {
-        self.seconds.iter().copied().fold(0.0, f64::max)
     }
 }

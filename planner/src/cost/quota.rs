@@ -25,12 +25,16 @@ pub(crate) struct Pace {
 }
 
 /// What the main function computes, or all functions of a group together.
+///
+/// In a prefill each replica has experts of its own. Decode steps go to replicas in turns.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Computed {
     /// Experts.
     pub(crate) experts: Times,
     /// Everything else.
     pub(crate) rest: Times,
+    /// Seconds of experts and of everything else in a prefill, of each replica.
+    prefill: Vec<(f64, f64)>,
     functions: f64,
     stretch: f64,
 }
@@ -39,7 +43,28 @@ impl Computed {
     /// Nothing yet, by so many `functions` at `pace`.
     pub(crate) fn none(batches: usize, pace: Pace, functions: u32) -> Self {
         let (experts, rest) = (Times::none(batches), Times::none(batches));
-        Self { experts, rest, functions: f64::from(functions), stretch: pace.stretch }
+        let prefill = vec![(0.0, 0.0); functions.max(1) as usize];
+        Self { experts, rest, prefill, functions: f64::from(functions), stretch: pace.stretch }
+    }
+
+    /// Adds what each replica computes of a layer's prefill: experts, and everything else.
+    pub(crate) fn add_prefill(&mut self, replicas: impl Iterator<Item = (f64, f64)>) {
+        for (sum, (experts, rest)) in self.prefill.iter_mut().zip(replicas) {
+            *sum = (sum.0 + experts, sum.1 + rest);
+            self.experts.prefill += experts;
+            self.rest.prefill += rest;
+        }
+    }
+
+    /// Experts and everything else that the busiest replica computes in a prefill.
+    fn busiest(&self) -> (f64, f64) {
+        let all = |(experts, rest): &(f64, f64)| experts + rest;
+        self.prefill.iter().copied().max_by(|a, b| all(a).total_cmp(&all(b))).unwrap_or_default()
+    }
+
+    /// The same of one function in the decode step at `index`.
+    fn step(&self, index: usize) -> (f64, f64) {
+        (self.experts.steps[index] / self.functions, self.rest.steps[index] / self.functions)
     }
 }
 
@@ -82,24 +107,28 @@ impl Model<'_> {
     /// anything else, no other function has anything to do.
     pub(crate) fn throttled(&self, all: &[Computed], contended: bool, times: &mut Times) {
         let contention = self.contention().filter(|_| contended);
-        let lengthen = |time: &mut f64, pick: &dyn Fn(&Times) -> f64, measured: fn(Contention) -> f64| {
-            let experts: f64 = all.iter().map(|one| pick(&one.experts)).sum();
+        type Part<'p> = &'p dyn Fn(&Computed) -> (f64, f64);
+        type All<'p> = &'p dyn Fn(&Times) -> f64;
+        let lengthen = |time: &mut f64, part: Part<'_>, pick: All<'_>, measured: fn(Contention) -> f64| {
+            let all_experts: f64 = all.iter().map(|one| pick(&one.experts)).sum();
             for own in all.iter().filter(|own| own.stretch > 1.0) {
-                let alone = (pick(&own.experts) + pick(&own.rest)) / own.functions;
-                if alone <= 0.0 {
+                let (experts, rest) = part(own);
+                if experts + rest <= 0.0 {
                     continue;
                 }
-                let others = (experts - pick(&own.experts) / own.functions).max(0.0);
+                let others = (all_experts - experts).max(0.0);
                 let slowed = contention.map_or(1.0, |contention| {
-                    contention.among(1.0 + others / (own.stretch * alone), measured(contention))
+                    let along = 1.0 + others / (own.stretch * (experts + rest));
+                    contention.among(along, measured(contention))
                 });
-                let work = (slowed * pick(&own.experts) + pick(&own.rest)) / own.functions;
-                *time = time.max(own.stretch * work);
+                *time = time.max(own.stretch * (slowed * experts + rest));
             }
         };
-        lengthen(&mut times.prefill, &|times| times.prefill, |contention| contention.prefill);
+        lengthen(&mut times.prefill, &Computed::busiest, &|times| times.prefill, |contention| {
+            contention.prefill
+        });
         for (index, step) in times.steps.iter_mut().enumerate() {
-            lengthen(step, &|times| times.steps[index], |contention| contention.step);
+            lengthen(step, &|own| own.step(index), &|times| times.steps[index], |contention| contention.step);
         }
     }
 
@@ -107,17 +136,17 @@ impl Model<'_> {
     /// down only when that is used up. With a quota q of periods of P seconds, W seconds of computing that begin
     /// anywhere in a period take W / q - (1 - q) P in the mean, and never less than W.
     fn after_rest(&self, times: &mut Times, all: &[Computed]) {
-        let until = |work: fn(&Times, f64) -> f64| {
+        let until = |steps: f64| {
             let each = all.iter().filter(|one| one.stretch > 1.0).map(|one| {
-                let work = work(&one.experts, self.output) + work(&one.rest, self.output);
-                one.stretch * work / one.functions - (1.0 - 1.0 / one.stretch) * PERIOD_SECONDS
+                let ((experts, rest), step) = (one.busiest(), one.step(0));
+                let work = experts + rest + steps * (step.0 + step.1);
+                one.stretch * work - (1.0 - 1.0 / one.stretch) * PERIOD_SECONDS
             });
             each.fold(0.0, f64::max)
         };
-        times.prefill = times.prefill.max(until(|work, _| work.prefill));
-        let all = until(|work, steps| work.prefill + steps * work.steps[0]);
+        times.prefill = times.prefill.max(until(0.0));
         if self.output > 0.0 {
-            times.steps[0] = times.steps[0].max((all - times.prefill) / self.output);
+            times.steps[0] = times.steps[0].max((until(self.output) - times.prefill) / self.output);
         }
     }
 
@@ -128,17 +157,17 @@ impl Model<'_> {
         for (layer, model) in self.layers.iter().enumerate() {
             let local = self.local_experts(layer, plan);
             let experts = self.work_of_experts(layer, &local, &model.curve, pace, &slowed[layer]);
-            computed.experts.add(experts.prefill, experts.steps.into_iter());
+            computed.experts.add(0.0, experts.steps.into_iter());
             let calls = |rows: f64| {
                 let called = plan.groups.iter().map(|group| self.share_of(layer, &group.experts[layer]));
                 called.map(|share| model.called(share, rows)).sum::<f64>() * self.main_cpu
             };
             let working: usize =
                 plan.groups.iter().map(|group| self.replicas(layer, group, 1.0).working()).sum();
-            computed.rest.add(
-                model.computing(pace.vcpus, self.input) + working as f64 * self.main_cpu,
-                batches.iter().map(|rows| model.step_computing(pace.vcpus, *rows) + calls(*rows)),
-            );
+            let rest = model.computing(pace.vcpus, self.input) + working as f64 * self.main_cpu;
+            computed.add_prefill(std::iter::once((experts.prefill, rest)));
+            let steps = batches.iter().map(|rows| model.step_computing(pace.vcpus, *rows) + calls(*rows));
+            computed.rest.add(0.0, steps);
         }
         computed
     }
@@ -150,11 +179,15 @@ impl Model<'_> {
         for (layer, model) in self.layers.iter().enumerate() {
             let hosted = &group.experts[layer];
             let experts = self.work_of_experts(layer, hosted, model.remote_curve(), pace, &slowed[layer]);
-            computed.experts.add(experts.prefill, experts.steps.into_iter());
+            computed.experts.add(0.0, experts.steps.into_iter());
             let share = self.share_of(layer, hosted);
             let calls = batches.iter().map(|rows| model.called(share, *rows) * self.function_cpu);
-            let working = self.replicas(layer, group, 1.0).working();
-            computed.rest.add(working as f64 * self.function_cpu, calls);
+            computed.rest.add(0.0, calls);
+            let replicas = self.replicas(layer, group, slowed[layer].prefill);
+            let work = replicas.computing.iter().zip(&replicas.tokens);
+            computed.add_prefill(
+                work.map(|(experts, tokens)| (*experts, if *tokens > 0.0 { self.function_cpu } else { 0.0 })),
+            );
         }
         computed
     }

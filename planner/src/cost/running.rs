@@ -1,17 +1,20 @@
 //! From times and rates to dollars: for one request that runs alone, or for functions that are alive while
 //! requests come.
 
-use crate::alive::{Alive, Service, alive, mean_per_second, quick};
+use crate::alive::{Alive, Latency, Service, alive_beside, latency, mean_per_second, quick};
 use crate::cost::sleepers::{GroupLife, Sleeper, Sleeping};
 use crate::cost::{Found, TPOT_SLACK, TTFT_SLACK};
-use crate::problem::Arrivals;
 use crate::problem::model::Model;
+use crate::problem::{Arrivals, Quantile};
 use serde::Serialize;
 
 /// Requests in one decode step for which times are worked out, at most: beyond, steps grow as at the end.
 const MOST_ROWS: u32 = 64;
 /// Slack of shares and utilisations.
 const SHARE_SLACK: f64 = 1e-9;
+/// Factors by which estimates of waits may be too low and too high.
+const MOST_UNDERESTIMATED: f64 = 3.0;
+const MOST_OVERESTIMATED: f64 = 4.0;
 
 /// Seconds of a prefill, and of one decode step at each of [`Model::batches`].
 #[derive(Debug, Clone, PartialEq)]
@@ -77,8 +80,11 @@ impl Running {
 /// What requests cost and how long they take.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Bill {
+    /// In the mean over requests.
     pub(crate) ttft_seconds: f64,
     pub(crate) tpot_seconds: f64,
+    /// What the limits are compared with: the quantile that they name.
+    pub(crate) limited: Limited,
     /// Dollars per request.
     pub(crate) main_cost: f64,
     pub(crate) remote_cost: f64,
@@ -86,6 +92,24 @@ pub(crate) struct Bill {
     pub(crate) life: Option<Life>,
     /// How groups that end by themselves live, in the order of the plan.
     pub(crate) sleepers: Vec<GroupLife>,
+}
+
+/// Times at the quantile that limits name.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Limited {
+    pub(crate) ttft: f64,
+    pub(crate) tpot: f64,
+}
+
+/// Figures that a bill has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Detail {
+    /// Estimated latencies, or where these do not tell whether limits hold, those of slower or faster functions.
+    Bound,
+    /// Estimated latencies, or where these do not tell whether limits hold, simulated ones.
+    Search,
+    /// Simulated latencies.
+    Full,
 }
 
 impl Bill {
@@ -126,6 +150,9 @@ pub struct Life {
     /// Time per output token of such a request, whose first steps have the fallback; that of others where there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cold_tpot_seconds: Option<f64>,
+    /// Latencies with their quantiles. None where more requests come than can be served.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub latency: Option<Latency>,
 }
 
 fn is_none(count: &usize) -> bool {
@@ -151,10 +178,10 @@ impl Model<'_> {
         self.problem.starts.map_or(0.0, |starts| starts.seconds(main_bytes, remote_bytes))
     }
 
-    pub(crate) fn bill(&self, running: &Running) -> Bill {
+    pub(crate) fn bill(&self, running: &Running, detail: Detail) -> Bill {
         match &self.problem.arrivals {
             None => self.bill_alone(running),
-            Some(arrivals) => self.bill_alive(running, arrivals),
+            Some(arrivals) => self.bill_alive(running, arrivals, detail),
         }
     }
 
@@ -162,7 +189,7 @@ impl Model<'_> {
     pub(crate) fn quick_bill(&self, running: &Running) -> Bill {
         match &self.problem.arrivals {
             None => self.bill_alone(running),
-            Some(arrivals) => self.bill_alive(running, &quick(arrivals)),
+            Some(arrivals) => self.bill_alive(running, &quick(arrivals), Detail::Bound),
         }
     }
 
@@ -171,9 +198,12 @@ impl Model<'_> {
         let step = running.times.steps.first().copied().unwrap_or(0.0);
         let seconds = running.times.prefill + self.output * step;
         let mains = f64::from(self.problem.pricing.main_replicas);
+        let ttft = running.times.prefill + self.problem.cold_start_seconds;
+        let tpot = if self.output > 0.0 { step } else { 0.0 };
         Bill {
-            ttft_seconds: running.times.prefill + self.problem.cold_start_seconds,
-            tpot_seconds: if self.output > 0.0 { step } else { 0.0 },
+            ttft_seconds: ttft,
+            tpot_seconds: tpot,
+            limited: Limited { ttft, tpot },
             main_cost: seconds * running.main_rate,
             remote_cost: seconds * running.remote_rate / mains + running.remote_bill,
             life: None,
@@ -181,7 +211,7 @@ impl Model<'_> {
         }
     }
 
-    fn bill_alive(&self, running: &Running, arrivals: &Arrivals) -> Bill {
+    fn bill_alive(&self, running: &Running, arrivals: &Arrivals, detail: Detail) -> Bill {
         let mains = self.problem.pricing.main_replicas;
         let service = Service {
             prefill_seconds: running.times.prefill,
@@ -190,19 +220,41 @@ impl Model<'_> {
             concurrency: self.problem.request.concurrency.min(MOST_ROWS),
             mains,
         };
-        let found: Alive = alive(arrivals, &service, running.start_seconds);
+        let target = self.problem.slo.target_itl_seconds;
+        let found: Alive = alive_beside(arrivals, &service, running.start_seconds, target);
         let per_second = mean_per_second(arrivals);
         let rate = f64::from(mains) * running.main_rate + running.remote_rate;
         // Without any request there is nobody to share the cost.
         let each = |rate: f64| if per_second > 0.0 { found.share * rate / per_second } else { 0.0 };
         let wait_seconds = if found.saturated { 0.0 } else { found.wait_seconds };
-        let warm = found.first_token_seconds + self.problem.cold_start_seconds + wait_seconds;
+        let mean = Limited { ttft: found.first_token_seconds + wait_seconds, tpot: found.tpot_seconds };
+        let alone = self.alone(arrivals, &service);
+        let estimate = self.at_quantile(alone, mean, found.utilisation);
+        let is_known =
+            detail != Detail::Full && !self.is_in_doubt(arrivals, alone, estimate, running.start_seconds);
+        let simulated = match is_known || found.saturated {
+            true => None,
+            false => self.latency(arrivals, &service, running.start_seconds, detail),
+        };
+        let cold_start = self.problem.cold_start_seconds;
+        let (mean, limited) = match simulated {
+            None => (mean, estimate),
+            Some(latency) => {
+                let at = |quantile: Option<Quantile>| Limited {
+                    ttft: latency.ttft.at(quantile),
+                    tpot: latency.tpot.at(quantile),
+                };
+                (at(None), at(self.problem.slo.quantile))
+            }
+        };
+        let limited = Limited { ttft: limited.ttft + cold_start, ..limited };
         let sleeps = arrivals.idle_seconds.is_some();
         let sleeping = Sleeping::new(&running.sleepers, arrivals, &found, self.output);
         let of_sleepers = if per_second > 0.0 { sleeping.rate / per_second } else { 0.0 };
         Bill {
-            ttft_seconds: warm,
-            tpot_seconds: found.tpot_seconds,
+            ttft_seconds: mean.ttft + cold_start,
+            tpot_seconds: mean.tpot,
+            limited,
             main_cost: each(f64::from(mains) * running.main_rate),
             remote_cost: each(running.remote_rate) + of_sleepers + running.remote_bill,
             life: Some(Life {
@@ -211,9 +263,9 @@ impl Model<'_> {
                 start_seconds: running.start_seconds,
                 cold_share: found.cold_share.max(sleeping.cold_share),
                 cold_ttft_seconds: if sleeps {
-                    warm + running.start_seconds
+                    limited.ttft + running.start_seconds
                 } else {
-                    warm + sleeping.cold_prefill_seconds
+                    limited.ttft + sleeping.cold_prefill_seconds
                 },
                 in_flight: found.in_flight,
                 service_seconds: found.service_seconds,
@@ -223,10 +275,80 @@ impl Model<'_> {
                     * (found.share * rate + sleeping.rate + per_second * running.remote_bill),
                 sleeping_groups: sleeping.lives.len(),
                 cold_tpot_seconds: (!sleeping.lives.is_empty())
-                    .then_some(found.tpot_seconds + sleeping.cold_step_seconds),
+                    .then_some(limited.tpot + sleeping.cold_step_seconds),
+                latency: simulated.map(|latency| latency.after(cold_start)),
             }),
             sleepers: sleeping.lives,
         }
+    }
+
+    /// The least latencies of any request: those of a typical one that runs alone, 0 where others are shorter.
+    fn alone(&self, arrivals: &Arrivals, service: &Service) -> Limited {
+        let varies = arrivals.input_variation > 0.0 || arrivals.output_variation > 0.0;
+        if varies && self.problem.slo.quantile.is_some() {
+            return Limited { ttft: 0.0, tpot: 0.0 };
+        }
+        let step = service.step_seconds.first().copied().unwrap_or(0.0);
+        Limited { ttft: service.prefill_seconds, tpot: if self.output > 0.0 { step } else { 0.0 } }
+    }
+
+    /// An estimate of the quantile that limits name from the mean: of the requests, `utilisation` wait for an
+    /// exponential time.
+    fn at_quantile(&self, alone: Limited, mean: Limited, utilisation: f64) -> Limited {
+        let Some(quantile) = self.problem.slo.quantile else { return mean };
+        let share = utilisation.clamp(f64::MIN_POSITIVE, 1.0);
+        let factor = (share / (1.0 - quantile.share())).ln().max(0.0) / share;
+        let estimate = |alone: f64, mean: f64| alone + (mean - alone).max(0.0) * factor.max(1.0);
+        Limited { ttft: estimate(alone.ttft, mean.ttft), tpot: estimate(alone.tpot, mean.tpot) }
+    }
+
+    /// Returns true if a limit is so near to `estimate` that only a simulation tells whether it holds.
+    fn is_in_doubt(
+        &self,
+        arrivals: &Arrivals,
+        alone: Limited,
+        estimate: Limited,
+        start_seconds: f64,
+    ) -> bool {
+        let doubtful = |least: f64, estimate: f64, limit: f64| {
+            let wait = (estimate - least).max(0.0);
+            let (low, high) = (wait / MOST_OVERESTIMATED, wait * MOST_UNDERESTIMATED);
+            (least + low..=least + high).contains(&limit)
+        };
+        let ttft = |limit: f64| doubtful(alone.ttft, estimate.ttft, limit - self.problem.cold_start_seconds);
+        let cold = self.problem.slo.cold_ttft_seconds.filter(|_| arrivals.idle_seconds.is_some());
+        ttft(self.ttft_limit)
+            || cold.is_some_and(|limit| ttft(limit - start_seconds))
+            || doubtful(alone.tpot, estimate.tpot, self.tpot_limit)
+    }
+
+    /// Latencies of `service`, those of before where they are known.
+    fn latency(
+        &self,
+        arrivals: &Arrivals,
+        service: &Service,
+        start_seconds: f64,
+        detail: Detail,
+    ) -> Option<Latency> {
+        // A search may take random arrivals for recorded ones.
+        let recorded = if arrivals.recorded_seconds.is_some() { 1.0 } else { 0.0 };
+        let mut times = vec![recorded, start_seconds, service.prefill_seconds];
+        times.extend(&service.step_seconds);
+        let mut known = self.latencies.borrow_mut();
+        if let Some(latency) = known.get(&times) {
+            return latency;
+        }
+        if let Some(latency) = known.standing_for(&times).filter(|_| detail == Detail::Bound) {
+            return Some(latency);
+        }
+        let slo = &self.problem.slo;
+        let found = latency(arrivals, service, start_seconds, slo.target_itl_seconds);
+        let is_late = found.is_none_or(|latency| {
+            let (ttft, tpot) = (latency.ttft.at(slo.quantile), latency.tpot.at(slo.quantile));
+            ttft + self.problem.cold_start_seconds > self.ttft_limit || tpot > self.tpot_limit
+        });
+        known.keep(times, found, is_late);
+        found
     }
 
     /// Seconds of a step with 1, 2, .. requests, from those at [`Self::batches`].
@@ -254,7 +376,7 @@ impl Model<'_> {
         let behind = bill.life.filter(|life| life.sleeping_groups > 0);
         let first = behind.filter(|_| slo.cold_ttft_seconds.is_none()).map(|life| life.cold_ttft_seconds);
         let step = behind.and_then(|life| life.cold_tpot_seconds);
-        let (ttft, tpot) = (bill.ttft_seconds, bill.tpot_seconds);
+        let Limited { ttft, tpot } = bill.limited;
         found.unless_at_most("ttft", first.map_or(ttft, |cold| cold.max(ttft)), self.ttft_limit, TTFT_SLACK);
         found.unless_at_most("tpot", step.map_or(tpot, |cold| cold.max(tpot)), self.tpot_limit, TPOT_SLACK);
         let Some(life) = &bill.life else { return };

@@ -26,6 +26,8 @@ pub(super) const MAX_VCPUS: f64 = 1e5;
 pub(super) const MAX_CONCURRENCY: u32 = 65_536;
 /// Requests that come together.
 pub(super) const MAX_BURST: f64 = 65_536.0;
+/// Standard deviation of lengths over their mean.
+pub(super) const MAX_VARIATION: f64 = 10.0;
 /// Times of recorded requests.
 pub(super) const MAX_RECORDED: usize = 100_000;
 /// Remote sizes times replicas.
@@ -119,19 +121,12 @@ impl Problem {
         check_sizes("specs.main", &self.specs.main)?;
         check_sizes("specs.remote", &self.specs.remote)?;
         self.check_vcpus()?;
-        above_zero("slo.ttft_seconds", self.slo.ttft_seconds, "seconds")?;
-        above_zero("slo.tpot_seconds", self.slo.tpot_seconds, "seconds")?;
+        self.slo.check()?;
         if let Some(bytes) = self.limits.payload_bytes {
             above_zero("limits.payload_bytes", bytes, "bytes")?;
         }
         if let Some(bytes) = self.limits.gpu_bytes {
             above_zero("limits.gpu_bytes", bytes, "bytes")?;
-        }
-        if let Some(seconds) = self.slo.cold_ttft_seconds {
-            above_zero("slo.cold_ttft_seconds", seconds, "seconds")?;
-        }
-        if let Some(share) = self.slo.cold_share {
-            between("slo.cold_share", share, 0.0, 1.0, "a share")?;
         }
         if let Some(groups) = self.limits.max_groups {
             count("limits.max_groups", groups, MAX_GROUPS)?;
@@ -247,6 +242,12 @@ pub(crate) fn check_arrivals(arrivals: &Arrivals) -> Checked {
     between("arrivals.burst", arrivals.burst, 1.0, MAX_BURST, "requests")?;
     if let Some(times) = &arrivals.recorded_seconds {
         check_recorded("arrivals.recorded_seconds", times)?;
+    }
+    for (field, variation) in [
+        ("arrivals.input_variation", arrivals.input_variation),
+        ("arrivals.output_variation", arrivals.output_variation),
+    ] {
+        between(field, variation, 0.0, MAX_VARIATION, "a standard deviation over the mean")?;
     }
     arrivals.idle_seconds.map_or(Ok(()), |idle| not_negative("arrivals.idle_seconds", idle, "seconds"))
 }

@@ -12,17 +12,19 @@ pub(crate) mod model;
 mod rates;
 pub(crate) mod sizes;
 pub(crate) mod sizing;
+mod slo;
 pub(crate) mod wrong;
 
 pub use contention::Contention;
 pub use layer::{Affine, CpuProfile, GpuProfile, Layer};
 pub use rates::{Billing, Pricing};
+pub use slo::{Quantile, Slo};
 
 use crate::error::FieldError;
 use crate::read::from_json;
 use check::{
     LEAST_VCPUS, MAX_BURST, MAX_CONCURRENCY, MAX_GROUPS, MAX_LAYERS, MAX_RECORDED, MAX_REPLICAS, MAX_SHARE,
-    MAX_VCPUS,
+    MAX_VARIATION, MAX_VCPUS,
 };
 use figures::{LARGEST, MAX_TOKENS, SMALLEST};
 use schemars::JsonSchema;
@@ -210,6 +212,14 @@ pub struct Arrivals {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = LARGEST))]
     pub idle_seconds: Option<f64>,
+    /// Standard deviation of prompts' lengths over their mean; 0 where absent: all alike.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    #[schemars(range(min = 0.0, max = MAX_VARIATION))]
+    pub input_variation: f64,
+    /// Standard deviation of decode steps per request over their mean; 0 where absent: all alike.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    #[schemars(range(min = 0.0, max = MAX_VARIATION))]
+    pub output_variation: f64,
 }
 
 fn one_request() -> f64 {
@@ -363,34 +373,6 @@ pub struct SizeRange {
     /// Bytes from one size to the next; at most 10,000 sizes.
     #[schemars(range(min = 1.0, max = LARGEST))]
     pub step_bytes: f64,
-}
-
-/// Service-level objectives.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Slo {
-    /// Seconds to the first token, cold start included.
-    #[schemars(range(min = SMALLEST, max = LARGEST))]
-    pub ttft_seconds: f64,
-    /// Seconds per output token.
-    #[schemars(range(min = SMALLEST, max = LARGEST))]
-    pub tpot_seconds: f64,
-    /// Seconds to the first token of a request that finds everything asleep; no limit where absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = SMALLEST, max = LARGEST))]
-    pub cold_ttft_seconds: Option<f64>,
-    /// Share of requests that may wait for a start, 0 to 1; no limit where absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0.0, max = 1.0))]
-    pub cold_share: Option<f64>,
-}
-
-impl Slo {
-    /// Limits of what warm functions take.
-    #[must_use]
-    pub fn new(ttft_seconds: f64, tpot_seconds: f64) -> Self {
-        Self { ttft_seconds, tpot_seconds, cold_ttft_seconds: None, cold_share: None }
-    }
 }
 
 /// What the platform allows.

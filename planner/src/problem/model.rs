@@ -2,12 +2,13 @@
 //! prices, lists of sizes.
 
 use crate::cost::groups::{Used, used};
+use crate::cost::latencies::Latencies;
 use crate::error::FieldError;
 use crate::problem::curve::Curve;
 use crate::problem::sizes::GB;
 use crate::problem::{Billing, Device, Layer, Problem};
 use std::borrow::Cow;
-use std::cell::{Cell, OnceCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
 
 /// A checked problem, compiled.
@@ -62,6 +63,8 @@ pub(crate) struct Model<'p> {
     pub(crate) used: OnceCell<Rc<UsedInSteps>>,
     /// See [`Self::work_done`].
     pub(crate) work: Cell<usize>,
+    /// Latencies under load that were simulated.
+    pub(crate) latencies: RefCell<Latencies>,
 }
 
 /// Of every expert, per batch but the first and layer, how it is used in a decode step.
@@ -276,6 +279,7 @@ impl<'p> Model<'p> {
             is_rested: false,
             used: OnceCell::new(),
             work: Cell::new(0),
+            latencies: RefCell::default(),
             problem,
         }
     }

@@ -54,6 +54,8 @@ fn problem(seed: u64) -> Problem {
             burst: 1.0,
             recorded_seconds: None,
             idle_seconds: random.one_in(2).then(|| random.between(1.0, 300.0)),
+            input_variation: 0.0,
+            output_variation: 0.0,
         });
         problem.starts = Some(Starts { main: start(random), remote: start(random) });
         problem.request.concurrency = [1, 4][random.whole(0, 1) as usize];
@@ -116,6 +118,8 @@ fn sleepy(seed: u64) -> Problem {
         burst: [1.0, 1.0, 3.0][random.whole(0, 2) as usize],
         recorded_seconds: None,
         idle_seconds: None,
+        input_variation: 0.0,
+        output_variation: 0.0,
     });
     problem.remote_idle_seconds = Some(10f64.powf(random.between(0.0, 2.5)));
     tighten(&mut problem, [1e3, 10.0, 1.0, 0.2][random.whole(0, 3) as usize]);

@@ -1,7 +1,7 @@
 //! What is known of layers while single experts, sizes and groups are moved: a move changes few of them.
 
 use super::{Planned, Slicing};
-use crate::cost::running::{Running, Times};
+use crate::cost::running::{Detail, Running, Times};
 use crate::plan::{Group, Plan};
 use crate::problem::model::Model;
 use std::collections::HashMap;
@@ -38,7 +38,7 @@ impl Slicing<'_, '_> {
             return true;
         }
         let running = known.running(self.model, plan);
-        let bill = self.model.bill(&running);
+        let bill = self.model.bill(&running, Detail::Bound);
         // Sums in another order may differ in their last bits.
         bill.total() <= other.cost() * (1.0 + 1e-11) && !self.is_late(&bill)
     }
@@ -184,7 +184,7 @@ mod tests {
                 }
                 compared += 1;
                 let evaluation = model.evaluate(&plan);
-                let bill = model.bill(&known.running(&model, &plan));
+                let bill = model.bill(&known.running(&model, &plan), Detail::Search);
                 let same = |one: f64, other: f64| (one - other).abs() <= 1e-12 * other.abs();
                 assert!(same(bill.total(), evaluation.total_cost), "{seed}: {bill:?} {evaluation:?}");
                 assert!(same(bill.ttft_seconds, evaluation.ttft_seconds), "{seed}");

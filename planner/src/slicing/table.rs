@@ -175,7 +175,9 @@ impl<'m> Table<'m> {
         let none = |pace, functions| Computed::none(self.batches.len(), pace, functions);
         let mut all = vec![none(main, 1)];
         all.resize(1 + self.groups, none(remote, self.replicas));
-        all[0].rest = self.rest.work(main.vcpus, least);
+        let rest = self.rest.work(main.vcpus, least);
+        all[0].add_prefill(std::iter::once((0.0, rest.prefill)));
+        all[0].rest.add(0.0, rest.steps.into_iter());
         for layer in &self.layers {
             layer.add_computed(self.model, &layer.places(main, remote, least), &self.batches, &mut all);
         }
@@ -357,17 +359,20 @@ impl<'m> Layer<'m> {
         };
         let share = (1.0 - self.shares.iter().map(|(_, share)| share).sum::<f64>()).max(0.0);
         let one = self.model.per_token() * share * self.one_here(main);
-        all[0].experts.add(main.of(&self.local) / self.slowed.prefill, alone(0, main, one));
+        all[0].experts.add(0.0, alone(0, main, one));
         let calls = self.calls.1.iter().map(|calls| calls * model.main_cpu);
-        all[0].rest.add(self.bins.len() as f64 * model.main_cpu, calls);
+        all[0].rest.add(0.0, calls);
+        let sent = self.bins.len() as f64 * model.main_cpu;
+        all[0].add_prefill(std::iter::once((main.of(&self.local) / self.slowed.prefill, sent)));
         for (index, (group, share)) in self.shares.iter().enumerate() {
             let bins = || self.bins.iter().filter(|bin| bin.group == *group);
             let one = self.model.per_token() * share * self.one_away(remote);
-            let prefill: f64 = bins().map(|bin| remote.of(&bin.computing)).sum();
+            let prefill = bins().map(|bin| remote.of(&bin.computing) / self.slowed.prefill);
             let computed = &mut all[1 + *group];
-            computed.experts.add(prefill / self.slowed.prefill, alone(index + 1, remote, one));
+            computed.experts.add(0.0, alone(index + 1, remote, one));
             let calls = batches.iter().map(|rows| self.model.called(*share, *rows) * model.function_cpu);
-            computed.rest.add(bins().count() as f64 * model.function_cpu, calls);
+            computed.rest.add(0.0, calls);
+            computed.add_prefill(prefill.map(|seconds| (seconds, model.function_cpu)));
         }
     }
 }

@@ -4,7 +4,7 @@
 use crate::engine;
 use crate::generate;
 
-use engine::{Observed, Setting, observe};
+use engine::{Lengths, Observed, Setting, observe};
 use generate::Random;
 use proptest::prelude::*;
 use remoe_planner::{Alive, Arrivals, Service, alive};
@@ -35,7 +35,9 @@ impl Setting {
             prefill_seconds,
             step_seconds,
             steps,
-            fixed_steps: random.one_in(2),
+            lengths: if random.one_in(2) { Lengths::Fixed } else { Lengths::Geometric },
+            prefill_variation: 0.0,
+            target_itl: None,
             slots,
             mains,
         }
@@ -61,7 +63,14 @@ impl Setting {
 }
 
 fn arrivals(per_second: f64, burst: f64, idle_seconds: Option<f64>) -> Arrivals {
-    Arrivals { per_second, burst, recorded_seconds: None, idle_seconds }
+    Arrivals {
+        per_second,
+        burst,
+        recorded_seconds: None,
+        idle_seconds,
+        input_variation: 0.0,
+        output_variation: 0.0,
+    }
 }
 
 /// Every request takes `seconds`, whatever else is there.
@@ -91,7 +100,7 @@ fn errors(expected: &Alive, seen: &Observed) -> [f64; 9] {
         relative(expected.service_seconds, seen.service_seconds),
         relative(expected.tpot_seconds, seen.tpot_seconds),
         (expected.wait_seconds - seen.wait_seconds).abs() / seen.service_seconds,
-        relative(expected.first_token_seconds, seen.first_token_seconds),
+        relative(expected.first_token_seconds + expected.wait_seconds, seen.mean_ttft()),
     ]
 }
 
@@ -122,44 +131,50 @@ fn the_closed_form_agrees_with_engines() {
         Kind {
             name: "single requests of varying length",
             of: |setting, expected| {
-                setting.burst == 1.0 && !setting.fixed_steps && expected.utilisation <= 0.8
+                setting.burst == 1.0 && setting.lengths == Lengths::Geometric && expected.utilisation <= 0.8
             },
-            median: [0.0010, 0.0026, 0.0032, 0.0093, 0.033, 0.031, 0.0066, 0.0016, 0.056],
-            most: [0.0074, 0.026, 0.024, 0.20, 0.23, 0.22, 0.13, 0.28, 0.25],
+            median: [0.0011, 0.0034, 0.0021, 0.0096, 0.028, 0.030, 0.085, 0.0026, 0.12],
+            most: [0.010, 0.057, 0.025, 0.90, 0.28, 0.28, 1.09, 0.46, 0.67],
         },
         Kind {
             name: "single requests of one length",
             of: |setting, expected| {
-                setting.burst == 1.0 && setting.fixed_steps && expected.utilisation <= 0.8
+                setting.burst == 1.0 && setting.lengths == Lengths::Fixed && expected.utilisation <= 0.8
             },
-            median: [0.0013, 0.0024, 0.0018, 0.016, 0.081, 0.090, 0.061, 0.0042, 0.082],
-            most: [0.015, 0.070, 0.058, 0.43, 0.41, 0.41, 0.37, 0.84, 0.40],
+            median: [0.0010, 0.0022, 0.0015, 0.0085, 0.056, 0.059, 0.035, 0.0040, 0.16],
+            most: [0.010, 0.074, 0.019, 1.05, 0.36, 0.35, 2.30, 0.87, 1.03],
         },
         Kind {
             name: "bursts of varying length",
             of: |setting, expected| {
-                setting.burst > 1.0 && !setting.fixed_steps && expected.utilisation <= 0.8
+                setting.burst > 1.0 && setting.lengths == Lengths::Geometric && expected.utilisation <= 0.8
             },
-            median: [0.0027, 0.0046, 0.0066, 0.024, 0.055, 0.049, 0.018, 0.17, 0.15],
-            most: [0.021, 0.034, 0.079, 0.15, 0.20, 0.20, 0.18, 0.52, 0.69],
+            median: [0.0045, 0.0044, 0.0095, 0.027, 0.047, 0.045, 0.35, 0.14, 0.43],
+            most: [0.019, 0.035, 0.095, 0.37, 0.16, 0.16, 1.60, 0.74, 0.70],
         },
         Kind {
             name: "bursts of one length",
-            of: |setting, expected| setting.burst > 1.0 && setting.fixed_steps && expected.utilisation <= 0.8,
-            median: [0.0051, 0.0069, 0.0054, 0.026, 0.14, 0.15, 0.14, 0.21, 0.12],
-            most: [0.050, 0.061, 0.045, 0.37, 0.37, 0.37, 0.90, 3.9, 0.88],
+            of: |setting, expected| {
+                setting.burst > 1.0 && setting.lengths == Lengths::Fixed && expected.utilisation <= 0.8
+            },
+            median: [0.0055, 0.0060, 0.0061, 0.017, 0.10, 0.11, 0.18, 0.12, 0.48],
+            most: [0.039, 0.053, 0.048, 0.32, 0.31, 0.29, 2.25, 4.05, 0.76],
         },
         Kind {
             name: "nearly saturated",
             of: |_, expected| expected.utilisation > 0.8,
-            median: [0.0011, 0.0047, 0.0083, 0.090, 0.026, 0.028, 0.032, 0.17, 0.20],
-            most: [0.0035, 0.039, 0.070, 0.89, 0.22, 0.22, 1.6, 5.2, 1.0],
+            median: [0.0014, 0.0054, 0.0013, 0.014, 0.058, 0.048, 0.18, 0.56, 0.47],
+            most: [0.013, 0.091, 0.074, 3.33, 0.48, 0.48, 4.78, 9.9, 9.9],
         },
     ];
     let mut found: Vec<Vec<[f64; 9]>> = vec![Vec::new(); kinds.len()];
     for seed in 0..300 {
         let setting = Setting::random(seed);
         let expected = setting.alive();
+        // More may come than prompts can feed streams: nothing settles then.
+        if expected.saturated {
+            continue;
+        }
         let seen = observe(&setting, 40_000, seed + 1_000_000);
         let errors = errors(&expected, &seen);
         for (kind, found) in kinds.iter().zip(&mut found) {

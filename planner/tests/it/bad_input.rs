@@ -85,7 +85,14 @@ fn each_bad_value_of_arrivals_is_named() {
 fn too_many_recorded_times_are_refused() {
     let mut problem = Problem::from_json(&worked().to_string()).unwrap();
     let recorded_seconds = Some((0..10_000_001).map(f64::from).collect());
-    problem.arrivals = Some(Arrivals { per_second: 1.0, burst: 1.0, recorded_seconds, idle_seconds: None });
+    problem.arrivals = Some(Arrivals {
+        per_second: 1.0,
+        burst: 1.0,
+        recorded_seconds,
+        idle_seconds: None,
+        input_variation: 0.0,
+        output_variation: 0.0,
+    });
     assert_eq!(problem.check().unwrap_err().field, "arrivals.recorded_seconds");
 }
 

@@ -6,7 +6,7 @@
 use crate::engine;
 use crate::generate;
 
-use engine::{Setting, observe};
+use engine::{Lengths, Setting, observe};
 use generate::{Beyond, Random, beyond, small_problem};
 use remoe_planner::{Device, Options, Problem, Remote, solve};
 
@@ -94,7 +94,9 @@ fn it_is_seconds_alive_times_rates() {
             prefill_seconds: evaluation.prefill_seconds,
             step_seconds: (1..=slots).map(step).collect(),
             steps: problem.request.output_tokens,
-            fixed_steps: true,
+            lengths: Lengths::Fixed,
+            prefill_variation: 0.0,
+            target_itl: None,
             slots,
             mains: problem.pricing.main_replicas as usize,
         };

@@ -9,6 +9,7 @@ mod cost_of_alive;
 mod engine;
 mod exhaustive;
 mod generate;
+mod latency;
 mod one_machine;
 mod properties;
 mod quota;

@@ -240,3 +240,32 @@ fn a_prefill_calls_every_function_of_a_group() {
         assert!((more - f64::from(replicas) * CALL / 0.25).abs() < 1e-9, "{more} s for {replicas}");
     }
 }
+
+/// A group's replicas compute different experts of a prefill. Each has a quota of its own.
+#[test]
+fn a_prefill_waits_for_the_busiest_replica() {
+    const TOKENS: f64 = 100.0;
+    const EXPERT: f64 = 1e-3;
+    let scene = Scene {
+        main_vcpus: 1.0,
+        group_vcpus: 0.5,
+        main_seconds: 1e-6,
+        layers: vec![(0, EXPERT)],
+        groups: 1,
+        trip_seconds: 1e-4,
+        call_seconds: (0.0, 0.0),
+    };
+    let first_token = |shares: [f64; 2]| {
+        let mut problem = scene.problem(true);
+        problem["prediction"] = json!([shares]);
+        problem["request"]["input_tokens"] = json!(TOKENS);
+        problem["limits"]["max_replicas"] = json!(2);
+        let group = json!({"experts": "0:0-1", "memory_bytes": 1e9, "vcpus": 0.5, "replicas": 2});
+        let plan = json!({"main_bytes": 1e9, "main_vcpus": 1.0, "groups": [group]});
+        evaluated(&problem, &plan).ttft_seconds
+    };
+    for busiest in [0.5, 0.7, 0.95] {
+        let (found, expected) = (first_token([busiest, 1.0 - busiest]), busiest * TOKENS * EXPERT / 0.5);
+        assert!((found / expected - 1.0).abs() < 1e-6, "{busiest}: {found} {expected}");
+    }
+}

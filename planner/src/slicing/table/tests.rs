@@ -44,8 +44,14 @@ fn times_are_those_of_an_evaluation() {
         problem.pricing.memory_per_gb_second = Some(0.3);
         problem.limits.payload_bytes = None;
         problem.request.concurrency = 4;
-        problem.arrivals =
-            Some(Arrivals { per_second: 1e-3, burst: 1.0, recorded_seconds: None, idle_seconds: None });
+        problem.arrivals = Some(Arrivals {
+            per_second: 1e-3,
+            burst: 1.0,
+            recorded_seconds: None,
+            idle_seconds: None,
+            input_variation: 0.0,
+            output_variation: 0.0,
+        });
         problem.cpu_quotas = seed.is_multiple_of(2);
         problem.shared_cores = Some(3.0);
         problem.contention = Some(Contention { functions: 5, step: 1.9, prefill: 1.4 });

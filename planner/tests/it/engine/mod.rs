@@ -1,8 +1,11 @@
-//! A deployment's engines, iteration by iteration, with arrivals by chance: what closed forms are held
-//! against. It knows none of them.
+//! A deployment's engines, iteration by iteration and slice by slice, with arrivals by chance: what the planner's
+//! latencies are held against. It follows `main-model-fn/src/engine/{thread,pace,scheduler}.rs` line by line and knows
+//! nothing of the planner.
+
+mod main_function;
 
 use crate::generate::Random;
-use std::collections::VecDeque;
+use main_function::{Engine, Request};
 
 /// One deployment and what comes to it.
 #[derive(Debug, Clone)]
@@ -11,19 +14,32 @@ pub(crate) struct Setting {
     pub(crate) burst: f64,
     pub(crate) idle_seconds: Option<f64>,
     pub(crate) start_seconds: f64,
+    /// In the mean.
     pub(crate) prefill_seconds: f64,
+    /// Standard deviation over the mean, lognormal.
+    pub(crate) prefill_variation: f64,
     /// At index n - 1 with n requests that decode.
     pub(crate) step_seconds: Vec<f64>,
     /// In the mean.
     pub(crate) steps: f64,
-    /// Whether all requests have as many, else geometrically distributed ones.
-    pub(crate) fixed_steps: bool,
+    pub(crate) lengths: Lengths,
     pub(crate) slots: usize,
     pub(crate) mains: usize,
+    /// The inter-token latency that is aimed at; three decode iterations without one.
+    pub(crate) target_itl: Option<f64>,
+}
+
+/// How many decode steps requests have.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Lengths {
+    Fixed,
+    Geometric,
+    /// With this standard deviation over the mean.
+    Lognormal(f64),
 }
 
 /// What was seen, in the mean.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Observed {
     pub(crate) share: f64,
     pub(crate) wakes_per_second: f64,
@@ -32,44 +48,14 @@ pub(crate) struct Observed {
     /// Per main.
     pub(crate) in_flight: f64,
     pub(crate) service_seconds: f64,
-    /// From a slot to the first token.
-    pub(crate) first_token_seconds: f64,
     pub(crate) tpot_seconds: f64,
     pub(crate) wait_seconds: f64,
-}
-
-struct Request {
-    arrived: f64,
-    began: f64,
-    first_token: f64,
-    prefilled: bool,
-    steps: u64,
-    left: u64,
-}
-
-/// A main function that is ready: its slots, in the order of admission, and its queue.
-#[derive(Default)]
-struct Engine {
-    queue: VecDeque<Request>,
-    slots: Vec<Request>,
-    /// The iteration that runs: its end, the slot whose prompt is in it, the slots that decode.
-    iteration: Option<(f64, Option<usize>, usize)>,
-}
-
-#[derive(Default)]
-struct Totals {
-    requests: f64,
-    done: f64,
-    waited: f64,
-    served: f64,
-    to_first: f64,
-    decoded: f64,
-    decoded_steps: f64,
-    alive: f64,
-    wakes: f64,
-    cold: f64,
-    cold_wait: f64,
-    slot_seconds: f64,
+    /// Of requests that found functions ready, ascending.
+    pub(crate) ttft: Vec<f64>,
+    /// Of all requests, ascending.
+    pub(crate) ttft_with_starts: Vec<f64>,
+    /// Of each request, ascending.
+    pub(crate) tpot: Vec<f64>,
 }
 
 fn exponential(random: &mut Random, mean: f64) -> f64 {
@@ -84,135 +70,121 @@ fn geometric(random: &mut Random, mean: f64) -> u64 {
     1 + ((1.0 - random.unit()).ln() / (1.0 - 1.0 / mean).ln()) as u64
 }
 
-impl Engine {
-    /// Gives free slots to those that wait, and begins an iteration where none runs.
-    fn go(&mut self, now: f64, setting: &Setting, totals: &mut Totals) {
-        while self.slots.len() < setting.slots {
-            let Some(mut request) = self.queue.pop_front() else { break };
-            request.began = now;
-            totals.waited += now - request.arrived;
-            self.slots.push(request);
-        }
-        if self.iteration.is_none() && !self.slots.is_empty() {
-            let prompt = self.slots.iter().position(|request| !request.prefilled);
-            let decoding = self.slots.iter().filter(|request| request.prefilled).count();
-            let prefill = if prompt.is_some() { setting.prefill_seconds } else { 0.0 };
-            let step = if decoding > 0 { setting.step_seconds[decoding - 1] } else { 0.0 };
-            self.iteration = Some((now + prefill + step, prompt, decoding));
-        }
+fn lognormal(random: &mut Random, mean: f64, variation: f64) -> f64 {
+    if variation == 0.0 {
+        return mean;
     }
+    let square = (1.0 + variation * variation).ln();
+    let normal: f64 =
+        (-2.0 * (1.0 - random.unit()).ln()).sqrt() * (std::f64::consts::TAU * random.unit()).cos();
+    mean * (square.sqrt() * normal - square / 2.0).exp()
+}
 
-    fn end_iteration(&mut self, now: f64, totals: &mut Totals) {
-        let Some((_, prompt, _)) = self.iteration.take() else { return };
-        // Requests that were admitted meanwhile stand behind, and had no part in it.
-        let prompt_of = |index| prompt == Some(index);
-        for (index, request) in self.slots.iter_mut().enumerate() {
-            if prompt_of(index) {
-                request.prefilled = true;
-                request.first_token = now;
-            } else if request.prefilled {
-                request.left -= 1;
-            }
-        }
-        self.slots.retain(|request| {
-            let stays = !request.prefilled || request.left > 0;
-            if !stays {
-                totals.done += 1.0;
-                totals.served += now - request.began;
-                totals.to_first += request.first_token - request.began;
-                totals.decoded += now - request.first_token;
-                totals.decoded_steps += request.steps as f64;
-            }
-            stays
-        });
+impl Setting {
+    fn request(&self, random: &mut Random, arrived: f64, ready: f64) -> Request {
+        let steps = match self.lengths {
+            Lengths::Fixed => self.steps as u64,
+            Lengths::Geometric => geometric(random, self.steps),
+            Lengths::Lognormal(variation) => lognormal(random, self.steps, variation).round().max(1.0) as u64,
+        };
+        let prefill = lognormal(random, self.prefill_seconds, self.prefill_variation);
+        Request::new(arrived, ready, prefill, steps)
     }
+}
+
+impl Observed {
+    pub(crate) fn mean_ttft(&self) -> f64 {
+        self.ttft.iter().sum::<f64>() / self.ttft.len() as f64
+    }
+}
+
+/// The value that `share` of the sorted `values` do not exceed.
+pub(crate) fn quantile(values: &[f64], share: f64) -> f64 {
+    values[((share * values.len() as f64).ceil() as usize).clamp(1, values.len()) - 1]
+}
+
+/// Requests in a second that all mains complete while each always has some that wait.
+pub(crate) fn saturated_per_second(setting: &Setting) -> f64 {
+    const REQUESTS: usize = 4000;
+    let random = &mut Random::new(5);
+    let mut engine = Engine::new(setting);
+    for _ in 0..REQUESTS {
+        engine.arrive(setting.request(random, 0.0, 0.0));
+    }
+    engine.run(f64::INFINITY);
+    let ended = |share: usize| engine.done[REQUESTS * share / 4].ended;
+    setting.mains as f64 * (REQUESTS / 2) as f64 / (ended(3) - ended(1))
 }
 
 /// `requests` of them, from an empty deployment; the first tenth is not counted.
 pub(crate) fn observe(setting: &Setting, requests: usize, seed: u64) -> Observed {
     let random = &mut Random::new(seed);
-    let mut engines: Vec<Engine> = (0..setting.mains).map(|_| Engine::default()).collect();
-    let (mut totals, mut now, mut begun) = (Totals::default(), 0.0, 0.0);
-    let (mut came, mut counting) = (0, false);
+    let mut engines: Vec<Engine<'_>> = (0..setting.mains).map(|_| Engine::new(setting)).collect();
     let between = setting.burst / setting.per_second;
-    let mut next_burst = exponential(random, between);
-    // Alive from a wake on; ready from the end of the start on; idle since the last request went.
-    let (mut alive, mut ready_at, mut idle_since) = (setting.idle_seconds.is_none(), 0.0, 0.0);
+    let (mut now, mut begun) = (0.0, 0.0);
+    let (mut came, mut counted, mut wakes, mut alive) = (0, 0, 0.0, 0.0);
+    // When the deployment woke, where it is awake; when it was ready.
+    let mut awake_since = setting.idle_seconds.is_none().then_some(0.0);
+    let (mut ready, mut last_done) = (0.0_f64, 0.0_f64);
     while came < requests {
-        let busy = engines.iter().any(|engine| !engine.slots.is_empty() || !engine.queue.is_empty());
-        let starting = alive && now < ready_at;
-        let mut next = next_burst;
-        if starting {
-            next = next.min(ready_at);
-        }
-        for engine in &engines {
-            if let Some((end, ..)) = engine.iteration {
-                next = next.min(end);
+        let last = now;
+        now += exponential(random, between);
+        let idle = setting.idle_seconds.unwrap_or(f64::INFINITY);
+        if let Some(since) = awake_since.filter(|_| now - last >= idle) {
+            engines.iter_mut().for_each(|engine| engine.run(now));
+            last_done = engines.iter().map(|engine| engine.last_done).fold(last_done, f64::max);
+            if engines.iter().all(Engine::is_idle) && last_done + idle <= now {
+                alive += last_done + idle - since;
+                awake_since = None;
             }
         }
-        let sleep_at = match setting.idle_seconds {
-            Some(idle) if alive && !starting && !busy => idle_since + idle,
-            _ => f64::INFINITY,
-        };
-        next = next.min(sleep_at);
-        if alive {
-            totals.alive += next - now;
+        if awake_since.is_none() {
+            wakes += 1.0;
+            (awake_since, ready) = (Some(now), now + setting.start_seconds);
+            engines.iter_mut().for_each(|engine| engine.now = ready);
         }
-        let in_slots: usize = engines.iter().map(|engine| engine.slots.len()).sum();
-        totals.slot_seconds += (next - now) * in_slots as f64;
-        now = next;
-
-        if now == next_burst {
-            let size = geometric(random, setting.burst);
-            if !alive {
-                (alive, ready_at) = (true, now + setting.start_seconds);
-                totals.wakes += 1.0;
-            }
-            for _ in 0..size {
-                came += 1;
-                totals.requests += 1.0;
-                let cold = now < ready_at;
-                if cold {
-                    totals.cold += 1.0;
-                    totals.cold_wait += ready_at - now;
-                }
-                let steps =
-                    if setting.fixed_steps { setting.steps as u64 } else { geometric(random, setting.steps) };
-                let arrived = now.max(ready_at);
-                let request =
-                    Request { arrived, began: 0.0, first_token: 0.0, prefilled: false, steps, left: steps };
-                let chosen = random.whole(0, setting.mains as u64 - 1) as usize;
-                engines[chosen].queue.push_back(request);
-            }
-            next_burst = now + exponential(random, between);
-        } else if now == sleep_at {
-            alive = false;
+        let chosen: Vec<usize> = (0..geometric(random, setting.burst))
+            .map(|_| random.whole(0, setting.mains as u64 - 1) as usize)
+            .collect();
+        for index in chosen {
+            engines[index].run(now);
+            let request = setting.request(random, now, now.max(ready));
+            engines[index].arrive(request);
+            (came, counted) = (came + 1, counted + 1);
         }
-        for engine in &mut engines {
-            if engine.iteration.is_some_and(|(end, ..)| end <= now) {
-                engine.end_iteration(now, &mut totals);
-                idle_since = now;
-            }
-        }
-        if alive && now >= ready_at {
-            for engine in &mut engines {
-                engine.go(now, setting, &mut totals);
-            }
-        }
-        if !counting && came >= requests / 10 {
-            (totals, begun, counting) = (Totals::default(), now, true);
+        if begun == 0.0 && came >= requests / 10 {
+            (begun, wakes, alive, counted) = (now, 0.0, 0.0, 0);
+            awake_since = Some(now);
         }
     }
     let span = now - begun;
+    alive += awake_since.map_or(0.0, |since| now - since);
+    engines.iter_mut().for_each(|engine| engine.run(f64::INFINITY));
+    let done: Vec<&Request> =
+        engines.iter().flat_map(|engine| &engine.done).filter(|request| request.arrived >= begun).collect();
+    let count = done.len() as f64;
+    let mean = |of: &dyn Fn(&Request) -> f64| done.iter().map(|request| of(request)).sum::<f64>() / count;
+    let sorted = |mut values: Vec<f64>| {
+        values.sort_by(f64::total_cmp);
+        values
+    };
+    let is_cold = |request: &&&Request| request.ready > request.arrived;
+    let cold: Vec<f64> = done.iter().filter(is_cold).map(|cold| cold.ready - cold.arrived).collect();
+    let ttft = |request: &&Request| request.first_token - request.arrived;
+    let steps: f64 = done.iter().map(|request| request.steps as f64).sum();
+    let decoded: f64 = done.iter().map(|request| request.ended - request.first_token).sum();
+    let service_seconds = mean(&|request| request.ended - request.began);
     Observed {
-        share: totals.alive / span,
-        wakes_per_second: totals.wakes / span,
-        cold_share: totals.cold / totals.requests,
-        cold_wait_seconds: totals.cold_wait / totals.cold.max(1.0),
-        in_flight: totals.slot_seconds / span / setting.mains as f64,
-        service_seconds: totals.served / totals.done,
-        first_token_seconds: totals.to_first / totals.done,
-        tpot_seconds: totals.decoded / totals.decoded_steps.max(1.0),
-        wait_seconds: totals.waited / totals.done,
+        share: alive / span,
+        wakes_per_second: wakes / span,
+        cold_share: cold.len() as f64 / count,
+        cold_wait_seconds: cold.iter().sum::<f64>() / (cold.len() as f64).max(1.0),
+        in_flight: service_seconds * f64::from(counted) / span / setting.mains as f64,
+        service_seconds,
+        tpot_seconds: decoded / steps.max(1.0),
+        wait_seconds: mean(&|request| request.began - request.ready),
+        ttft: sorted(done.iter().filter(|request| !is_cold(request)).map(ttft).collect()),
+        ttft_with_starts: sorted(done.iter().map(ttft).collect()),
+        tpot: sorted(done.iter().filter(|request| request.steps > 0).map(|request| request.tpot()).collect()),
     }
 }

@@ -357,6 +357,8 @@ pub(crate) fn beyond(problem: &Problem, beyond: Beyond) -> Problem {
             burst: 1.0,
             recorded_seconds: None,
             idle_seconds: beyond.idle_seconds,
+            input_variation: 0.0,
+            output_variation: 0.0,
         });
         let start = Start { process_seconds: 2.0, load_bytes_per_second: 1e9 };
         problem.starts = Some(Starts { main: start, remote: start });

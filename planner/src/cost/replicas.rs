@@ -1,0 +1,78 @@
+//! Functions that hold the same experts of a layer, and share them in the prefill.
+
+use crate::cost::lpt::{Replica, load_bound, longest_first};
+use crate::problem::model::Model;
+
+/// What functions with the same experts of a layer do in the prefill.
+pub(crate) struct Replicas {
+    /// Of each (ZT; Remoe paper, equation 3).
+    pub(crate) seconds: Vec<f64>,
+    /// Seconds of each without transfer and invocation.
+    pub(crate) computing: Vec<f64>,
+    /// Tokens that travel to each.
+    pub(crate) tokens: Vec<f64>,
+    /// What longest-first assignment balanced.
+    pub(crate) loads: Vec<f64>,
+    pub(crate) load_bound: f64,
+}
+
+impl Replicas {
+    pub(crate) fn new(
+        model: &Model<'_>,
+        index: usize,
+        experts: &[u32],
+        vcpus: f64,
+        count: u32,
+        slowed: f64,
+    ) -> Self {
+        let layer = &model.layers[index];
+        let shares = &model.shares[index];
+        if experts.is_empty() {
+            return Self {
+                seconds: vec![],
+                computing: vec![],
+                tokens: vec![],
+                loads: vec![],
+                load_bound: 0.0,
+            };
+        }
+        let curve = layer.remote_curve();
+        let column = curve.column(vcpus);
+        let tokens: Vec<f64> =
+            experts.iter().map(|expert| model.input * layer.per_token() * shares[*expert as usize]).collect();
+        let computing: Vec<f64> = tokens.iter().map(|tokens| curve.seconds(*tokens, column)).collect();
+        let both_ways = model.up + model.down;
+        let weights: Vec<f64> =
+            tokens.iter().zip(&computing).map(|(tokens, seconds)| seconds + tokens * both_ways).collect();
+        // A replica that does not exist cannot work: the violation of `z` says so.
+        let count = count.max(1) as usize;
+        let replicas = longest_first(&weights, count);
+        let assigned =
+            |replica: &Replica, of: &[f64]| replica.items.iter().map(|item| of[*item]).sum::<f64>();
+        let rows: Vec<f64> = replicas.iter().map(|replica| assigned(replica, &tokens)).collect();
+        let travelling: Vec<f64> = rows.iter().map(|rows| rows.min(model.input)).collect();
+        let computing: Vec<f64> =
+            replicas.iter().map(|replica| slowed * assigned(replica, &computing)).collect();
+        let seconds = computing.iter().zip(&rows).zip(&travelling).map(|((computing, rows), travelling)| {
+            let working = computing + rows * model.down + travelling * model.up;
+            if *travelling > 0.0 { working + model.invoke } else { 0.0 }
+        });
+        Self {
+            seconds: seconds.collect(),
+            loads: replicas.iter().map(|replica| replica.load).collect(),
+            load_bound: load_bound(&weights, count),
+            computing,
+            tokens: travelling,
+        }
+    }
+
+    /// How many of them have tokens to compute.
+    pub(crate) fn working(&self) -> usize {
+        self.tokens.iter().filter(|tokens| **tokens > 0.0).count()
+    }
+
+    /// Seconds of the slowest of them.
+    pub(crate) fn slowest(&self) -> f64 {
+        self.seconds.iter().copied().fold(0.0, f64::max)
+    }
+}
