@@ -16,7 +16,7 @@ use remoe_fetch::ModelArgs;
 use remoe_function::parse_size;
 use remoe_model::{Checkpoint, Inspection};
 use remoe_planner::{
-    Answer, Arrivals, ErrorFactor, FieldError, Limits, Options, Pricing, Problem, Remote, SizeRange, Slo,
+    Answer, Arrivals, ErrorFactor, FieldError, Limits, Options, Pricing, Problem, Quantile, Remote, SizeRange, Slo,
     Specs, VcpuRange, solve, useful_vcpus,
 };
 use remoe_predictor::{ByPhase, Trained};
@@ -60,6 +60,10 @@ pub(crate) struct PlanningArgs {
     /// needs [default: no limit]
     #[arg(long, value_name = "SHARE", value_parser = share, help_heading = "Planning")]
     pub(crate) cold_share: Option<f64>,
+    /// Quantile of requests that --ttft, --tpot and --cold-ttft limit: p50, p95 or p99. Needs `arrivals` in the file of
+    /// --workload [default: the mean]
+    #[arg(long, value_name = "QUANTILE", value_parser = quantile, help_heading = "Planning")]
+    pub(crate) quantile: Option<Quantile>,
     /// Price list (examples/pricing) [default: $0.04 per core hour, $0.004 per GB hour]
     #[arg(long, value_name = "FILE", help_heading = "Planning")]
     pub(crate) pricing: Option<PathBuf>,
@@ -88,16 +92,24 @@ pub(crate) struct PlanningArgs {
     pub(crate) remote_cpu: Option<VcpuRange>,
 }
 
+/// Reads the name of a quantile.
+fn quantile(text: &str) -> Result<Quantile, String> {
+    let all = [Quantile::P50, Quantile::P95, Quantile::P99];
+    let found = all.into_iter().find(|quantile| quantile.name() == text);
+    found.ok_or_else(|| format!("expected p50, p95 or p99, got {text:?}"))
+}
+
 /// Lets an argument of [`PlanningArgs`] stand only without `other`, beside which it would mean nothing.
 /// The predictor is none of them: it also says which experts a ratio sends away.
 pub(crate) fn not_beside(other: &'static str, argument: clap::Arg) -> clap::Arg {
-    const OF_PLANS: [&str; 13] = [
+    const OF_PLANS: [&str; 14] = [
         "profile",
         "workload",
         "ttft",
         "tpot",
         "cold_ttft",
         "cold_share",
+        "quantile",
         "pricing",
         "main_memory_mb",
         "remote_memory_mb",
@@ -313,7 +325,13 @@ impl PlanningArgs {
             );
             return Err(CliError::arguments(flag, message));
         }
+        if self.quantile.is_some() && arrivals.is_none() {
+            let message = "cannot apply --quantile: without arrivals every request runs alone; state arrivals, such as \
+                           arrivals: {perHour: 20}, in the file of --workload";
+            return Err(CliError::arguments("--quantile", message));
+        }
         Ok(Slo {
+            quantile: self.quantile,
             cold_ttft_seconds: self.cold_ttft.map(|limit| limit.as_secs_f64()),
             cold_share: self.cold_share,
             ..Slo::new(self.ttft.as_secs_f64(), self.tpot.as_secs_f64())

@@ -40,7 +40,7 @@ pub struct Quantiles {
 }
 
 impl Quantiles {
-    /// The same for all requests.
+    /// Returns figures of requests that all take so long.
     pub(crate) fn constant(seconds: f64) -> Self {
         Self { mean: seconds, p50: seconds, p95: seconds, p99: seconds }
     }
@@ -84,7 +84,7 @@ pub struct Latency {
 }
 
 impl Latency {
-    /// The same where each request waits for so many `seconds` more.
+    /// Returns the latencies of requests that each wait for so many `seconds` more.
     pub(crate) fn after(self, seconds: f64) -> Self {
         let later = |times: Quantiles| times.map(|time| time + seconds);
         Self { ttft: later(self.ttft), ttft_with_starts: later(self.ttft_with_starts), ..self }
@@ -193,8 +193,13 @@ impl<'a> Deployment<'a> {
         let count =
             (REQUESTS.max(MOST_REQUESTS.min(REQUESTS * size)) / size).ceil().max(LEAST_BURSTS) as usize;
         let (gaps, sizes) = (shuffled(count, 1), shuffled(count, 2));
-        let (input, output) =
-            (Lengths::new(arrivals.input_variation), Lengths::new(arrivals.output_variation));
+        let together = |further: &f64| {
+            let geometric = if size > 1.0 { further.ln() / (1.0 - 1.0 / size).ln() } else { 0.0 };
+            1 + geometric.min(MOST_REQUESTS) as usize
+        };
+        let requests = sizes.iter().map(together).sum();
+        let input = Lengths::new(arrivals.input_variation, requests, 3);
+        let output = Lengths::new(arrivals.output_variation, requests, 4);
         let (prefill, steps) = (self.service.prefill_seconds, self.service.steps);
         let main_rate = mains.most_per_second() / mains.count;
         // Of the time that a request costs, its prefill's part.
@@ -203,10 +208,9 @@ impl<'a> Deployment<'a> {
         let (mut now, mut waits) = (0.0, Vec::new());
         for (gap, further) in gaps.iter().zip(&sizes) {
             now -= gap.ln() * size / arrivals.per_second;
-            let geometric = if size > 1.0 { further.ln() / (1.0 - 1.0 / size).ln() } else { 0.0 };
-            for _ in 0..1 + geometric.min(MOST_REQUESTS) as usize {
-                let index = self.arrived.len() as u64;
-                let (of_input, of_output) = (input.factor(2 * index), output.factor(2 * index + 1));
+            for _ in 0..together(further) {
+                let index = self.arrived.len();
+                let (of_input, of_output) = (input.factor(index), output.factor(index));
                 let whole = if steps > 0.0 { (steps * of_output).round().max(1.0) } else { 0.0 };
                 let chosen = self.arrive(now, prefill * of_input, whole);
                 let (work, since) = &mut owed[chosen];
@@ -288,22 +292,27 @@ impl Control {
 /// Lengths of requests over their mean: lognormal with a coefficient of variation.
 struct Lengths {
     deviation: f64,
+    stream: u64,
+    /// Of each request the part of its draw that decides how far it is from typical.
+    radii: Vec<f64>,
 }
 
 impl Lengths {
-    fn new(variation: f64) -> Self {
-        Self { deviation: (variation * variation).ln_1p().sqrt() }
+    /// Lengths of `count` requests, in an order of its own for each `stream`.
+    fn new(variation: f64, count: usize, stream: u64) -> Self {
+        let deviation = (variation * variation).ln_1p().sqrt();
+        Self {
+            deviation,
+            stream: stream + 8,
+            radii: if variation > 0.0 { shuffled(count, stream) } else { Vec::new() },
+        }
     }
 
-    /// The factor of the draw at `index`: Box and Muller.
-    fn factor(&self, index: u64) -> f64 {
-        if self.deviation == 0.0 {
-            return 1.0;
-        }
-        /// Draws of lengths begin here: those of main functions stand before.
-        const FIRST: u64 = 1 << 40;
-        let (radius, angle) = (unit(FIRST + 2 * index), unit(FIRST + 2 * index + 1));
-        let normal = (-2.0 * radius.ln()).sqrt() * (std::f64::consts::TAU * angle).cos();
+    /// The factor of the request at `index`: Box and Muller.
+    fn factor(&self, index: usize) -> f64 {
+        let Some(radius) = self.radii.get(index) else { return 1.0 };
+        let normal = (-2.0 * radius.ln()).sqrt()
+            * (std::f64::consts::TAU * unit((self.stream << 48) + index as u64)).cos();
         (self.deviation * normal - self.deviation * self.deviation / 2.0).exp()
     }
 }

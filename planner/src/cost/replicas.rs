@@ -3,15 +3,15 @@
 use crate::cost::lpt::{Replica, load_bound, longest_first};
 use crate::problem::model::Model;
 
-/// What functions with the same experts of a layer do in the prefill.
+/// Work in the prefill of functions with the same experts of a layer.
 pub(crate) struct Replicas {
-    /// Of each (ZT; Remoe paper, equation 3).
+    /// Seconds of each (ZT; Remoe paper, equation 3).
     pub(crate) seconds: Vec<f64>,
     /// Seconds of each without transfer and invocation.
     pub(crate) computing: Vec<f64>,
     /// Tokens that travel to each.
     pub(crate) tokens: Vec<f64>,
-    /// What longest-first assignment balanced.
+    /// Load of each that longest-first assignment balanced.
     pub(crate) loads: Vec<f64>,
     pub(crate) load_bound: f64,
 }

@@ -146,6 +146,11 @@ pub(super) fn run(question: &Question<'_>, as_json: bool) -> Result<ExitCode, Cl
         );
         return Err(CliError::arguments(flag, message));
     }
+    if question.planning.quantile.is_some() {
+        let message = "cannot combine --quantile with --nodes: limits of nodes hold for the mean over requests; omit \
+                       the flag";
+        return Err(CliError::arguments("--quantile", message));
+    }
     let list = read_list(question.list)?;
     let model = KnownModel::open(source, question.forms)?;
     let profile = question.profile(&model)?;

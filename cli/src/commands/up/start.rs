@@ -14,7 +14,7 @@ use remoe_fetch::ModelLocation;
 use remoe_function::Role;
 use remoe_launcher::decide::Desired;
 use remoe_launcher::{Status, Supervisor};
-use remoe_planner::{Answer, MainSize, Pricing, Problem, preallocate};
+use remoe_planner::{Answer, MainSize, Pricing, Problem, Slo, preallocate};
 use remoe_predictor::Shares;
 use serde::Serialize;
 use std::sync::Arc;
@@ -128,6 +128,10 @@ pub(super) async fn start(
         true => Some(args.planning.problem_of(&wanted, &deployment, asked, progress).await?),
         false => None,
     };
+    // Running streams keep this latency beside prompts.
+    let target_itl_seconds = wanted.options.target_itl.map(|target| target.as_secs_f64());
+    let problem =
+        problem.map(|problem| Problem { slo: Slo { target_itl_seconds, ..problem.slo }, ..problem });
     let problem = match remembered {
         // They were requests to this very service; a predictor's history may be anybody's.
         Some(mean) => problem.map(|problem| Problem {

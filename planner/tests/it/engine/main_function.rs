@@ -8,7 +8,7 @@ const ALONE: f64 = 0.25;
 const IN_TURN: f64 = 0.05;
 /// Prefills under way at most.
 const MOST_PREFILLS: usize = 4;
-/// What either of shortest and oldest prompt is owed at most.
+/// Seconds that the shortest or the oldest prompt is owed at most.
 const MOST_OWED: f64 = 1.0;
 /// Seconds that are rounding.
 const ROUNDING: f64 = 1e-9;
