@@ -293,7 +293,7 @@ impl Control {
 struct Lengths {
     deviation: f64,
     stream: u64,
-    /// Of each request the part of its draw that decides how far it is from typical.
+    /// Part of each request's draw that decides how far it is from typical.
     radii: Vec<f64>,
 }
 

@@ -26,17 +26,8 @@
 //! request goes to one of M mains by chance brings one main none, or geometrically many, 1 + (burst - 1) / M
 //! in the mean. Mains are taken as independent beyond that.
 //!
-//! **How good it is** (`tests/alive.rs`, 300 random settings against engines that run iteration by
-//! iteration; shares as differences, other errors relative, waits over service seconds). At up to 80 % of
-//! what mains can serve, single requests: share within 0.012, cold share within 0.022 where lengths vary
-//! geometrically and within 0.06 where all are alike, medians 0.001 and 0.002. Cold shares are too low, by
-//! most where several requests come during a start and windows are short: these begin together, and hold
-//! each other up longer than here. With bursts of up to 10: share within 0.02 and, all alike, 0.05 (too
-//! high: several mains finish such a burst together). Service seconds: median 3 and, all alike, 7 %, with
-//! bursts 4 and 12 %; too low. TPOT: median 1 and 5 %, with bursts 1 and 11 %; where prefills are half of a
-//! request it is too high, as waiting for prompts counts as decoding. Waits: median below 1 %, with bursts
-//! 15 %, up to some service times in single settings. Nearer to saturation shares stay as good (0.003,
-//! cold 0.03), while waits are those of a few long queues.
+//! **Errors** against engines that run iteration by iteration: `tests/it/alive.rs`, and the table of the README.
+//! Waits and times to the first token are estimates for a search: `latency.rs` has them.
 
 use super::Time;
 use super::load::Mains;

@@ -4,8 +4,10 @@ use crate::engine;
 use crate::generate;
 
 use engine::{Lengths, Observed, Setting, observe, quantile, saturated_per_second};
-use generate::Sample;
-use remoe_planner::{Arrivals, Latency, Service, latency};
+use generate::{Sample, small_problem};
+use remoe_planner::{
+    Arrivals, Latency, Options, PlanDraft, Problem, Quantile, Remote, Service, evaluate, latency, solve,
+};
 
 /// Seconds of a decode step of one request.
 const STEP: f64 = 0.02;
@@ -275,4 +277,43 @@ fn latency_is_finite_whatever_the_sizes() {
             }
         }
     }
+}
+
+#[test]
+fn limit_of_a_quantile_is_broken_where_the_mean_keeps_it() {
+    let mut tried = 0;
+    for seed in 0..40 {
+        let mut problem = small_problem(seed, 1);
+        (problem.slo.ttft_seconds, problem.slo.tpot_seconds) = (1e3, 1e3);
+        problem.request.concurrency = 4;
+        let options = Options { remote: Remote::Never, ..Options::default() };
+        let Ok(alone) = solve(&problem, None, &options) else { continue };
+        let plan = PlanDraft::from(&alone.plan);
+        let seconds = alone.evaluation.prefill_seconds + alone.evaluation.decode_seconds;
+        problem.arrivals = Some(Arrivals {
+            per_second: 0.5 / seconds,
+            burst: 1.0,
+            recorded_seconds: None,
+            idle_seconds: None,
+            input_variation: 0.0,
+            output_variation: 0.0,
+        });
+        let late = |problem: &Problem| {
+            let found = evaluate(problem, &plan, false).unwrap();
+            let ttft = found.violations.iter().find(|violation| violation.limit == "ttft");
+            (found.life.unwrap().latency.unwrap().ttft, ttft.map(|violation| violation.value))
+        };
+        let (ttft, _) = late(&problem);
+        problem.slo.ttft_seconds = (ttft.mean + ttft.p95) / 2.0;
+        if ttft.p95 < 1.05 * ttft.mean {
+            continue;
+        }
+        tried += 1;
+        assert_eq!(late(&problem), (ttft, None), "{seed}");
+        problem.slo.quantile = Some(Quantile::P95);
+        assert_eq!(late(&problem), (ttft, Some(ttft.p95)), "{seed}");
+        problem.slo.quantile = Some(Quantile::P50);
+        assert_eq!(late(&problem), (ttft, None), "{seed}");
+    }
+    assert!(tried >= 5, "{tried}");
 }
