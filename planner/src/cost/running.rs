@@ -15,6 +15,8 @@ const SHARE_SLACK: f64 = 1e-9;
 /// Factors by which estimates of waits may be too low and too high.
 const MOST_UNDERESTIMATED: f64 = 3.0;
 const MOST_OVERESTIMATED: f64 = 4.0;
+/// Waits, as a part of what a request takes alone, that are not worth a simulation.
+const NEGLIGIBLE_WAIT: f64 = 1e-3;
 
 /// Seconds of a prefill, and of one decode step at each of [`Model::batches`].
 #[derive(Debug, Clone, PartialEq)]
@@ -230,11 +232,10 @@ impl Model<'_> {
         let mean = Limited { ttft: found.first_token_seconds + wait_seconds, tpot: found.tpot_seconds };
         let alone = self.alone(arrivals, &service);
         let estimate = self.at_quantile(alone, mean, found.utilisation);
-        let is_known =
-            detail != Detail::Full && !self.is_in_doubt(arrivals, alone, estimate, running.start_seconds);
-        let simulated = match is_known || found.saturated {
-            true => None,
-            false => self.latency(arrivals, &service, running.start_seconds, detail),
+        let is_doubtful = self.is_in_doubt(arrivals, alone, estimate, running.start_seconds);
+        let simulated = match (is_doubtful || detail == Detail::Full) && !found.saturated {
+            true => self.latency(arrivals, &service, running.start_seconds, detail),
+            false => None,
         };
         let cold_start = self.problem.cold_start_seconds;
         let (mean, limited) = match simulated {
@@ -244,7 +245,9 @@ impl Model<'_> {
                     ttft: latency.ttft.at(quantile),
                     tpot: latency.tpot.at(quantile),
                 };
-                (at(None), at(self.problem.slo.quantile))
+                // Limits hold or not by the same figures, whatever else is asked for.
+                let limited = if is_doubtful { at(self.problem.slo.quantile) } else { estimate };
+                (at(None), limited)
             }
         };
         let limited = Limited { ttft: limited.ttft + cold_start, ..limited };
@@ -312,6 +315,9 @@ impl Model<'_> {
     ) -> bool {
         let doubtful = |least: f64, estimate: f64, limit: f64| {
             let wait = (estimate - least).max(0.0);
+            if wait <= NEGLIGIBLE_WAIT * least {
+                return false;
+            }
             let (low, high) = (wait / MOST_OVERESTIMATED, wait * MOST_UNDERESTIMATED);
             (least + low..=least + high).contains(&limit)
         };
