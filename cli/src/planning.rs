@@ -16,8 +16,8 @@ use remoe_fetch::ModelArgs;
 use remoe_function::parse_size;
 use remoe_model::{Checkpoint, Inspection};
 use remoe_planner::{
-    Answer, Arrivals, ErrorFactor, FieldError, Limits, Options, Pricing, Problem, Quantile, Remote, SizeRange, Slo,
-    Specs, VcpuRange, solve, useful_vcpus,
+    Answer, Arrivals, ErrorFactor, FieldError, Limits, Options, Pricing, Problem, Quantile, Remote,
+    SizeRange, Slo, Specs, VcpuRange, solve, useful_vcpus,
 };
 use remoe_predictor::{ByPhase, Trained};
 use remoe_profile::{ModelId, Origin, Prices, PricesError, ProblemError, Profile, Wishes};

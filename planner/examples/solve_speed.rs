@@ -98,7 +98,14 @@ fn with_groups(problem: &Problem) -> Problem {
 
 /// The same with requests that come seldom, and groups that may end by themselves.
 fn with_sleep(problem: &Problem) -> Problem {
-    let arrivals = Arrivals { per_second: 1e-3, burst: 1.0, recorded_seconds: None, idle_seconds: None, input_variation: 0.0, output_variation: 0.0 };
+    let arrivals = Arrivals {
+        per_second: 1e-3,
+        burst: 1.0,
+        recorded_seconds: None,
+        idle_seconds: None,
+        input_variation: 0.0,
+        output_variation: 0.0,
+    };
     let start = Start { process_seconds: 2.0, load_bytes_per_second: 1e9 };
     Problem {
         arrivals: Some(arrivals),

@@ -106,7 +106,7 @@ fn cells_on_nodes_are_what_the_planner_answers() {
     for subject in Subject::all() {
         let cell = regime.cell(&subject, 10.0).unwrap();
         check(&cell);
-        let answer = rent(&rental(&subject, &regime.nodes, regime.slo, None)).unwrap();
+        let answer = rent(&rental(&subject, &regime.list, regime.slo, None)).unwrap();
         let best = cell.best.and_then(|best| cell.offer(best)?.dollars_per_hour);
         assert_eq!(best, answer.dollars_per_hour, "{}", subject.name);
         let feasible = answer.verdict.rivals.iter().filter(|rival| rival.feasible).count();

@@ -16,8 +16,14 @@ fn with_groups(name: &str) -> RegretSubject {
     let RegretSubject { mut problem, name } = worked(name);
     problem.pricing.billing = remoe_planner::Billing::Reserved;
     problem.limits.max_groups = Some(2);
-    problem.arrivals =
-        Some(Arrivals { per_second: 1e-3, burst: 1.0, recorded_seconds: None, idle_seconds: None, input_variation: 0.0, output_variation: 0.0 });
+    problem.arrivals = Some(Arrivals {
+        per_second: 1e-3,
+        burst: 1.0,
+        recorded_seconds: None,
+        idle_seconds: None,
+        input_variation: 0.0,
+        output_variation: 0.0,
+    });
     RegretSubject { name: format!("{name}, groups"), problem }
 }
 

@@ -184,10 +184,15 @@ impl Best {
         }
     }
 
+    /// Returns true if `found` is better than what is known.
+    pub(super) fn is_worse_than(&self, found: &Found) -> bool {
+        let known = self.found.as_ref().map(|known| (known.dollars, &known.unit.times));
+        known.is_none_or(|known| is_better((found.dollars, &found.unit.times), known))
+    }
+
     /// Keeps the better one.
     pub(super) fn offer(&mut self, found: Found) {
-        let known = self.found.as_ref().map(|known| (known.dollars, &known.unit.times));
-        if known.is_none_or(|known| is_better((found.dollars, &found.unit.times), known)) {
+        if self.is_worse_than(&found) {
             self.found = Some(found);
         }
     }

@@ -10,12 +10,13 @@
 
 use super::batches::{BATCHES, Times, position};
 use super::compiled::Compiled;
-use crate::alive::{Alive, Service, alive, mean_per_second};
+use super::found::{Best, Found, Miss};
+use crate::alive::{Alive, Latency, Service, alive, latency, mean_per_second};
 
 /// Units of an arrangement, at most.
 pub(super) const MOST_UNITS: u32 = 4096;
 
-/// What one unit does.
+/// Work of one unit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Unit {
     pub(super) times: Times,
@@ -26,7 +27,7 @@ pub(super) struct Unit {
     pub(super) copies: u32,
 }
 
-/// What requests meet, in seconds and in the mean.
+/// Latencies of requests under load, in seconds and in the mean.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Met {
     pub(super) ttft: f64,
@@ -70,7 +71,7 @@ impl Compiled<'_> {
         }
     }
 
-    /// What the arrivals make of `units` of `unit` that take `start_seconds` to start; nothing without arrivals.
+    /// Load that the arrivals put on `units` of `unit` that take `start_seconds` to start; nothing without arrivals.
     pub(super) fn under_load(&self, unit: &Unit, units: u32, start_seconds: f64) -> Option<Alive> {
         self.arrivals.as_ref().map(|arrivals| alive(arrivals, &self.service(unit, units), start_seconds))
     }
@@ -81,7 +82,7 @@ impl Compiled<'_> {
         self.under_load(&unit, 1, 0.0).map_or(1.0, |load| load.share)
     }
 
-    /// What requests meet at `units` of `unit`.
+    /// Latencies at `units` of `unit`.
     pub(super) fn met(&self, unit: &Unit, units: u32) -> Met {
         let Some(load) = self.under_load(unit, units, 0.0) else { return self.met_in_turn(unit, units) };
         let met = Met {
@@ -100,7 +101,7 @@ impl Compiled<'_> {
         }
     }
 
-    /// What the requests meet that are in flight all the time: each copy has an equal part of them.
+    /// Latencies of requests that are in flight all the time: each copy has an equal part of them.
     ///
     /// Prompts queue for the prefill and then decode together, a closed queueing network of one server and a delay;
     /// mean value analysis (Reiser and Lavenberg 1980) gives the time to the first token. What other requests'
@@ -125,6 +126,44 @@ impl Compiled<'_> {
         }
     }
 
+    /// Latencies of the requests that arrive at `units` of `unit`, simulated; nothing without arrivals, or where more
+    /// come than are served.
+    pub(super) fn latency(&self, unit: &Unit, units: u32, start_seconds: f64) -> Option<Latency> {
+        let arrivals = self.arrivals.as_ref()?;
+        latency(arrivals, &self.service(unit, units), start_seconds, self.rental.slo.target_itl_seconds)
+    }
+
+    /// Offers `found`, or as many more of its units, up to `most`, as keep the limits: the search goes by estimates of
+    /// means, this by a simulation, and by the quantile that the limits name.
+    pub(super) fn confirm(&self, mut found: Found, most: u32, best: &mut Best) {
+        let slo = &self.rental.slo;
+        loop {
+            let priced = self.priced(found);
+            if !best.is_worse_than(&priced) {
+                return;
+            }
+            found = priced;
+            if self.arrivals.is_none() {
+                break;
+            }
+            let simulated = self.latency(&found.unit, found.units, 0.0);
+            let (ttft, tpot) = simulated.map_or((f64::INFINITY, f64::INFINITY), |latency| {
+                (latency.ttft.at(slo.quantile), latency.tpot.at(slo.quantile))
+            });
+            if ttft <= slo.ttft_seconds + 1e-9 && tpot <= self.setting.tpot + 1e-12 {
+                break;
+            }
+            let units = found.units.saturating_add((found.units / 8).max(1));
+            if units > most {
+                let met = Met { ttft, tpot, utilisation: 0.0, in_flight: 0.0 };
+                return best.missed(Miss::slow(found.main, self.excess(&met)));
+            }
+            found.per_hour *= f64::from(units) / f64::from(found.units);
+            found.units = units;
+        }
+        best.offer(found);
+    }
+
     fn holds(&self, met: &Met) -> bool {
         let open = self.arrivals.is_some();
         met.ttft <= self.rental.slo.ttft_seconds + 1e-9
@@ -132,7 +171,7 @@ impl Compiled<'_> {
             && if open { met.utilisation < 1.0 } else { met.utilisation <= 1.0 }
     }
 
-    /// Whether `times` keep the limits for a request that runs alone.
+    /// Returns true if `times` keep the limits for a request that runs alone.
     pub(super) fn holds_alone(&self, times: &Times) -> bool {
         times.prefill <= self.rental.slo.ttft_seconds + 1e-9 && times.alone() <= self.setting.tpot + 1e-12
     }
@@ -164,7 +203,7 @@ impl Compiled<'_> {
         Err(worst.unwrap_or_else(|| self.excess_alone(&unit.times)))
     }
 
-    /// Whether `units` of `unit` serve the load within the limits.
+    /// Returns true if `units` of `unit` serve the load within the limits.
     pub(super) fn serves(&self, unit: Unit, units: u32) -> bool {
         self.holds_alone(&unit.times)
             && self.batches_of(unit).any(|unit| {

@@ -29,7 +29,7 @@ mod slowest;
 mod verdict;
 mod whole;
 
-use crate::alive::mean_per_second;
+use crate::alive::{Latency, mean_per_second};
 use crate::error::FieldError;
 use crate::problem::Device;
 use compiled::Compiled;
@@ -144,6 +144,9 @@ pub struct MetTimes {
     pub ttft_seconds: f64,
     /// Seconds per output token, for the same.
     pub tpot_seconds: f64,
+    /// Quantiles of both; absent without arrivals.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub latency: Option<Latency>,
     /// Share of the requests that wait for functions to start.
     pub cold_share: f64,
     /// Seconds to the first token of a request that finds everything asleep, on nodes that are there: how long a
@@ -194,6 +197,7 @@ impl Compiled<'_> {
         let (unit, met) = (&found.unit, self.met(&found.unit, found.units));
         let start_seconds = self.start_seconds(found);
         let load = self.under_load(unit, found.units, start_seconds);
+        let latency = self.latency(unit, found.units, 0.0);
         let sleeps = self.rental.arrivals.as_ref().is_some_and(|arrivals| arrivals.idle_seconds.is_some());
         let copies = f64::from(found.units) * f64::from(unit.copies);
         let batch = match self.rental.arrivals {
@@ -208,10 +212,12 @@ impl Compiled<'_> {
             busy_tpot_seconds: unit.times.step(batch),
             in_flight: met.in_flight,
             met: MetTimes {
-                ttft_seconds: met.ttft,
-                tpot_seconds: met.tpot,
+                ttft_seconds: latency.map_or(met.ttft, |latency| latency.ttft.mean),
+                tpot_seconds: latency.map_or(met.tpot, |latency| latency.tpot.mean),
+                latency,
                 cold_share: load.map_or(0.0, |load| load.cold_share),
-                cold_ttft_seconds: met.ttft + if sleeps { start_seconds } else { 0.0 },
+                cold_ttft_seconds: latency.map_or(met.ttft, |latency| latency.ttft.mean)
+                    + if sleeps { start_seconds } else { 0.0 },
             },
             full_load_tokens_per_second: (steps + 1.0)
                 * f64::from(found.units)

@@ -304,7 +304,7 @@ impl Compiled<'_> {
         let (on_gpu, on_host) = self.main_bytes(device, local, unit.slots);
         let rest = if device == Device::Cpu { self.main_rest_bytes(device, unit.slots) } else { 0.0 };
         let nodes = counts.iter().zip(hosts).zip(&offers).filter(|((count, _), _)| **count > 0);
-        best.offer(self.priced(Found {
+        let found = Found {
             per_hour: f64::from(units) * (self.per_hour(main) + price),
             dollars: 0.0,
             unit,
@@ -321,7 +321,15 @@ impl Compiled<'_> {
             experts_each: (self.model().experts - local).div_ceil(groups),
             function_bytes: packing.each,
             hosts: nodes.map(|((count, host), offer)| (*host, *count, offer.capacity)).collect(),
-        }));
+        };
+        // More units need more nodes of every shape.
+        let taken = counts.iter().zip(&offers).zip(hosts).filter(|((count, _), _)| **count > 0);
+        let room = taken.filter_map(|((count, _), host)| {
+            let max = self.shapes[*host].node.max?;
+            Some(max / (count + u32::from(*host == main)))
+        });
+        let room = room.chain(self.shapes[main].node.max).min().unwrap_or(MOST_UNITS);
+        self.confirm(found, room, best);
     }
 
     /// The limit that `units` of `unit` break.

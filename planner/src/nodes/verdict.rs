@@ -3,7 +3,7 @@
 use super::compiled::{Compiled, Setting};
 use super::found::{Arrangement, Best, Miss};
 use super::{ExpectedTimes, NodesLayout, RentedNodes};
-use crate::answer::words::{amount, limit_name};
+use crate::answer::words::{amount, dollars, limit_name};
 use serde::Serialize;
 use std::cmp::Ordering;
 
@@ -140,7 +140,7 @@ fn sentence(rivals: &[RivalNodes], best: Option<&RivalNodes>) -> String {
     let Some(best) = best else {
         return "No nodes on this list meet the limits; raise the limits, or list other nodes.".to_owned();
     };
-    let cost = |rival: &RivalNodes| money(rival.dollars());
+    let cost = |rival: &RivalNodes| dollars(rival.dollars());
     let pays = best.name.is_remote();
     let other = rivals.iter().filter(|rival| rival.name.is_remote() != pays && rival.feasible);
     let other = other.min_by(|a, b| a.order(b));
@@ -185,10 +185,6 @@ pub(super) fn place(nodes: &[RentedNodes]) -> String {
         Some((main, [])) => main.clone(),
         Some((main, others)) => format!("{main} with {}", others.join(" and ")),
     }
-}
-
-fn money(dollars: f64) -> String {
-    format!("${dollars:.2}")
 }
 
 impl Compiled<'_> {

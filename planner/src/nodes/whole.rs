@@ -84,7 +84,7 @@ impl Compiled<'_> {
             Ok(fewest) => fewest,
             Err(excess) => return best.missed(Miss::slow(shape, excess)),
         };
-        best.offer(self.priced(Found {
+        let found = Found {
             per_hour: f64::from(units) * f64::from(fitted.stages) * self.per_hour(shape),
             dollars: 0.0,
             unit,
@@ -101,7 +101,8 @@ impl Compiled<'_> {
             experts_each: 0,
             function_bytes: 0.0,
             hosts: Vec::new(),
-        }));
+        };
+        self.confirm(found, most, best);
     }
 
     /// The largest batch for which all of `needs` fit; nothing where none does.

@@ -52,7 +52,7 @@ pub struct Layer {
     pub context_seconds_per_token: f64,
 }
 
-fn is_zero(seconds: &f64) -> bool {
+pub(super) fn is_zero(seconds: &f64) -> bool {
     *seconds == 0.0
 }
 

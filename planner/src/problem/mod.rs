@@ -213,11 +213,11 @@ pub struct Arrivals {
     #[schemars(range(min = 0.0, max = LARGEST))]
     pub idle_seconds: Option<f64>,
     /// Standard deviation of prompts' lengths over their mean; 0 where absent: all alike.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "layer::is_zero")]
     #[schemars(range(min = 0.0, max = MAX_VARIATION))]
     pub input_variation: f64,
     /// Standard deviation of decode steps per request over their mean; 0 where absent: all alike.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "layer::is_zero")]
     #[schemars(range(min = 0.0, max = MAX_VARIATION))]
     pub output_variation: f64,
 }

@@ -435,7 +435,14 @@ fn the_verdict_turns_where_it_says() {
 fn nodes_that_sleep_cost_the_time_that_they_are_there() {
     let list = short_list();
     let base = rental("gpt-oss-120b", &list);
-    let rare = Arrivals { per_second: 1e-4, burst: 1.0, recorded_seconds: None, idle_seconds: Some(300.0), input_variation: 0.0, output_variation: 0.0 };
+    let rare = Arrivals {
+        per_second: 1e-4,
+        burst: 1.0,
+        recorded_seconds: None,
+        idle_seconds: Some(300.0),
+        input_variation: 0.0,
+        output_variation: 0.0,
+    };
     let answer = rent(&Rental { arrivals: Some(rare), ..base.clone() }).unwrap();
     assert!((0.02..0.05).contains(&answer.alive_share), "{}", answer.alive_share);
     let price = |name: &str| base.shapes.iter().find(|shape| shape.name == name).unwrap().per_hour;
@@ -444,7 +451,14 @@ fn nodes_that_sleep_cost_the_time_that_they_are_there() {
 }
 
 fn comes(per_second: f64, idle_seconds: Option<f64>) -> Option<Arrivals> {
-    Some(Arrivals { per_second, burst: 1.0, recorded_seconds: None, idle_seconds, input_variation: 0.0, output_variation: 0.0 })
+    Some(Arrivals {
+        per_second,
+        burst: 1.0,
+        recorded_seconds: None,
+        idle_seconds,
+        input_variation: 0.0,
+        output_variation: 0.0,
+    })
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use super::nodes_model::{Forms, KnownModel};
 use remoe_fetch::{ModelArgs, ModelLocation};
 use remoe_planner::{
-    Arrangement, Device, NodeShape, NodesAnswer, NodesLayout, Rental, RentedNodes, RivalNodes,
+    Arrangement, Device, NodeShape, NodesAnswer, NodesLayout, Rental, RentedNodes, RivalNodes, dollars,
 };
 use std::fmt::Write;
 
@@ -42,10 +42,10 @@ fn write_comments(
     chosen: &RivalNodes,
 ) -> std::fmt::Result {
     let cost = |rival: &RivalNodes| rival.dollars_per_hour.unwrap_or(0.0);
-    writeln!(text, "# {}: ${:.2}/hour", capitalised(chosen.name.meaning()), cost(chosen))?;
+    writeln!(text, "# {}: {} per hour", capitalised(chosen.name.meaning()), dollars(cost(chosen)))?;
     if let Some(best) = best.filter(|best| best.name != chosen.name) {
         let message = "is cheaper, but not served by Remoe";
-        writeln!(text, "# ({} {message}: ${:.2}/hour).", best.name.meaning(), cost(best))?;
+        writeln!(text, "# ({} {message}: {} per hour).", best.name.meaning(), dollars(cost(best)))?;
     }
     writeln!(text, "# Node pools of this plan; pods select nodes by their memory, CPU and GPU requests:")?;
     for node in &chosen.nodes {

@@ -146,9 +146,9 @@ pub(super) fn run(question: &Question<'_>, as_json: bool) -> Result<ExitCode, Cl
         );
         return Err(CliError::arguments(flag, message));
     }
-    if question.planning.quantile.is_some() {
-        let message = "cannot combine --quantile with --nodes: limits of nodes hold for the mean over requests; omit \
-                       the flag";
+    if question.planning.quantile.is_some() && question.planning.workload.arrivals(None)?.is_none() {
+        let message =
+            "cannot apply --quantile: without arrivals times are means; state arrivals in --workload";
         return Err(CliError::arguments("--quantile", message));
     }
     let list = read_list(question.list)?;
@@ -275,7 +275,10 @@ impl Question<'_> {
         Ok(Rental {
             model: resident,
             request: self.planning.workload.request(inspection, self.concurrency.concurrency)?,
-            slo: Slo::new(self.planning.ttft.as_secs_f64(), self.planning.tpot.as_secs_f64()),
+            slo: Slo {
+                quantile: self.planning.quantile,
+                ..Slo::new(self.planning.ttft.as_secs_f64(), self.planning.tpot.as_secs_f64())
+            },
             arrivals: self.planning.workload.arrivals(None)?,
             starts: Some(known.starts),
             shapes: node_shapes(list, self.args.commitment.into(), &model.weights, profile),

@@ -23,14 +23,14 @@ pub(super) struct Forms {
 pub(super) struct KnownModel {
     pub(super) family: String,
     pub(super) parameters: u64,
-    /// Those that one token is multiplied with.
+    /// Parameters that one token is multiplied with.
     pub(super) active_parameters: u64,
     pub(super) dtype: String,
     /// How weights are counted, for people.
     pub(super) counted: String,
-    /// Whether headers of weights were read.
+    /// True if headers of weights were read.
     pub(super) weights_seen: bool,
-    /// Whether the engine runs it today.
+    /// True if this version runs the model.
     pub(super) runs: bool,
     /// Why weights were not seen or it does not run.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -42,9 +42,9 @@ pub(super) struct KnownModel {
     pub(super) expert_bytes: u64,
     /// Everything but routed experts, as engines in general hold it.
     pub(super) rest_bytes: u64,
-    /// The same as Remoe's main functions hold it on CPUs.
+    /// Everything but routed experts, as Remoe's main functions hold it on CPUs.
     pub(super) main_rest_bytes: u64,
-    /// The same as they hold it on a GPU.
+    /// Everything but routed experts, as Remoe's main functions hold it on a GPU.
     pub(super) device_rest_bytes: u64,
     /// All weights as engines in general hold them.
     pub(super) total_bytes: u64,

@@ -24,8 +24,10 @@ pub(super) struct ApiCost {
     price: ApiPrice,
     /// Dollars per hour for the requests that come, or that the nodes serve when they are full.
     pub(super) dollars_per_hour: f64,
-    /// Requests per hour at which the cheapest nodes cost as much, if they stay as many.
+    /// Requests per hour for which it costs as much as the cheapest nodes.
     pub(super) break_even_requests_per_hour: Option<f64>,
+    /// Requests per hour that those nodes serve at most.
+    pub(super) most_requests_per_hour: f64,
 }
 
 impl FromStr for ApiPrice {
@@ -48,8 +50,8 @@ impl ApiPrice {
         let request = &rental.request;
         let output = request.output_tokens + 1.0;
         let each = (request.input_tokens * self.input_per_million + output * self.output_per_million) / 1e6;
-        let full = || answer.expected.map_or(0.0, |expected| expected.full_load_tokens_per_second / output);
-        let per_second = answer.requests_per_second.unwrap_or_else(full);
+        let full = answer.expected.map_or(0.0, |expected| expected.full_load_tokens_per_second / output);
+        let per_second = answer.requests_per_second.unwrap_or(full);
         ApiCost {
             price: self,
             dollars_per_hour: 3600.0 * per_second * each,
@@ -57,6 +59,7 @@ impl ApiPrice {
                 .dollars_per_hour
                 .filter(|_| each > 0.0)
                 .map(|dollars| dollars / each),
+            most_requests_per_hour: 3600.0 * full,
         }
     }
 }

@@ -5,6 +5,7 @@ use super::nodes_prices::ApiCost;
 use crate::output::table;
 use remoe_planner::{
     Device, ExpectedTimes, NodesAnswer, NodesLayout, NodesVerdict, Rental, RentedNodes, RivalNodes, amount,
+    dollars,
 };
 
 /// The nodes, what is on them, what they cost, and every rival.
@@ -91,12 +92,12 @@ fn nodes(rental: &Rental, answer: &NodesAnswer) -> String {
         vec![
             format!("{} x {}", node.count, node.shape),
             hosts(node, mains),
-            money(f64::from(node.count) * each),
+            dollars(f64::from(node.count) * each),
             if node.spot { "spot" } else { "" }.to_owned(),
         ]
     });
     let mut rows: Vec<Vec<String>> = rows.collect();
-    let total = answer.dollars_per_hour.map_or_else(String::new, money);
+    let total = answer.dollars_per_hour.map_or_else(String::new, dollars);
     let share = match answer.alive_share < 1.0 {
         true => format!("used {:.0} % of the time", 100.0 * answer.alive_share),
         false => String::new(),
@@ -143,7 +144,7 @@ fn placement(layout: &NodesLayout, rental: &Rental) -> String {
     if copies > 1 {
         pairs.push(("copies of the model", format!("{copies} on each node")));
     }
-    pairs.push(("batch", format!("up to {} requests", layout.slots)));
+    pairs.push(("batch", format!("{} request(s) at most", layout.slots)));
     let several = |mains: u32| if mains > 1 { format!("{mains}, each with ") } else { String::new() };
     pairs.push((
         if layout.mains > 1 { "main functions" } else { "main function" },
@@ -177,12 +178,22 @@ fn times(rental: &Rental, expected: ExpectedTimes) -> String {
         vec![name.to_owned(), amount("ttft", value), amount("ttft", allowed)]
     };
     let (met, alone) = (expected.met, |value: f64| amount("tpot", value));
+    let limited = rental.slo.quantile.map_or("mean", remoe_planner::Quantile::name);
+    let (ttft, tpot) = met.latency.map_or((met.ttft_seconds, met.tpot_seconds), |latency| {
+        (latency.ttft.at(rental.slo.quantile), latency.tpot.at(rental.slo.quantile))
+    });
     let mut rows = vec![
-        row("TTFT, mean under the load", met.ttft_seconds, rental.slo.ttft_seconds),
-        row("TPOT, mean under the load", met.tpot_seconds, rental.slo.tpot_seconds),
-        vec!["TTFT, single request".to_owned(), alone(expected.ttft_seconds), String::new()],
-        vec!["TPOT, single request".to_owned(), alone(expected.tpot_seconds), String::new()],
+        row(&format!("TTFT, {limited} under the load"), ttft, rental.slo.ttft_seconds),
+        row(&format!("TPOT, {limited} under the load"), tpot, rental.slo.tpot_seconds),
     ];
+    if let Some(latency) = met.latency {
+        for (name, of) in [("TTFT", latency.ttft), ("TPOT", latency.tpot)] {
+            let quantiles = format!("{} / {} / {}", alone(of.p50), alone(of.p95), alone(of.p99));
+            rows.push(vec![format!("{name}, p50 / p95 / p99"), quantiles, String::new()]);
+        }
+    }
+    rows.push(vec!["TTFT, single request".to_owned(), alone(expected.ttft_seconds), String::new()]);
+    rows.push(vec!["TPOT, single request".to_owned(), alone(expected.tpot_seconds), String::new()]);
     if met.cold_share > 0.0 {
         let cold = format!("TTFT of cold requests ({:.1} %)", 100.0 * met.cold_share);
         rows.push(vec![cold, format!("{}, node provisioned", alone(met.cold_ttft_seconds)), String::new()]);
@@ -205,8 +216,8 @@ fn rivals(verdict: &NodesVerdict) -> String {
         let best = if verdict.best == Some(rival.name) { "* " } else { "  " };
         vec![
             format!("{best}{}", rival.name.meaning()),
-            rival.dollars_per_hour.map_or_else(|| "-".to_owned(), money),
-            rival.dollars_per_million_tokens.map_or_else(|| "-".to_owned(), money),
+            rival.dollars_per_hour.map_or_else(|| "-".to_owned(), dollars),
+            rival.dollars_per_million_tokens.map_or_else(|| "-".to_owned(), dollars),
             seconds(|expected| expected.met.ttft_seconds),
             seconds(|expected| expected.met.tpot_seconds),
             if rival.feasible { rival.why.clone() } else { format!("no: {}", rival.why) },
@@ -225,11 +236,14 @@ fn beside_api(api: ApiCost, answer: &NodesAnswer) -> String {
         Some(_) => "the same requests",
         None => "as many requests as these nodes serve when they are full",
     };
-    let hourly = money(api.dollars_per_hour);
+    let hourly = dollars(api.dollars_per_hour);
     let even = api.break_even_requests_per_hour.map_or_else(String::new, |rate| {
-        format!("; it costs as much as these nodes at {rate:.0} requests per hour")
+        format!(
+            " It costs as much as these nodes at {rate:.0} requests per hour; they serve {:.0} at most.",
+            api.most_requests_per_hour
+        )
     });
-    format!("An API at the stated prices costs ${hourly}/hour for {requests}{even}.")
+    format!("An API at the stated prices costs {hourly} per hour for {requests}.{even}")
 }
 
 fn changes(verdict: &NodesVerdict) -> String {
@@ -250,10 +264,11 @@ fn another_server(answer: &NodesAnswer) -> Option<String> {
     let ours = ours.and_then(|rival| Some((rival, rival.dollars_per_hour?)));
     let engine = "Remoe computes experts on CPUs; serve this placement with another engine.";
     Some(match ours {
-        Some((rival, dollars)) => format!(
-            "{engine} The cheapest placement of Remoe is {} ({}) for ${dollars:.2}/hour; --manifest prints it.",
+        Some((rival, hourly)) => format!(
+            "{engine} The cheapest placement of Remoe is {} ({}) for {} per hour; --manifest prints it.",
             rival.name.meaning(),
-            rival.why
+            rival.why,
+            dollars(hourly),
         ),
         None => format!("{engine} No placement of Remoe meets the limits."),
     })
@@ -262,12 +277,4 @@ fn another_server(answer: &NodesAnswer) -> Option<String> {
 fn list(title: &str, lines: &[String]) -> String {
     let lines = lines.iter().map(|line| format!("  - {line}"));
     std::iter::once(format!("{title}:")).chain(lines).collect::<Vec<_>>().join("\n")
-}
-
-/// Dollars to the cent, and small amounts to three digits.
-fn money(dollars: f64) -> String {
-    match dollars {
-        small if small > 0.0 && small < 0.1 => format!("{small:.*}", (2.0 - small.log10().floor()) as usize),
-        dollars => format!("{dollars:.2}"),
-    }
 }
