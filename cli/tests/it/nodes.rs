@@ -257,3 +257,72 @@ fn the_manifest_is_one_that_the_custom_resource_takes() {
     }
     assert!(gpus >= 1 && groups >= 1, "{gpus} {groups}");
 }
+
+/// Every figure of README about nodes is what the command prints.
+#[test]
+fn readme_states_what_the_planner_answers() {
+    const GCP: &str = "examples/nodes/gcp-us-central1.yaml";
+    let readme = std::fs::read_to_string(workspace("README.md")).unwrap();
+    let guide = std::fs::read_to_string(workspace("docs/guides/planning-a-purchase.md")).unwrap();
+    let dollars = |answer: &Value| format!("${:.2}", answer["dollars_per_hour"].as_f64().unwrap());
+    let once_a_day = "arrivals: {perHour: 0.0416667}";
+    for (model, arrivals, tpot, pays) in [
+        ("mixtral-8x22b", once_a_day, "300ms", false),
+        ("deepseek-v3", once_a_day, "200ms", true),
+        ("deepseek-v3", "arrivals: {perHour: 10}", "200ms", true),
+        ("deepseek-v3", "arrivals: {perHour: 1000}", "200ms", false),
+    ] {
+        let (_folder, workload) = listed(arrivals);
+        let arguments = ["--workload", workload.as_str(), "--tpot", tpot];
+        let (_, answer) = plan(&published(model), &workspace(GCP), &arguments);
+        assert_eq!(answer["verdict"]["pays"], json!(pays), "{model} {arrivals}");
+        if arrivals.contains("1000") {
+            continue;
+        }
+        let sentence = answer["verdict"]["sentence"].as_str().unwrap();
+        assert!(readme.contains(sentence), "{model} {arrivals}: {sentence}");
+        assert!(readme.contains(&dollars(&answer)), "{model} {arrivals}: {}", dollars(&answer));
+        if model == "mixtral-8x22b" {
+            assert!(guide.contains(sentence), "{sentence}");
+        }
+    }
+}
+
+#[test]
+fn concurrency_beside_a_rate_changes_no_answer() {
+    let (_folder, workload) = listed("arrivals: {perHour: 10000}");
+    let at = |concurrency: &str| {
+        let arguments = ["--workload", workload.as_str(), "--concurrency", concurrency];
+        let (_, answer) = plan(&published("qwen3-235b-a22b"), &workspace(AWS), &arguments);
+        (answer["verdict"].clone(), answer["dollars_per_hour"].as_f64().unwrap())
+    };
+    let (verdict, dollars) = at("8");
+    assert_eq!((verdict, dollars), at("256"));
+    assert!(dollars < 170.0, "{dollars}");
+}
+
+#[test]
+fn quantile_prices_and_forms_reach_the_answer() {
+    let model = published("deepseek-v3");
+    let (_folder, workload) = listed("arrivals: {perHour: 2000}");
+    let with = |more: &[&str]| {
+        let arguments = [&["--workload", workload.as_str()][..], more].concat();
+        plan(&model, &workspace(AWS), &arguments).1
+    };
+    let dollars = |answer: &Value| answer["dollars_per_hour"].as_f64().unwrap();
+    let mean = with(&["--api-price", "0.2/0.8"]);
+    // 2,000 requests of 128 tokens in and 200 out.
+    let api = mean["api"]["dollars_per_hour"].as_f64().unwrap();
+    assert!((api - 2000.0 * (128.0 * 0.2 + 200.0 * 0.8) / 1e6).abs() < 1e-9, "{api}");
+    let late = with(&["--quantile", "p99"]);
+    assert!(dollars(&late) >= dollars(&mean));
+    let met = &late["expected"]["met"]["latency"];
+    assert!(met["ttft"]["p99"].as_f64().unwrap() <= 10.0 && met["tpot"]["p99"].as_f64().unwrap() <= 0.2);
+    assert!(dollars(&with(&["--commitment", "three-years"])) <= dollars(&mean));
+    // As it is published, in fp8, and with all weights in bfloat16.
+    let bytes = |answer: &Value| answer["model"]["total_bytes"].as_f64().unwrap();
+    assert!(bytes(&mean) < 0.72e12, "{}", bytes(&mean));
+    let plain = with(&["--experts-dtype", "int8", "--dense-dtype", "bfloat16"]);
+    let dense = with(&["--experts-dtype", "int8", "--dense-dtype", "int4"]);
+    assert!(bytes(&dense) < bytes(&plain) - 1e10, "{} {}", bytes(&dense), bytes(&plain));
+}
