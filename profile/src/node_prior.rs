@@ -208,7 +208,9 @@ impl Cpus {
         let read_most = stated.unwrap_or(derived.min(MOST_BYTES_PER_SECOND));
         // A node that states nothing is thought to be a slow one.
         let each = if stated.is_some() { timing.cpu_read_each } else { READ_BYTES_PER_SECOND };
-        Self { vcpus: node.vcpus, read_each: each, read_most, operations: timing.cpu_operations_each }
+        // Functions that share a node read at once: none gets more than its part.
+        let read_each = each.min(read_most / node.vcpus);
+        Self { vcpus: node.vcpus, read_each, read_most, operations: timing.cpu_operations_each }
     }
 
     /// Seconds of `parameters` in `bytes`: the slower of reading and computing, and `fixed`.

@@ -2,7 +2,7 @@
 //! function and groups of remote functions.
 
 /// Up to this many experts per token their distribution over the paths is summed exactly.
-const MOST_EXACT: usize = 16;
+pub(crate) const MOST_EXACT: usize = 16;
 
 /// One path: where a token's experts may be computed.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -7,8 +7,8 @@ pub(super) const BATCHES: [u32; 10] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512];
 pub(super) type ByBatch = [f64; BATCHES.len()];
 
 /// Returns the figures of `of` at [`BATCHES`].
-pub(super) fn by_batch(mut of: impl FnMut(usize) -> f64) -> ByBatch {
-    std::array::from_fn(|index| of(index))
+pub(super) fn by_batch(of: impl FnMut(usize) -> f64) -> ByBatch {
+    std::array::from_fn(of)
 }
 
 /// Position in [`BATCHES`] of the largest that is at most `batch`.

@@ -4,7 +4,7 @@ use super::batches::{BATCHES, ByBatch, Times, by_batch};
 use super::form::{GpuGroup, GpuTimes, NodeShape, Rental, ResidentModel, Spot};
 use super::slowest::least_slowest;
 use crate::alive::quick;
-use crate::cost::slowest::{Path, expected_slowest};
+use crate::cost::slowest::{MOST_EXACT, Path, expected_slowest};
 use crate::problem::Arrivals;
 use crate::problem::curve::{Column, Curve};
 use std::cell::RefCell;
@@ -41,14 +41,20 @@ pub(super) struct Compiled<'a> {
     pub(super) setting: Setting,
     /// When requests come, for a search that asks very often.
     pub(super) arrivals: Option<Rc<Arrivals>>,
+    /// The same as it was stated.
+    pub(super) stated: Option<Rc<Arrivals>>,
+    /// Share of time in which nodes are there, at least.
+    pub(super) least_share: f64,
     /// Times that were asked for, with the bits of the size that they are for: other prices and limits ask for the same
     /// ones.
     known: Rc<RefCell<HashMap<(Split, u64), Times>>>,
-    /// Steps of experts by shape, functions on it, and range of experts.
-    known_steps: Rc<RefCell<HashMap<(usize, usize, usize, usize), ByBatch>>>,
+    known_steps: Rc<RefCell<KnownSteps>>,
     /// Times of the rest by shape and device, at the present size.
     rests: Vec<[Times; 2]>,
 }
+
+/// Steps of experts by shape, functions on it, and range of experts.
+type KnownSteps = HashMap<(usize, usize, usize, usize), ByBatch>;
 
 /// Times that are kept, at most.
 const MOST_KNOWN: usize = 1 << 18;
@@ -59,6 +65,8 @@ struct Usage {
     shares: Vec<f64>,
     /// Sums of the expected numbers of experts that a step uses, by its batch.
     used: Vec<ByBatch>,
+    /// Sums of the variances of these numbers.
+    variances: Vec<ByBatch>,
 }
 
 /// Experts of a layer in a decode step: how many are used, and tokens of each of these, by batch.
@@ -71,14 +79,31 @@ struct Used {
 impl Usage {
     fn new(shares: &[f64], top_k: usize) -> Self {
         let mut used = vec![[0.0; BATCHES.len()]];
-        for share in shares {
+        let mut variances = used.clone();
+        // Rounding may leave their sum beside 1.
+        let total: f64 = shares.iter().sum();
+        let shares: Vec<f64> = shares.iter().map(|share| share / total).collect();
+        for share in &shares {
             let called = (top_k as f64 * share).min(1.0);
-            let before = used[used.len() - 1];
-            used.push(by_batch(|index| {
-                before[index] + 1.0 - (1.0 - called).powi(BATCHES[index].cast_signed())
-            }));
+            let of = by_batch(|index| 1.0 - (1.0 - called).powi(BATCHES[index].cast_signed()));
+            let (mean, variance) = (used[used.len() - 1], variances[variances.len() - 1]);
+            used.push(by_batch(|index| mean[index] + of[index]));
+            variances.push(by_batch(|index| variance[index] + of[index] * (1.0 - of[index])));
         }
-        Self { shares: sums(shares.iter().copied()), used }
+        Self { shares: sums(shares.into_iter()), used, variances }
+    }
+
+    /// Share of the experts that all of `groups` groups use in a step which the busiest of them uses, of `from` to `to`:
+    /// the greatest of so many independent normal variables.
+    fn busiest(&self, from: usize, to: usize, groups: usize) -> ByBatch {
+        let number = groups as f64;
+        by_batch(|index| {
+            let all = self.used[to][index] - self.used[from][index];
+            let variance = (self.variances[to][index] - self.variances[from][index]).max(0.0);
+            let most = (to - from).div_ceil(groups) as f64;
+            let busiest = all / number + greatest_normal(groups) * (variance / number).sqrt();
+            busiest.min(most) / all.max(f64::MIN_POSITIVE)
+        })
     }
 
     /// Experts `from` to `to` of the order.
@@ -139,32 +164,39 @@ impl<'a> Compiled<'a> {
         let setting = Setting { tpot: rental.slo.tpot_seconds, gpu_price: 1.0, size: 1.0, rate: 1.0 };
         let usage = Rc::new(Usage::new(&usage, model.top_k));
         let (known, known_steps) = (Rc::default(), Rc::default());
-        let (arrivals, rests) = (None, Vec::new());
-        Self { rental, shapes, usage, setting, arrivals, known, known_steps, rests }.with(setting)
+        let (arrivals, stated, least_share, rests) = (None, None, 1.0, Vec::new());
+        let compiled =
+            Self { rental, shapes, usage, setting, arrivals, stated, least_share, known, known_steps, rests };
+        compiled.with(setting)
     }
 
     /// The same under another setting.
     pub(super) fn with(&self, setting: Setting) -> Self {
-        let arrivals = self.rental.arrivals.as_ref().map(|arrivals| {
-            let arrivals = quick(arrivals);
+        let at_rate = |arrivals: Arrivals| {
             let recorded = arrivals.recorded_seconds.as_ref();
             Rc::new(Arrivals {
                 per_second: arrivals.per_second * setting.rate,
                 recorded_seconds: recorded
                     .map(|times| times.iter().map(|seconds| seconds / setting.rate).collect()),
-                ..arrivals.into_owned()
+                ..arrivals
             })
-        });
+        };
+        let stated = self.rental.arrivals.as_ref();
+        let arrivals = stated.map(|arrivals| at_rate(quick(arrivals).into_owned()));
+        let stated = stated.map(|arrivals| at_rate(arrivals.clone()));
         let mut compiled = Self {
             rental: self.rental,
             shapes: self.shapes.clone(),
             usage: self.usage.clone(),
             setting,
             arrivals,
+            stated,
+            least_share: 1.0,
             known: self.known.clone(),
             known_steps: self.known_steps.clone(),
             rests: Vec::new(),
         };
+        compiled.least_share = compiled.share_of_nothing();
         let shapes = 0..compiled.shapes.len();
         compiled.rests = shapes
             .map(|shape| [Device::Gpu, Device::Cpu].map(|device| compiled.rest_of(shape, device)))
@@ -202,11 +234,16 @@ impl<'a> Compiled<'a> {
 
     /// The same as main functions of this project hold it.
     pub(super) fn main_rest_bytes(&self, device: Device, slots: u32) -> f64 {
+        self.main_weights(device) + self.context_bytes(slots)
+    }
+
+    /// Bytes of the weights besides experts in a main function of this project.
+    pub(super) fn main_weights(&self, device: Device) -> f64 {
         let bytes = match device {
             Device::Cpu => self.model().main_rest_bytes,
             Device::Gpu => self.model().device_rest_bytes,
         };
-        bytes * self.setting.size + self.context_bytes(slots)
+        bytes * self.setting.size
     }
 
     fn context_bytes(&self, slots: u32) -> f64 {
@@ -371,12 +408,17 @@ impl<'a> Compiled<'a> {
 
     /// The times that [`Self::split`] is not below.
     pub(super) fn least_split(&self, at: &Split) -> Times {
-        self.timed(at, least_slowest, BATCHES.len())
+        self.timed(at, self.least(), BATCHES.len())
     }
 
     /// The same for a request that runs alone; steps of larger batches are not computed.
     pub(super) fn least_alone(&self, at: &Split) -> Times {
-        self.timed(at, least_slowest, 1)
+        self.timed(at, self.least(), 1)
+    }
+
+    /// The bound of the slowest path; the value itself where that is an approximation, which may be below the bound.
+    fn least(&self) -> fn(usize, &[Path]) -> f64 {
+        if self.model().top_k > MOST_EXACT { expected_slowest } else { least_slowest }
     }
 
     /// A main function whose experts are all remote and take no time.
@@ -417,10 +459,16 @@ impl<'a> Compiled<'a> {
         }
         let beside = self.expert_steps(at.main, 1, 0, at.local);
         let away = self.expert_steps(at.host, at.per_node, at.local, model.experts);
+        let busiest = self.usage.busiest(at.local, model.experts, at.groups);
+        let reached = 1.0 - (1.0 - (1.0 - local_share) * largest).powi(model.top_k as i32);
+        let up = transport.token_bytes_up / transport.bytes_per_second;
         self.times(rest.prefill + layers * prefill, |index| {
-            let answered =
-                f64::from(BATCHES[index]) * model.top_k as f64 * (1.0 - local_share) * largest * back;
-            let mean = beside[index].max(away[index] * largest + answered + transport.round_trip());
+            let rows = f64::from(BATCHES[index]);
+            let answered = rows * model.top_k as f64 * (1.0 - local_share) * largest * back;
+            // The round trip has one token on its way there.
+            let sent = (rows * reached - 1.0).max(0.0) * up;
+            let moved = answered + sent + transport.round_trip();
+            let mean = beside[index].max(away[index] * busiest[index] + moved);
             let send = if index == 0 { called } else { 1.0 } * transport.send_seconds;
             let slower = if index == 0 { step } else { mean.max(step) };
             rest.steps[index] + layers * (slower + send)
@@ -513,6 +561,15 @@ fn runs(values: &[f64], of: impl Fn(f64) -> f64) -> impl Iterator<Item = f64> {
         }
         Some(*result)
     })
+}
+
+/// Mean of the greatest of `count` independent standard normal variables (Teichroew 1956).
+fn greatest_normal(count: usize) -> f64 {
+    const MEANS: [f64; 17] = [
+        0.0, 0.0, 0.564, 0.846, 1.029, 1.163, 1.267, 1.352, 1.424, 1.485, 1.539, 1.586, 1.629, 1.668, 1.703,
+        1.736, 1.766,
+    ];
+    MEANS[count.min(MEANS.len() - 1)]
 }
 
 /// 0, then the sum of the first, of the first two, ..

@@ -102,6 +102,8 @@ pub(super) struct Found {
     pub(super) on_gpu: f64,
     /// Bytes of the main function on each host, without the non-expert part.
     pub(super) on_host: f64,
+    /// Bytes of weights that a main function, or each of its nodes, loads at its start.
+    pub(super) loaded: f64,
     /// Experts of every layer beside the main function.
     pub(super) local: usize,
     /// Layers with their experts on CPUs where others have them on GPUs.
@@ -201,13 +203,12 @@ impl Best {
 impl Compiled<'_> {
     /// Seconds from nothing to ready of the functions of `found`, on nodes that are there.
     pub(super) fn start_seconds(&self, found: &Found) -> f64 {
-        let main = found.on_gpu + found.on_host;
-        self.rental.starts.map_or(0.0, |starts| starts.seconds(main, found.function_bytes))
+        self.rental.starts.map_or(0.0, |starts| starts.seconds(found.loaded, found.function_bytes))
     }
 
     /// `found` with its mean cost over all time.
     pub(super) fn priced(&self, found: Found) -> Found {
-        let load = self.under_load(&found.unit, found.units, self.start_seconds(&found));
+        let load = self.stated_load(&found.unit, found.units, self.start_seconds(&found));
         Found { dollars: found.per_hour * load.map_or(1.0, |load| load.share), ..found }
     }
 }

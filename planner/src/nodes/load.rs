@@ -76,8 +76,13 @@ impl Compiled<'_> {
         self.arrivals.as_ref().map(|arrivals| alive(arrivals, &self.service(unit, units), start_seconds))
     }
 
-    /// Share of time in which nodes are there, at least: that of units that serve in no time.
-    pub(super) fn least_share(&self) -> f64 {
+    /// Load that the arrivals as they were stated put on `units` of `unit`.
+    pub(super) fn stated_load(&self, unit: &Unit, units: u32, start_seconds: f64) -> Option<Alive> {
+        self.stated.as_ref().map(|arrivals| alive(arrivals, &self.service(unit, units), start_seconds))
+    }
+
+    /// Share of time in which units are there that serve in no time.
+    pub(super) fn share_of_nothing(&self) -> f64 {
         let unit = Unit { times: Times::NOTHING, slots: 1, copies: 1 };
         self.under_load(&unit, 1, 0.0).map_or(1.0, |load| load.share)
     }
@@ -129,7 +134,7 @@ impl Compiled<'_> {
     /// Latencies of the requests that arrive at `units` of `unit`, simulated; nothing without arrivals, or where more
     /// come than are served.
     pub(super) fn latency(&self, unit: &Unit, units: u32, start_seconds: f64) -> Option<Latency> {
-        let arrivals = self.arrivals.as_ref()?;
+        let arrivals = self.stated.as_ref()?;
         latency(arrivals, &self.service(unit, units), start_seconds, self.rental.slo.target_itl_seconds)
     }
 
@@ -152,6 +157,13 @@ impl Compiled<'_> {
             });
             if ttft <= slo.ttft_seconds + 1e-9 && tpot <= self.setting.tpot + 1e-12 {
                 break;
+            }
+            // Fewer requests at once make steps quicker, as long as they serve the load.
+            let fewer = Unit { slots: found.unit.slots / 2, ..found.unit };
+            let serves = fewer.slots > 0 && self.least_units(&fewer) <= f64::from(found.units);
+            if tpot > self.setting.tpot && serves {
+                found.unit = fewer;
+                continue;
             }
             let units = found.units.saturating_add((found.units / 8).max(1));
             if units > most {

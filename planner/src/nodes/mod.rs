@@ -196,7 +196,7 @@ impl Compiled<'_> {
     fn expected(&self, found: &Found) -> ExpectedTimes {
         let (unit, met) = (&found.unit, self.met(&found.unit, found.units));
         let start_seconds = self.start_seconds(found);
-        let load = self.under_load(unit, found.units, start_seconds);
+        let load = self.stated_load(unit, found.units, start_seconds);
         let latency = self.latency(unit, found.units, 0.0);
         let sleeps = self.rental.arrivals.as_ref().is_some_and(|arrivals| arrivals.idle_seconds.is_some());
         let copies = f64::from(found.units) * f64::from(unit.copies);

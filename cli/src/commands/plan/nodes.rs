@@ -151,6 +151,13 @@ pub(super) fn run(question: &Question<'_>, as_json: bool) -> Result<ExitCode, Cl
             "cannot apply --quantile: without arrivals times are means; state arrivals in --workload";
         return Err(CliError::arguments("--quantile", message));
     }
+    let sleeps =
+        question.planning.workload.arrivals(None)?.is_some_and(|arrivals| arrivals.idle_seconds.is_some());
+    if sleeps && question.args.commitment != CommitmentArg::OnDemand {
+        let message = "cannot combine --commitment with an idle window: committed nodes cost the same while they are \
+                       idle; omit idleSeconds, or the flag";
+        return Err(CliError::arguments("--commitment", message));
+    }
     let list = read_list(question.list)?;
     let model = KnownModel::open(source, question.forms)?;
     let profile = question.profile(&model)?;
@@ -159,7 +166,7 @@ pub(super) fn run(question: &Question<'_>, as_json: bool) -> Result<ExitCode, Cl
         field: Some(error.field.clone()),
         ..CliError::arguments("", error.to_string())
     })?;
-    let assumptions = assumptions(&list, &rental, profile.as_ref());
+    let assumptions = assumptions(&list, question.args, &rental, profile.as_ref());
     let api = question.args.api_price.map(|price| price.cost(&rental, &answer));
     for warning in price_warnings(&list, question.args.commitment.into(), &answer, Today::now()) {
         print_warning(&warning);
@@ -270,11 +277,21 @@ impl Question<'_> {
         let inspection = &model.inspection;
         let assumed = Profile::prior(inspection, &model.dtype);
         let known = profile.unwrap_or(&assumed);
+        let request = self.planning.workload.request(inspection, self.concurrency.concurrency)?;
+        let (longest, context) =
+            (request.input_tokens + request.output_tokens + 1.0, inspection.served_context());
+        if longest > context as f64 {
+            let message = format!(
+                "cannot plan requests of {longest} tokens: the context of this model has {context}; lower \
+                 typicalInputTokens or typicalOutputTokens"
+            );
+            return Err(CliError::arguments("--workload", message));
+        }
         let resident = model.resident();
         let token_bytes = resident.token_bytes;
         Ok(Rental {
             model: resident,
-            request: self.planning.workload.request(inspection, self.concurrency.concurrency)?,
+            request,
             slo: Slo {
                 quantile: self.planning.quantile,
                 ..Slo::new(self.planning.ttft.as_secs_f64(), self.planning.tpot.as_secs_f64())
@@ -298,7 +315,7 @@ impl Question<'_> {
 }
 
 /// What the figures stand on, for people.
-fn assumptions(list: &NodeList, rental: &Rental, profile: Option<&Profile>) -> Vec<String> {
+fn assumptions(list: &NodeList, args: &NodesArgs, rental: &Rental, profile: Option<&Profile>) -> Vec<String> {
     let request = &rental.request;
     let load = match rental.arrivals {
         Some(_) => "at the stated rate".to_owned(),
@@ -313,8 +330,8 @@ fn assumptions(list: &NodeList, rental: &Rental, profile: Option<&Profile>) -> V
     lines.push(match profile {
         Some(_) => "CPU times come from the profile for every shape; vCPUs beyond its range have no effect"
             .to_owned(),
-        None => "no measurements of these nodes: times come from a model of bandwidth, operations and launches, which \
-                 is within a factor of 2 of published measurements (docs/planning.md)"
+        None => "no measurements of these nodes: times come from a model of bandwidth, operations and launches, whose \
+                 decode speeds are within a factor of 2 of published measurements (docs/planning.md)"
             .to_owned(),
     });
     if rental.shapes.iter().any(|shape| shape.gpus > 1) {
@@ -326,7 +343,7 @@ fn assumptions(list: &NodeList, rental: &Rental, profile: Option<&Profile>) -> V
     let sleeps = rental.arrivals.as_ref().is_some_and(|arrivals| arrivals.idle_seconds.is_some());
     if let Some(starts) = rental.starts.filter(|_| sleeps) {
         lines.push(format!(
-            "functions load {:.1} GB/s at start; node provisioning time is excluded",
+            "functions load {:.3} GB/s at start; node provisioning time is excluded",
             starts.main.load_bytes_per_second / 1e9,
         ));
     }
@@ -342,7 +359,12 @@ fn assumptions(list: &NodeList, rental: &Rental, profile: Option<&Profile>) -> V
     let named = [list.source.as_deref(), list.date.as_deref()];
     let named: Vec<&str> = named.into_iter().flatten().collect();
     if !named.is_empty() {
-        lines.push(format!("prices: {}; verify them before you rent", named.join(", ")));
+        let kind = match args.commitment {
+            CommitmentArg::OnDemand => "on demand",
+            CommitmentArg::OneYear => "one year, on demand where a shape has no such price",
+            CommitmentArg::ThreeYears => "three years, on demand where a shape has no such price",
+        };
+        lines.push(format!("prices: {}, {kind}; verify them before you rent", named.join(", ")));
     }
     lines
 }

@@ -83,6 +83,7 @@ impl KnownModel {
         let unused = idle as u64 * plain.expert_bytes + if tied { 0 } else { looked_up };
         // As engines hold the rest: in the form that was asked for, else as it is stored.
         let held = stored.clone().kept_as(experts, forms.dense, "cuda");
+        let stored_experts = (forms.experts.is_none() && form.is_some()).then_some(stored.expert_bytes);
         let as_stored = stored.non_expert_layer_bytes.iter().sum::<u64>() + stored.outside_bytes;
         let rest_bytes = match (forms.dense, &form) {
             (None, Some(_)) => as_stored,
@@ -95,7 +96,7 @@ impl KnownModel {
             runs: true,
             because: None,
             checkpoint: Some(Arc::new(opened.checkpoint)),
-            ..Self::of(&plain, dtype, Forms { experts, ..forms }, rest_bytes)
+            ..Self::of(&plain, dtype, Forms { experts, ..forms }, (rest_bytes, stored_experts))
         }
     }
 
@@ -115,22 +116,28 @@ impl KnownModel {
             }
         };
         let dtype = plain.dtype.clone();
+        let stored_experts = (forms.experts.is_none() && experts.is_some()).then_some(stored.expert_bytes);
         Self {
             parameters: outline.parameters(),
             active_parameters: outline.active_parameters(),
             weights_seen: false,
             runs,
             because: Some(why.to_string()),
-            ..Self::of(&plain, &dtype, Forms { experts, ..forms }, rest_bytes)
+            ..Self::of(&plain, &dtype, Forms { experts, ..forms }, (rest_bytes, stored_experts))
         }
     }
 
     /// Sizes of `plain`, a model with all weights in the compute dtype, held in `forms`; engines hold everything but
-    /// experts in `rest_bytes`.
-    fn of(plain: &Inspection, dtype: &str, forms: Forms, rest_bytes: u64) -> Self {
+    /// experts in `rest_bytes`, and an expert in `stored_experts` where it stays as it is stored.
+    fn of(
+        plain: &Inspection,
+        dtype: &str,
+        forms: Forms,
+        (rest_bytes, stored_experts): (u64, Option<u64>),
+    ) -> Self {
         let on = |device: &str| plain.clone().kept_as(forms.experts, forms.dense, device);
         let (cpu, gpu) = (on("cpu"), on("cuda"));
-        let expert_bytes = cpu.resident_expert_bytes(dtype);
+        let expert_bytes = stored_experts.unwrap_or_else(|| cpu.resident_expert_bytes(dtype));
         let main_rest_bytes = cpu.resident_non_expert_bytes(dtype);
         let device_rest_bytes = gpu.resident_non_expert_bytes(dtype);
         let routed = (plain.moe_layers.len() as u64).saturating_mul(plain.experts as u64);
@@ -156,6 +163,7 @@ impl KnownModel {
             device_rest_bytes,
             total_bytes: rest_bytes.saturating_add(routed.saturating_mul(expert_bytes)),
             weights: ResidentWeights {
+                expert_bytes: expert_bytes as f64,
                 rest_bytes: used(rest_bytes),
                 device_rest_bytes: used(device_rest_bytes),
                 ..weights
@@ -185,6 +193,11 @@ impl KnownModel {
 /// The forms in which weights are counted, for people.
 fn counted(dtype: &str, forms: Forms) -> String {
     let experts = forms.experts.map_or(dtype, |experts| experts.name());
-    let dense = forms.dense.map_or(dtype, |dense| dense.name());
-    format!("routed experts in {experts}, the rest in {dense}")
+    match (forms.dense, forms.experts) {
+        (Some(dense), _) => format!("routed experts in {experts}, the rest in {}", dense.name()),
+        (None, Some(ExpertsDtype::Fp8)) => {
+            format!("routed experts in {experts}, the rest as stored; Remoe holds the rest in {dtype}")
+        }
+        (None, _) => format!("routed experts in {experts}, the rest in {dtype}"),
+    }
 }

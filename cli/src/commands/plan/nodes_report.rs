@@ -248,10 +248,10 @@ fn beside_api(api: ApiCost, answer: &NodesAnswer) -> String {
 
 fn changes(verdict: &NodesVerdict) -> String {
     match verdict.flips.as_slice() {
-        [] => "No change of TPOT limit, GPU price, model size or request rate within a factor of 10 changes this answer."
+        [] => "No change of TPOT limit, GPU price, model size or request rate within a factor of 10 changes whether remote experts pay."
             .to_owned(),
         flips => list(
-            "What changes this answer",
+            "What changes whether remote experts pay",
             &flips.iter().map(|flip| flip.sentence.clone()).collect::<Vec<_>>(),
         ),
     }
