@@ -351,10 +351,7 @@ mod tests {
                 "maxOutputTokens is 100, expected at least the typical 200 tokens; raise it",
             ),
             ("concurrency: 1000", "concurrency is 1000, expected 1 to 256 requests at once"),
-            (
-                "typicalInput: 3",
-                "typicalInput is an unknown field (line 1 column 1); did you mean `typicalInputTokens`?",
-            ),
+            ("typicalInput: 3", "typicalInput is an unknown field; did you mean `typicalInputTokens`?"),
         ] {
             let error = Workload::from_yaml(text).unwrap_err().to_string();
             assert!(error.starts_with(message), "{text}: {error}");

@@ -26,6 +26,17 @@ fn plan(model: &str, list: &str, arguments: &[&str]) -> (Option<i32>, Value) {
     (output.status.code(), answer)
 }
 
+/// Few shapes of the list, in a folder that goes with it.
+fn few_nodes() -> (tempfile::TempDir, String) {
+    const FEW: [&str; 6] =
+        ["m7i.xlarge", "r7i.4xlarge", "r7i.48xlarge", "g6e.4xlarge", "p5.48xlarge", "p5en.48xlarge"];
+    let text = std::fs::read_to_string(workspace(AWS)).unwrap();
+    let is_kept = |line: &&str| {
+        !line.starts_with("  - {name:") || FEW.iter().any(|name| line.contains(&format!("name: {name},")))
+    };
+    listed(&text.lines().filter(is_kept).collect::<Vec<_>>().join("\n"))
+}
+
 /// A list in a folder that goes with it.
 fn listed(text: &str) -> (tempfile::TempDir, String) {
     let folder = tempfile::tempdir().unwrap();
@@ -37,13 +48,14 @@ fn listed(text: &str) -> (tempfile::TempDir, String) {
 
 #[test]
 fn a_configuration_alone_is_enough() {
+    let (_list, few) = few_nodes();
     for (name, billions) in [
         ("deepseek-v3", 671.0),
         ("mixtral-8x22b", 140.6),
         ("gpt-oss-120b", 116.8),
         ("qwen3-235b-a22b", 235.1),
     ] {
-        let (code, answer) = plan(&published(name), &workspace(AWS), &[]);
+        let (code, answer) = plan(&published(name), &few, &[]);
         assert_eq!(code, Some(0), "{name}: {answer}");
         let (model, verdict) = (&answer["model"], &answer["verdict"]);
         let parameters = model["parameters"].as_f64().unwrap() / 1e9;
@@ -59,17 +71,17 @@ fn a_configuration_alone_is_enough() {
             .flat_map(|node| node["hosts"].as_array().unwrap())
             .map(|host| host.as_str().unwrap())
             .collect();
-        assert_eq!(hosts[0], "main");
+        assert!(["main", "stage-0"].contains(&hosts[0]), "{hosts:?}");
         assert!(answer["nodes"][0]["count"].as_u64() >= Some(1) && answer["nodes"][0]["shape"].is_string());
         let rivals = verdict["rivals"].as_array().unwrap();
         let names: Vec<&str> = rivals.iter().map(|rival| rival["name"].as_str().unwrap()).collect();
-        assert_eq!(names, ["gpu", "cpu", "mix", "fetch", "layers", "sliced"]);
+        assert_eq!(names, ["gpu", "cpu", "mix", "offload", "fetch", "gpus", "pipeline", "layers", "sliced"]);
         assert!(rivals.iter().all(|rival| rival["why"].as_str().is_some_and(|why| !why.is_empty())));
         let best = rivals.iter().find(|rival| rival["name"] == verdict["best"]).unwrap();
         assert_eq!(best["dollars_per_hour"], answer["dollars_per_hour"]);
         assert!(verdict["sentence"].as_str().unwrap().contains(" pay"), "{verdict}");
         // People see the same, with the warning.
-        let shown = run(&["plan", &published(name), "--nodes", &workspace(AWS)]);
+        let shown = run(&["plan", &published(name), "--nodes", &few]);
         let shown = String::from_utf8(shown.stdout).unwrap();
         assert!(
             shown.contains("not read: sizes from config.json")
@@ -81,22 +93,22 @@ fn a_configuration_alone_is_enough() {
 
 #[test]
 fn weights_that_are_there_are_seen() {
-    let demo = workspace("demo/model");
-    let (code, answer) = plan(&demo, &workspace(AWS), &[]);
+    let (demo, (_list, few)) = (workspace("demo/model"), few_nodes());
+    let (code, answer) = plan(&demo, &few, &[]);
     assert_eq!(code, Some(0), "{answer}");
     let model = &answer["model"];
     assert_eq!((&model["weights_seen"], &model["runs"]), (&json!(true), &json!(true)));
     assert_eq!(model.get("because"), None);
     // Counted in the dtype that is named.
     let total = |dtype: &str| {
-        let (_, answer) = plan(&demo, &workspace(AWS), &["--dtype", dtype]);
+        let (_, answer) = plan(&demo, &few, &["--dtype", dtype]);
         answer["model"]["total_bytes"].as_u64().unwrap()
     };
     assert_eq!(total("float32"), 2 * total("bfloat16"));
     // Quantised experts, 9 bytes for 32 of bfloat16, of a checkpoint as of a configuration.
     for model in [&demo, &published("deepseek-v3")] {
         let figures = |arguments: &[&str]| {
-            let (_, answer) = plan(model, &workspace(AWS), &[&["--dtype", "bfloat16"], arguments].concat());
+            let (_, answer) = plan(model, &few, &[&["--dtype", "bfloat16"], arguments].concat());
             let number = |name: &str| answer["model"][name].as_u64().unwrap();
             (number("expert_bytes"), number("total_bytes"), answer["model"]["counted"].to_string())
         };
@@ -106,17 +118,18 @@ fn weights_that_are_there_are_seen() {
         assert_eq!((total - smaller) % (expert - quantised), 0);
         assert!(smaller < total && counted.contains("int4"), "{counted}");
     }
-    // Weights that are stored as fp8 are held in bfloat16.
-    let (_, fp8) = plan(&published("deepseek-v3"), &workspace(AWS), &[]);
-    let (_, wide) = plan(&published("deepseek-v3"), &workspace(AWS), &["--dtype", "bfloat16"]);
-    assert_eq!(fp8["model"]["total_bytes"], wide["model"]["total_bytes"]);
+    // Weights that are stored as fp8 are counted so, unless a dtype is stated.
+    let (_, fp8) = plan(&published("deepseek-v3"), &few, &[]);
+    let (_, wide) = plan(&published("deepseek-v3"), &few, &["--dtype", "bfloat16"]);
+    let bytes = |answer: &Value| answer["model"]["total_bytes"].as_f64().unwrap();
+    assert!((1.9..2.0).contains(&(bytes(&wide) / bytes(&fp8))), "{fp8}");
     // In a form that is not read, they are counted as they are stored.
     let folder = tempfile::tempdir().unwrap();
     let config = std::fs::read_to_string(Path::new(&published("deepseek-v3")).join("config.json")).unwrap();
     let e5m2 = config.replacen("\"e4m3\"", "\"e5m2\"", 1);
     assert_ne!(e5m2, config);
     std::fs::write(folder.path().join("config.json"), e5m2).unwrap();
-    let (_, unread) = plan(folder.path().to_str().unwrap(), &workspace(AWS), &[]);
+    let (_, unread) = plan(folder.path().to_str().unwrap(), &few, &[]);
     assert_eq!(unread["model"]["runs"], json!(false), "{unread}");
     assert!(unread["model"]["because"].as_str().unwrap().contains("quantization_config.fmt"), "{unread}");
     let ratio =
@@ -262,30 +275,31 @@ fn the_manifest_is_one_that_the_custom_resource_takes() {
 #[test]
 fn readme_states_what_the_planner_answers() {
     const GCP: &str = "examples/nodes/gcp-us-central1.yaml";
+    const AZURE: &str = "examples/nodes/azure-eastus.yaml";
     let readme = std::fs::read_to_string(workspace("README.md")).unwrap();
     let guide = std::fs::read_to_string(workspace("docs/guides/planning-a-purchase.md")).unwrap();
     let dollars = |answer: &Value| format!("${:.2}", answer["dollars_per_hour"].as_f64().unwrap());
     let once_a_day = "arrivals: {perHour: 0.0416667}";
-    for (model, arrivals, tpot, pays) in [
-        ("mixtral-8x22b", once_a_day, "300ms", false),
-        ("deepseek-v3", once_a_day, "200ms", true),
-        ("deepseek-v3", "arrivals: {perHour: 10}", "200ms", true),
-        ("deepseek-v3", "arrivals: {perHour: 1000}", "200ms", false),
-    ] {
+    for (model, arrivals, tpot, pays) in
+        [("mixtral-8x22b", once_a_day, "300ms", false), ("deepseek-v3", once_a_day, "200ms", false)]
+    {
         let (_folder, workload) = listed(arrivals);
         let arguments = ["--workload", workload.as_str(), "--tpot", tpot];
         let (_, answer) = plan(&published(model), &workspace(GCP), &arguments);
         assert_eq!(answer["verdict"]["pays"], json!(pays), "{model} {arrivals}");
-        if arrivals.contains("1000") {
-            continue;
-        }
         let sentence = answer["verdict"]["sentence"].as_str().unwrap();
-        assert!(readme.contains(sentence), "{model} {arrivals}: {sentence}");
+        if model == "mixtral-8x22b" {
+            assert!(readme.contains(sentence), "{model} {arrivals}: {sentence}");
+        }
         assert!(readme.contains(&dollars(&answer)), "{model} {arrivals}: {}", dollars(&answer));
         if model == "mixtral-8x22b" {
             assert!(guide.contains(sentence), "{sentence}");
         }
     }
+    let (_folder, workload) = listed("arrivals: {perHour: 100}");
+    let (_, answer) = plan(&published("qwen3-235b-a22b"), &workspace(AZURE), &["--workload", &workload]);
+    assert_eq!(answer["verdict"]["pays"], json!(true));
+    assert!(readme.contains(&dollars(&answer)), "{}", dollars(&answer));
 }
 
 #[test]

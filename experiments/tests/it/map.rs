@@ -169,8 +169,8 @@ fn one_cell_to_the_last_digit_that_matters() {
     assert_eq!(
         shown,
         [
-            "Sliced 1.6590 1 x g2-standard-4 with 1 x n4-highmem-16",
-            "Layers 3.6280 1 x n4-standard-32 with 1 x n4-standard-48",
+            "Sliced 1.8140 1 x n4-standard-32 with 1 x n4-standard-8",
+            "Layers 9.4328 1 x n4-standard-32 with 1 x n4-standard-16 and 5 x n4-standard-32",
             "Mix 2.9200 1 x n1-standard-32-4x-t4",
             "Cpu 1.4512 1 x n4-standard-32",
             "Gpu 5.8400 2 x n1-standard-32-4x-t4",

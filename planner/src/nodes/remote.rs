@@ -250,18 +250,21 @@ impl Compiled<'_> {
             });
             return true;
         }
-        // Further units may be cheaper where nodes then hold more functions.
-        let mut units = least_units as u32;
+        // Further units may be cheaper where nodes then hold more functions. Steps leave numbers out, so that each step
+        // also stands for those after the last one.
+        let (mut fewest, mut units) = (least_units as u32, least_units as u32);
         while units <= most_units
-            && f64::from(units) * (self.per_hour(main) + price) <= lowest.min(best.bound() / self.least_share)
+            && f64::from(fewest) * (self.per_hour(main) + price)
+                <= lowest.min(best.bound() / self.least_share)
         {
-            self.try_units(candidate, groups, hosts, (&packing, units), best);
+            self.try_units(candidate, groups, hosts, (&packing, fewest, units), best);
+            fewest = units + 1;
             units += units.div_ceil(2);
         }
         true
     }
 
-    /// Tries `units` units with as many functions on each host as keep the limits then.
+    /// Tries `fewest` to `units` units with as many functions on each host as keep the limits with the most of them.
     ///
     /// What a host may hold is only computed for hosts of a cheapest cover: others are not needed, however many they
     /// hold.
@@ -270,7 +273,7 @@ impl Compiled<'_> {
         candidate: &Candidate,
         groups: usize,
         hosts: &[usize],
-        (packing, units): (&Packing, u32),
+        (packing, fewest, units): (&Packing, u32, u32),
         best: &mut Best,
     ) {
         let &Candidate { main, device, local, slots, .. } = candidate;
@@ -284,7 +287,7 @@ impl Compiled<'_> {
         let mut known = vec![false; hosts.len()];
         let (price, counts) = loop {
             let Some((price, counts)) = cheapest(packing.functions, &offers) else { return };
-            if self.least_share * f64::from(units) * (self.per_hour(main) + price) > best.bound() {
+            if self.least_share * f64::from(fewest) * (self.per_hour(main) + price) > best.bound() {
                 return;
             }
             let open = (0..hosts.len()).find(|index| counts[*index] > 0 && !known[*index]);

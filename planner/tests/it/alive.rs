@@ -192,7 +192,9 @@ fn the_closed_form_agrees_with_engines() {
             errors.sort_by(f64::total_cmp);
             let (median, most) = (errors[errors.len() / 2], errors[errors.len() - 1]);
             println!("{} ({}), {name}: {median:.4}, at most {most:.4}", kind.name, found.len());
-            if median > kind.median[part] || most > kind.most[part] {
+            // A sample has other medians than all settings by chance.
+            let margin = if found.len() < 60 { 1.5 } else { 1.0 };
+            if median > margin * kind.median[part] || most > margin * kind.most[part] {
                 wrong.push(format!("{}, {name}: {median:.4}, at most {most:.4}", kind.name));
             }
         }

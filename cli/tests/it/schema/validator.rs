@@ -34,9 +34,15 @@ fn keeps(root: &Value, schema: &Value, keyword: &str, stated: &Value, value: &Va
             fields.iter().all(|(name, field)| stated.get(name).is_none_or(|schema| valid(schema, field)))
         }),
         "additionalProperties" => {
-            assert_eq!(stated, &Value::Bool(false));
             let known = |name: &String| schema["properties"].get(name).is_some();
-            value.as_object().is_none_or(|fields| fields.keys().all(known))
+            value.as_object().is_none_or(|fields| match stated {
+                Value::Bool(allowed) => {
+                    assert!(!allowed, "{schema}");
+                    fields.keys().all(known)
+                }
+                // A map from names to values of one kind.
+                of_values => fields.iter().all(|(name, field)| known(name) || valid(of_values, field)),
+            })
         }
         "items" => value.as_array().is_none_or(|items| items.iter().all(|item| valid(stated, item))),
         "minItems" => bound(|figure, bound| figure >= bound, items),

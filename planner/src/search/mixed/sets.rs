@@ -11,6 +11,8 @@ use std::borrow::Cow;
 const MOST_CELLS: usize = 200_000;
 /// Options times main sizes, at most.
 const MOST_TERMS: usize = 3_000_000;
+/// Experts of all layers together up to which all of that is spent.
+const FEW_EXPERTS: usize = 12;
 
 /// The order of experts whose first ones are a set, and how many those are.
 pub(super) struct Lead<'t> {
@@ -102,6 +104,9 @@ pub(super) fn leads<'t>(
     remote: Remote,
 ) -> Option<Vec<Vec<Lead<'t>>>> {
     let sizes = model.remote_sizes.len();
+    // Every subset of so few experts is worth the work; of more, most plans are found in a tenth of it.
+    let experts: usize = model.layers.iter().map(|layer| layer.experts).sum();
+    let part = if experts <= FEW_EXPERTS { 1 } else { 10 };
     let most = model.problem.limits.max_replicas as usize;
     let fits = |width: &Width| {
         let sets = model
@@ -109,7 +114,7 @@ pub(super) fn leads<'t>(
             .iter()
             .map(|layer| width.sets(layer.experts).saturating_mul(most.min(layer.experts)));
         let cells = sets.fold(0_usize, usize::saturating_add).saturating_mul(sizes);
-        cells <= MOST_CELLS && cells.saturating_mul(model.main_sizes.len()) <= MOST_TERMS
+        cells <= MOST_CELLS / part && cells.saturating_mul(model.main_sizes.len()) <= MOST_TERMS / part
     };
     let width = [Width::Subsets, Width::Exchanged, Width::LeastUsed].into_iter().find(fits)?;
     let of_layer = |(layer, table): (usize, &'t LayerTable)| {
