@@ -206,7 +206,9 @@ fn unknown_field_at_any_level_is_refused_by_schema_and_reader() {
                 wrong.pointer_mut(&at).unwrap()["surplus"] = json!(1);
                 assert!(!is_valid(&schema, &schema, &wrong), "{name}{at}");
                 let error = read(name, &wrong).unwrap_err();
-                assert!(error.contains("surplus is an unknown field"), "{name}{at}: {error}");
+                // Names of a map are free, and what they stand for is not.
+                let is_map = at == "/sources";
+                assert!(is_map || error.contains("surplus is an unknown field"), "{name}{at}: {error}");
             }
         }
     }
