@@ -4,6 +4,12 @@
 use bytes::Bytes;
 use remoe_ledger::RequestCost;
 
+/// Beginning of the field before the placeholder.
+const NAME: &str = r#","cost":""#;
+/// Bytes of the placeholder after which it is no text of a model: one in four thousand million has eight hexadecimal
+/// digits by chance.
+const CERTAIN: usize = 8;
+
 /// Search for the field in a body that comes in pieces.
 pub(crate) struct CostField {
     /// The field as main functions write it, with the comma before it.
@@ -24,7 +30,7 @@ pub(crate) struct Split {
 impl CostField {
     /// Looks for the field with `placeholder`, which needs no escapes in JSON.
     pub(crate) fn new(placeholder: &str) -> Self {
-        Self { pattern: format!(r#","cost":"{placeholder}""#).into_bytes().into(), matched: 0 }
+        Self { pattern: format!(r#"{NAME}{placeholder}""#).into_bytes().into(), matched: 0 }
     }
 
     /// Takes the next bytes of the body. Of an incomplete field nothing is returned until more has come.
@@ -71,9 +77,12 @@ impl CostField {
         self.matched > 0
     }
 
-    /// Returns what is withheld: no field follows.
+    /// Returns the withheld bytes of a body that ends here; nothing where they are the beginning of the field.
     pub(crate) fn release(&mut self) -> Bytes {
         let withheld = std::mem::take(&mut self.matched);
+        if withheld >= NAME.len() + CERTAIN {
+            return Bytes::new();
+        }
         self.joined(withheld, Bytes::new())
     }
 
@@ -129,6 +138,20 @@ mod tests {
             (String::from_utf8(left).unwrap().as_str(), is_found),
             (r#"{"usage":{"remoe":{"a":1}}}"#, true)
         );
+    }
+
+    #[test]
+    fn body_that_ends_within_the_field_has_no_placeholder() {
+        let placeholder = "0123456789abcdef";
+        let whole = format!(r#"{{"a":1,"cost":"{placeholder}""#);
+        for end in 6..whole.len() {
+            let mut field = CostField::new(placeholder);
+            let mut left = field.take(Bytes::copy_from_slice(&whole.as_bytes()[..end])).before.to_vec();
+            left.extend_from_slice(&field.release());
+            let digits = end.saturating_sub(6 + NAME.len());
+            let kept = if digits >= CERTAIN { 6 } else { end };
+            assert_eq!(String::from_utf8(left).unwrap(), whole[..kept], "{end}");
+        }
     }
 
     #[test]
