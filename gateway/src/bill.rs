@@ -17,7 +17,7 @@ pub(crate) struct Bill {
     pub(crate) tenant: Arc<str>,
     /// The client wants to see what it cost.
     pub(crate) is_shown: bool,
-    /// What main functions write in place of the cost, if the answer's usage is to state it.
+    /// Placeholder that main functions write in place of the cost, if the answer's usage is to state it.
     placeholder: Option<Box<str>>,
     /// When a backend got it last, in nanoseconds since 1970; 0 before.
     sent: AtomicU64,

@@ -92,7 +92,7 @@ enum Stage {
     },
     /// All that is left.
     Last(Bytes),
-    /// What comes. The end of a stream waits until its cost is written down, and with it the usage that states the cost.
+    /// Body of the answer. The end of a stream waits until its cost is written down, and with it the usage that states the cost.
     Rest {
         flow: Box<Flow>,
         end: Ending,

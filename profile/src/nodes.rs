@@ -313,16 +313,21 @@ impl ListedNode {
         }
     }
 
-    /// Dollars per hour under `commitment`; on demand where the shape has no price for it.
+    /// Dollars per hour under `commitment`, where the shape has a price for it; none on demand.
     #[must_use]
-    pub fn dollars_per_hour(&self, commitment: Commitment) -> f64 {
-        let committed = match commitment {
+    pub fn committed_per_hour(&self, commitment: Commitment) -> Option<f64> {
+        match commitment {
             Commitment::OnDemand => None,
             Commitment::OneYear => self.one_year_per_hour,
             Commitment::ThreeYears => self.three_years_per_hour,
-        };
+        }
+    }
+
+    /// Dollars per hour under `commitment`; on demand where the shape has no price for it.
+    #[must_use]
+    pub fn dollars_per_hour(&self, commitment: Commitment) -> f64 {
         let owned = || self.owned.as_ref().map(Owned::per_hour);
-        committed.or(self.per_hour).or_else(owned).unwrap_or(f64::INFINITY)
+        self.committed_per_hour(commitment).or(self.per_hour).or_else(owned).unwrap_or(f64::INFINITY)
     }
 }
 

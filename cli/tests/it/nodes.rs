@@ -317,11 +317,11 @@ fn concurrency_beside_a_rate_changes_no_answer() {
 
 #[test]
 fn quantile_prices_and_forms_reach_the_answer() {
-    let model = published("deepseek-v3");
+    let (model, (_list, few)) = (published("deepseek-v3"), few_nodes());
     let (_folder, workload) = listed("arrivals: {perHour: 2000}");
     let with = |more: &[&str]| {
         let arguments = [&["--workload", workload.as_str()][..], more].concat();
-        plan(&model, &workspace(AWS), &arguments).1
+        plan(&model, &few, &arguments).1
     };
     let dollars = |answer: &Value| answer["dollars_per_hour"].as_f64().unwrap();
     let mean = with(&["--api-price", "0.2/0.8"]);

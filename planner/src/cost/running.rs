@@ -85,7 +85,7 @@ pub(crate) struct Bill {
     /// In the mean over requests.
     pub(crate) ttft_seconds: f64,
     pub(crate) tpot_seconds: f64,
-    /// What the limits are compared with: the quantile that they name.
+    /// Figures that the limits are compared with: the quantile that they name.
     pub(crate) limited: Limited,
     /// Dollars per request.
     pub(crate) main_cost: f64,

@@ -229,7 +229,12 @@ impl<'a> Compiled<'a> {
 
     /// Everything but experts as engines in general hold it, with keys and values of `slots` requests.
     pub(super) fn rest_bytes(&self, slots: u32) -> f64 {
-        self.model().rest_bytes * self.setting.size + self.context_bytes(slots)
+        self.rest_weights() + self.context_bytes(slots)
+    }
+
+    /// Bytes of the weights besides experts as engines in general hold them.
+    pub(super) fn rest_weights(&self) -> f64 {
+        self.model().rest_bytes * self.setting.size
     }
 
     /// The same as main functions of this project hold it.
@@ -287,7 +292,7 @@ impl<'a> Compiled<'a> {
     }
 
     /// The part that is no expert in a main function, with the moves between device and host.
-    fn rest(&self, shape: usize, device: Device) -> Times {
+    pub(super) fn rest(&self, shape: usize, device: Device) -> Times {
         let [on_gpu, on_cpus] = self.rests[shape];
         if device == Device::Gpu { on_gpu } else { on_cpus }
     }
@@ -347,8 +352,7 @@ impl<'a> Compiled<'a> {
         })
     }
 
-    /// Everything on a group of GPUs but the experts of the last `on_host` layers, which the node's CPUs compute; each
-    /// of several groups has its part of the vCPUs.
+    /// Everything on a group of GPUs but the experts of the last `on_host` layers, which the node's CPUs compute.
     ///
     /// Prompts may also take these experts to the GPUs, whichever is quicker.
     pub(super) fn on_group(&self, shape: usize, group: &Group<'_>, on_host: usize) -> Times {
@@ -419,11 +423,6 @@ impl<'a> Compiled<'a> {
     /// The bound of the slowest path; the value itself where that is an approximation, which may be below the bound.
     fn least(&self) -> fn(usize, &[Path]) -> f64 {
         if self.model().top_k > MOST_EXACT { expected_slowest } else { least_slowest }
-    }
-
-    /// A main function whose experts are all remote and take no time.
-    pub(super) fn rest_alone(&self, main: usize, device: Device) -> Times {
-        self.rest(main, device)
     }
 
     fn timed(&self, at: &Split, slowest: fn(usize, &[Path]) -> f64, batches: usize) -> Times {

@@ -1,10 +1,10 @@
 //! The cheapest nodes of an arrangement, or the limit that stands in its way.
 
-use super::batches::Times;
 use super::compiled::{Compiled, Device};
 use super::load::{Excess, Unit};
-use crate::verdict::Way;
+use crate::verdict::{TIE, Way};
 use serde::Serialize;
+use std::cmp::Ordering;
 
 /// Where the parts of a model are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -159,15 +159,20 @@ pub(super) struct Best {
     pub(super) miss: Miss,
 }
 
-/// Prices that differ by less are equal.
-const EQUAL: f64 = 1e-9;
-
-/// Whether `a` is better than `b`: cheaper, and where equally cheap the quicker.
-pub(super) fn is_better(a: (f64, &Times), b: (f64, &Times)) -> bool {
-    if (a.0 - b.0).abs() > EQUAL * a.0.abs().max(b.0.abs()) {
-        return a.0 < b.0;
+/// Compares by price, and of equal prices by the time per output token, then to the first: `(dollars, tpot, ttft)`.
+pub(super) fn cheaper_then_faster(a: (f64, f64, f64), b: (f64, f64, f64)) -> Ordering {
+    // Infinite prices are equal, too.
+    if a.0 == b.0 || (a.0 - b.0).abs() <= TIE * a.0.max(b.0) {
+        a.1.total_cmp(&b.1).then(a.2.total_cmp(&b.2))
+    } else {
+        a.0.total_cmp(&b.0)
     }
-    (a.1.alone(), a.1.prefill) < (b.1.alone(), b.1.prefill)
+}
+
+impl Found {
+    fn price_and_times(&self) -> (f64, f64, f64) {
+        (self.dollars, self.unit.times.alone(), self.unit.times.prefill)
+    }
 }
 
 impl Best {
@@ -188,8 +193,8 @@ impl Best {
 
     /// Returns true if `found` is better than what is known.
     pub(super) fn is_worse_than(&self, found: &Found) -> bool {
-        let known = self.found.as_ref().map(|known| (known.dollars, &known.unit.times));
-        known.is_none_or(|known| is_better((found.dollars, &found.unit.times), known))
+        let found = found.price_and_times();
+        self.found.as_ref().is_none_or(|known| cheaper_then_faster(found, known.price_and_times()).is_lt())
     }
 
     /// Keeps the better one.

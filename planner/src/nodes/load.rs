@@ -61,7 +61,7 @@ impl Compiled<'_> {
     }
 
     /// Service of `units` of `unit`.
-    pub(super) fn service(&self, unit: &Unit, units: u32) -> Service {
+    fn service(&self, unit: &Unit, units: u32) -> Service {
         Service {
             prefill_seconds: unit.times.prefill,
             step_seconds: (1..=unit.slots).map(|batch| unit.times.step(batch)).collect(),
@@ -71,12 +71,12 @@ impl Compiled<'_> {
         }
     }
 
-    /// Load that the arrivals put on `units` of `unit` that take `start_seconds` to start; nothing without arrivals.
-    pub(super) fn under_load(&self, unit: &Unit, units: u32, start_seconds: f64) -> Option<Alive> {
-        self.arrivals.as_ref().map(|arrivals| alive(arrivals, &self.service(unit, units), start_seconds))
+    /// Load that the arrivals put on `units` of `unit`, as a search asks for it; nothing without arrivals.
+    fn under_load(&self, unit: &Unit, units: u32) -> Option<Alive> {
+        self.arrivals.as_ref().map(|arrivals| alive(arrivals, &self.service(unit, units), 0.0))
     }
 
-    /// Load that the arrivals as they were stated put on `units` of `unit`.
+    /// Load that the arrivals as they were stated put on `units` of `unit` that take `start_seconds` to start.
     pub(super) fn stated_load(&self, unit: &Unit, units: u32, start_seconds: f64) -> Option<Alive> {
         self.stated.as_ref().map(|arrivals| alive(arrivals, &self.service(unit, units), start_seconds))
     }
@@ -84,12 +84,12 @@ impl Compiled<'_> {
     /// Share of time in which units are there that serve in no time.
     pub(super) fn share_of_nothing(&self) -> f64 {
         let unit = Unit { times: Times::NOTHING, slots: 1, copies: 1 };
-        self.under_load(&unit, 1, 0.0).map_or(1.0, |load| load.share)
+        self.under_load(&unit, 1).map_or(1.0, |load| load.share)
     }
 
     /// Latencies at `units` of `unit`.
     pub(super) fn met(&self, unit: &Unit, units: u32) -> Met {
-        let Some(load) = self.under_load(unit, units, 0.0) else { return self.met_in_turn(unit, units) };
+        let Some(load) = self.under_load(unit, units) else { return self.met_in_turn(unit, units) };
         let met = Met {
             ttft: unit.times.prefill,
             tpot: unit.times.alone(),
@@ -133,9 +133,9 @@ impl Compiled<'_> {
 
     /// Latencies of the requests that arrive at `units` of `unit`, simulated; nothing without arrivals, or where more
     /// come than are served.
-    pub(super) fn latency(&self, unit: &Unit, units: u32, start_seconds: f64) -> Option<Latency> {
+    pub(super) fn latency(&self, unit: &Unit, units: u32) -> Option<Latency> {
         let arrivals = self.stated.as_ref()?;
-        latency(arrivals, &self.service(unit, units), start_seconds, self.rental.slo.target_itl_seconds)
+        latency(arrivals, &self.service(unit, units), 0.0, self.rental.slo.target_itl_seconds)
     }
 
     /// Offers `found`, or as many more of its units, up to `most`, as keep the limits: the search goes by estimates of
@@ -151,11 +151,11 @@ impl Compiled<'_> {
             if self.arrivals.is_none() {
                 break;
             }
-            let simulated = self.latency(&found.unit, found.units, 0.0);
+            let simulated = self.latency(&found.unit, found.units);
             let (ttft, tpot) = simulated.map_or((f64::INFINITY, f64::INFINITY), |latency| {
                 (latency.ttft.at(slo.quantile), latency.tpot.at(slo.quantile))
             });
-            if ttft <= slo.ttft_seconds + 1e-9 && tpot <= self.setting.tpot + 1e-12 {
+            if self.within(ttft, tpot) {
                 break;
             }
             // Fewer requests at once make steps quicker, as long as they serve the load.
@@ -167,8 +167,7 @@ impl Compiled<'_> {
             }
             let units = found.units.saturating_add((found.units / 8).max(1));
             if units > most {
-                let met = Met { ttft, tpot, utilisation: 0.0, in_flight: 0.0 };
-                return best.missed(Miss::slow(found.main, self.excess(&met)));
+                return best.missed(Miss::slow(found.main, self.excess(ttft, tpot, 0.0)));
             }
             found.per_hour *= f64::from(units) / f64::from(found.units);
             found.units = units;
@@ -178,21 +177,22 @@ impl Compiled<'_> {
 
     fn holds(&self, met: &Met) -> bool {
         let open = self.arrivals.is_some();
-        met.ttft <= self.rental.slo.ttft_seconds + 1e-9
-            && met.tpot <= self.setting.tpot + 1e-12
-            && if open { met.utilisation < 1.0 } else { met.utilisation <= 1.0 }
+        self.within(met.ttft, met.tpot) && if open { met.utilisation < 1.0 } else { met.utilisation <= 1.0 }
     }
 
     /// Returns true if `times` keep the limits for a request that runs alone.
     pub(super) fn holds_alone(&self, times: &Times) -> bool {
-        times.prefill <= self.rental.slo.ttft_seconds + 1e-9 && times.alone() <= self.setting.tpot + 1e-12
+        self.within(times.prefill, times.alone())
+    }
+
+    /// Returns true if both times keep their limits.
+    fn within(&self, ttft: f64, tpot: f64) -> bool {
+        ttft <= self.rental.slo.ttft_seconds + 1e-9 && tpot <= self.setting.tpot + 1e-12
     }
 
     /// The limit that `times` break furthest for a request alone.
     pub(super) fn excess_alone(&self, times: &Times) -> Excess {
-        let ttft = Excess { limit: "ttft", value: times.prefill, allowed: self.rental.slo.ttft_seconds };
-        let tpot = Excess { limit: "tpot", value: times.alone(), allowed: self.setting.tpot };
-        if tpot.value / tpot.allowed > ttft.value / ttft.allowed { tpot } else { ttft }
+        self.excess(times.prefill, times.alone(), 0.0)
     }
 
     /// The fewest units that serve the load within the limits, at most `most`, with the slots of each copy that make it
@@ -243,7 +243,8 @@ impl Compiled<'_> {
         let mut step = 1;
         while !self.holds(&self.met(unit, units)) {
             if units == most {
-                return Err(self.excess(&self.met(unit, units)));
+                let met = self.met(unit, units);
+                return Err(self.excess(met.ttft, met.tpot, met.utilisation));
             }
             below = units;
             units = units.saturating_add(step).min(most);
@@ -267,16 +268,12 @@ impl Compiled<'_> {
         }
     }
 
-    fn excess(&self, met: &Met) -> Excess {
+    /// The limit that is broken furthest.
+    fn excess(&self, ttft: f64, tpot: f64, utilisation: f64) -> Excess {
         let of = |limit, value, allowed| Excess { limit, value, allowed };
-        let broken = [
-            of("ttft", met.ttft, self.rental.slo.ttft_seconds),
-            of("tpot", met.tpot, self.setting.tpot),
-            of("load", met.utilisation, 1.0),
-        ];
-        let furthest = |worst: Excess, one: Excess| {
+        let others = [of("tpot", tpot, self.setting.tpot), of("load", utilisation, 1.0)];
+        others.into_iter().fold(of("ttft", ttft, self.rental.slo.ttft_seconds), |worst, one| {
             if one.value / one.allowed > worst.value / worst.allowed { one } else { worst }
-        };
-        broken.into_iter().reduce(furthest).unwrap_or(broken[0])
+        })
     }
 }

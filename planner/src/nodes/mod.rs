@@ -197,7 +197,8 @@ impl Compiled<'_> {
         let (unit, met) = (&found.unit, self.met(&found.unit, found.units));
         let start_seconds = self.start_seconds(found);
         let load = self.stated_load(unit, found.units, start_seconds);
-        let latency = self.latency(unit, found.units, 0.0);
+        let latency = self.latency(unit, found.units);
+        let ttft = latency.map_or(met.ttft, |latency| latency.ttft.mean);
         let sleeps = self.rental.arrivals.as_ref().is_some_and(|arrivals| arrivals.idle_seconds.is_some());
         let copies = f64::from(found.units) * f64::from(unit.copies);
         let batch = match self.rental.arrivals {
@@ -212,12 +213,11 @@ impl Compiled<'_> {
             busy_tpot_seconds: unit.times.step(batch),
             in_flight: met.in_flight,
             met: MetTimes {
-                ttft_seconds: latency.map_or(met.ttft, |latency| latency.ttft.mean),
+                ttft_seconds: ttft,
                 tpot_seconds: latency.map_or(met.tpot, |latency| latency.tpot.mean),
                 latency,
                 cold_share: load.map_or(0.0, |load| load.cold_share),
-                cold_ttft_seconds: latency.map_or(met.ttft, |latency| latency.ttft.mean)
-                    + if sleeps { start_seconds } else { 0.0 },
+                cold_ttft_seconds: ttft + if sleeps { start_seconds } else { 0.0 },
             },
             full_load_tokens_per_second: (steps + 1.0)
                 * f64::from(found.units)

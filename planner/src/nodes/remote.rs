@@ -221,9 +221,8 @@ impl Compiled<'_> {
         }
         let at = |host: usize, per_node: usize| Split { main, device, local, groups, host, per_node };
         // First with times that none is below, which are quick to compute.
-        let mut quick = packing.offers.clone();
         let mut quickest: Option<Times> = None;
-        for (&host, offer) in hosts.iter().zip(&mut quick) {
+        for (&host, offer) in hosts.iter().zip(&mut packing.offers) {
             let least = |per_node: usize| self.least_alone(&at(host, per_node));
             offer.capacity = most(offer.capacity, |per_node| self.holds_alone(&least(per_node)));
             match offer.capacity {
@@ -237,7 +236,6 @@ impl Compiled<'_> {
         }
         // Larger functions may fit nowhere and yet be quick.
         let Some(quickest) = quickest else { return !fits };
-        packing.offers = quick;
         let Some((price, _)) = cheapest(packing.functions, &packing.offers) else { return true };
         let most_units = self.shapes[main].node.max.unwrap_or(MOST_UNITS).min(MOST_UNITS);
         let least_units = self.least_units(&Unit { times: quickest, slots, copies: 1 });
@@ -266,8 +264,7 @@ impl Compiled<'_> {
 
     /// Tries `fewest` to `units` units with as many functions on each host as keep the limits with the most of them.
     ///
-    /// What a host may hold is only computed for hosts of a cheapest cover: others are not needed, however many they
-    /// hold.
+    /// Only hosts of a cheapest cover are asked how many they may hold: others are not needed, however many they hold.
     fn try_units(
         &self,
         candidate: &Candidate,
@@ -299,14 +296,20 @@ impl Compiled<'_> {
                 best.missed(self.why_slow(hosts[index], unit(at(hosts[index], 1)), units));
             }
         };
-        let taken = counts.iter().zip(&offers).zip(hosts).filter(|((count, _), _)| **count > 0);
-        let slowest = taken
-            .map(|((_, offer), host)| at(*host, offer.capacity.max(1)))
-            .fold(Times::NOTHING, Times::slower);
+        let taken = counts.iter().zip(hosts).zip(&offers).filter(|((count, _), _)| **count > 0);
+        let taken: Vec<(usize, u32, usize)> =
+            taken.map(|((count, host), offer)| (*host, *count, offer.capacity)).collect();
+        let times = taken.iter().map(|(host, _, capacity)| at(*host, (*capacity).max(1)));
+        let slowest = times.fold(Times::NOTHING, Times::slower);
+        // More units need more nodes of every shape.
+        let room = taken.iter().filter_map(|(host, count, _)| {
+            let max = self.shapes[*host].node.max?;
+            Some(max / (count + u32::from(*host == main)))
+        });
+        let room = room.chain(self.shapes[main].node.max).min().unwrap_or(MOST_UNITS);
         let Ok((unit, units)) = self.fewest(unit(slowest), units) else { return };
         let (on_gpu, on_host) = self.main_bytes(device, local, unit.slots);
         let rest = if device == Device::Cpu { self.main_rest_bytes(device, unit.slots) } else { 0.0 };
-        let nodes = counts.iter().zip(hosts).zip(&offers).filter(|((count, _), _)| **count > 0);
         let found = Found {
             per_hour: f64::from(units) * (self.per_hour(main) + price),
             dollars: 0.0,
@@ -324,15 +327,8 @@ impl Compiled<'_> {
             functions: packing.functions,
             experts_each: (self.model().experts - local).div_ceil(groups),
             function_bytes: packing.each,
-            hosts: nodes.map(|((count, host), offer)| (*host, *count, offer.capacity)).collect(),
+            hosts: taken,
         };
-        // More units need more nodes of every shape.
-        let taken = counts.iter().zip(&offers).zip(hosts).filter(|((count, _), _)| **count > 0);
-        let room = taken.filter_map(|((count, _), host)| {
-            let max = self.shapes[*host].node.max?;
-            Some(max / (count + u32::from(*host == main)))
-        });
-        let room = room.chain(self.shapes[main].node.max).min().unwrap_or(MOST_UNITS);
         self.confirm(found, room, best);
     }
 
@@ -389,7 +385,7 @@ impl Compiled<'_> {
         let mains: Vec<usize> = (0..self.shapes.len()).filter(|main| self.may_host_main(*main)).collect();
         let device = |shape: usize| if self.shapes[shape].node.gpus > 0 { Device::Gpu } else { Device::Cpu };
         let no_slower = |a: usize, b: usize| {
-            let (a, b) = (self.rest_alone(a, device(a)), self.rest_alone(b, device(b)));
+            let (a, b) = (self.rest(a, device(a)), self.rest(b, device(b)));
             a.prefill <= b.prefill && a.steps.iter().zip(&b.steps).all(|(a, b)| a <= b)
         };
         self.useful(&mains, |other, one| {

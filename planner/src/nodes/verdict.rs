@@ -1,7 +1,7 @@
 //! Whether remote experts pay, in words, and what would have to be different.
 
 use super::compiled::{Compiled, Setting};
-use super::found::{Arrangement, Best, Miss};
+use super::found::{Arrangement, Best, Miss, cheaper_then_faster};
 use super::{ExpectedTimes, NodesLayout, RentedNodes};
 use crate::answer::words::{amount, dollars, limit_name};
 use serde::Serialize;
@@ -55,18 +55,12 @@ impl RivalNodes {
     /// Compares by price, and of equal prices (1e-9 relative) by the time per output token, then to the first.
     #[must_use]
     pub fn order(&self, other: &Self) -> Ordering {
-        let (a, b) = (self.dollars(), other.dollars());
-        let is_equal = a == b || (a - b).abs() <= 1e-9 * a.max(b);
-        if !is_equal {
-            return a.total_cmp(&b);
-        }
-        let times = |rival: &Self| {
-            rival
-                .expected
-                .map_or((f64::INFINITY, f64::INFINITY), |times| (times.tpot_seconds, times.ttft_seconds))
+        let of = |rival: &Self| {
+            let none = (f64::INFINITY, f64::INFINITY);
+            let (tpot, ttft) = rival.expected.map_or(none, |times| (times.tpot_seconds, times.ttft_seconds));
+            (rival.dollars(), tpot, ttft)
         };
-        let (a, b) = (times(self), times(other));
-        a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1))
+        cheaper_then_faster(of(self), of(other))
     }
 }
 

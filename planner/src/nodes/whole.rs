@@ -246,7 +246,7 @@ impl Compiled<'_> {
             slots,
             on_gpu: on_gpu(slots),
             on_host: host(slots),
-            loaded: (self.model().rest_bytes * self.setting.size + experts) / parts,
+            loaded: (self.rest_weights() + experts) / parts,
             hosted_layers: 0,
             times: self.staged(self.on_group(shape, group, 0), stages),
         };
@@ -285,7 +285,7 @@ impl Compiled<'_> {
                 slots,
                 on_gpu: self.rest_bytes(slots) + (model.layers - hosted_layers) as f64 * layer,
                 on_host: host(slots),
-                loaded: self.model().rest_bytes * self.setting.size + self.expert_bytes(model.experts),
+                loaded: self.rest_weights() + self.expert_bytes(model.experts),
                 hosted_layers,
                 times: self.on_group(shape, group, hosted_layers),
             });
@@ -329,7 +329,7 @@ impl Compiled<'_> {
                 slots,
                 on_gpu: self.rest_bytes(slots) + in_motion + self.expert_bytes(cached),
                 on_host: experts + self.host_bytes(slots),
-                loaded: self.model().rest_bytes * self.setting.size + experts,
+                loaded: self.rest_weights() + experts,
                 hosted_layers: 0,
                 times: Times {
                     prefill: computed.prefill.max(self.moving(missed, gpu)),

@@ -53,7 +53,7 @@ pub(crate) struct Terms {
 }
 
 impl Terms {
-    /// Of a layer without remote experts.
+    /// Terms of a layer without remote experts.
     pub(crate) fn all_local(layer: &LayerModel, local: Local) -> Self {
         let prefill = local.fixed.prefill + local.prefill;
         let step = local.fixed.step + layer.per_token() * local.step;

@@ -144,7 +144,7 @@ impl LayerTable {
         self.stay.row(count)
     }
 
-    /// What the main size at `main` means for the layer when nothing of it is remote.
+    /// Terms of the layer with the main size at `main` when nothing of it is remote.
     pub(crate) fn all_local(&self, main: usize) -> Local {
         let prefill = self.main[main].of(self.stay(0));
         Local { fixed: self.fixed[main], prefill, step: self.main_step[main], stressed_prefill: prefill }

@@ -231,7 +231,7 @@ impl Slicing<'_, '_> {
         }
     }
 
-    /// What moves make of a plan with a function per layer, where groups may be as many.
+    /// The plan that moves make of one with a function per layer, where groups may be as many.
     pub(crate) fn moved_on(&self, planned: &Planned) -> Option<Planned> {
         let layers = &planned.plan.layers;
         let experts = self.model.experts();

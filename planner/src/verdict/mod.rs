@@ -173,7 +173,7 @@ pub(crate) fn rivals(
 }
 
 /// Costs within this share of each other are equal: sums of the same prices in another order differ by less.
-const TIE: f64 = 1e-9;
+pub(crate) const TIE: f64 = 1e-9;
 
 fn is_tie(cost: f64, least: f64) -> bool {
     cost <= least * (1.0 + TIE)

@@ -61,7 +61,7 @@ pub(crate) struct NodesArgs {
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 enum CommitmentArg {
-    /// None: prices on demand
+    /// Prices on demand
     #[default]
     OnDemand,
     /// One year

@@ -73,22 +73,13 @@ impl KnownModel {
 
     /// A model whose headers were read.
     fn seen(stored: Inspection, dtype: &str, forms: Forms, opened: Opened) -> Self {
-        let form = stored.stored_as.as_ref().map(|stored| stored.form.clone());
-        let experts = forms.experts.or_else(|| form.as_deref().and_then(|form| form.parse().ok()));
+        let short = stored.stored_as.as_ref().and_then(|stored| stored.form.parse().ok());
         let plain = stored.decoded();
         let element = if plain.dtype == "float32" { 4 } else { 2 };
         let idle = plain.experts.saturating_sub(plain.top_k) * plain.moe_layers.len();
         let looked_up = plain.vocab_size as u64 * plain.token_bytes;
         let tied = plain.outside_bytes < 2 * looked_up;
         let unused = idle as u64 * plain.expert_bytes + if tied { 0 } else { looked_up };
-        // As engines hold the rest: in the form that was asked for, else as it is stored.
-        let held = stored.clone().kept_as(experts, forms.dense, "cuda");
-        let stored_experts = (forms.experts.is_none() && form.is_some()).then_some(stored.expert_bytes);
-        let as_stored = stored.non_expert_layer_bytes.iter().sum::<u64>() + stored.outside_bytes;
-        let rest_bytes = match (forms.dense, &form) {
-            (None, Some(_)) => as_stored,
-            _ => held.resident_non_expert_bytes(dtype),
-        };
         Self {
             parameters: plain.total_bytes / element,
             active_parameters: plain.total_bytes.saturating_sub(unused) / element,
@@ -96,7 +87,7 @@ impl KnownModel {
             runs: true,
             because: None,
             checkpoint: Some(Arc::new(opened.checkpoint)),
-            ..Self::of(&plain, dtype, Forms { experts, ..forms }, (rest_bytes, stored_experts))
+            ..Self::of(&plain, dtype, forms, short.map(|form| (form, &stored)))
         }
     }
 
@@ -107,39 +98,31 @@ impl KnownModel {
         let name = source.model.to_string();
         let stored = outline.inspection(&name);
         let plain = outline.in_dtype(&outline.dtype).inspection(&name);
-        let experts = forms.experts.or_else(|| stored.dtype.parse().ok());
-        let as_stored = stored.non_expert_layer_bytes.iter().sum::<u64>() + stored.outside_bytes;
-        let rest_bytes = match forms.dense {
-            None => as_stored,
-            Some(_) => {
-                plain.clone().kept_as(experts, forms.dense, "cuda").resident_non_expert_bytes(&plain.dtype)
-            }
-        };
-        let dtype = plain.dtype.clone();
-        let stored_experts = (forms.experts.is_none() && experts.is_some()).then_some(stored.expert_bytes);
+        let short = stored.dtype.parse().ok();
         Self {
             parameters: outline.parameters(),
             active_parameters: outline.active_parameters(),
             weights_seen: false,
             runs,
             because: Some(why.to_string()),
-            ..Self::of(&plain, &dtype, Forms { experts, ..forms }, (rest_bytes, stored_experts))
+            ..Self::of(&plain, &plain.dtype, forms, short.map(|form| (form, &stored)))
         }
     }
 
-    /// Sizes of `plain`, a model with all weights in the compute dtype, held in `forms`; engines hold everything but
-    /// experts in `rest_bytes`, and an expert in `stored_experts` where it stays as it is stored.
-    fn of(
-        plain: &Inspection,
-        dtype: &str,
-        forms: Forms,
-        (rest_bytes, stored_experts): (u64, Option<u64>),
-    ) -> Self {
+    /// Sizes of `plain`, a model with all weights in the compute dtype, held in `forms`. What these do not name stays in
+    /// the `short` form in which it is stored, where there is one.
+    fn of(plain: &Inspection, dtype: &str, forms: Forms, short: Option<(ExpertsDtype, &Inspection)>) -> Self {
+        let stored_experts = short.filter(|_| forms.experts.is_none()).map(|(_, stored)| stored.expert_bytes);
+        let stored_rest = short
+            .filter(|_| forms.dense.is_none())
+            .map(|(_, stored)| stored.non_expert_layer_bytes.iter().sum::<u64>() + stored.outside_bytes);
+        let forms = Forms { experts: forms.experts.or(short.map(|(form, _)| form)), ..forms };
         let on = |device: &str| plain.clone().kept_as(forms.experts, forms.dense, device);
         let (cpu, gpu) = (on("cpu"), on("cuda"));
         let expert_bytes = stored_experts.unwrap_or_else(|| cpu.resident_expert_bytes(dtype));
         let main_rest_bytes = cpu.resident_non_expert_bytes(dtype);
         let device_rest_bytes = gpu.resident_non_expert_bytes(dtype);
+        let rest_bytes = stored_rest.unwrap_or(device_rest_bytes);
         let routed = (plain.moe_layers.len() as u64).saturating_mul(plain.experts as u64);
         let weights = ResidentWeights::of(&cpu, dtype);
         // Everything is multiplied with but one table of the vocabulary, in whatever form.

@@ -119,12 +119,7 @@ pub(super) fn price_warnings(
 }
 
 fn price_source(node: &ListedNode, spot: bool, commitment: Commitment) -> (&'static str, Option<&String>) {
-    let committed = match commitment {
-        Commitment::OnDemand => None,
-        Commitment::OneYear => node.one_year_per_hour,
-        Commitment::ThreeYears => node.three_years_per_hour,
-    };
-    match (spot && node.spot_per_hour.is_some(), committed) {
+    match (spot && node.spot_per_hour.is_some(), node.committed_per_hour(commitment)) {
         (true, _) => ("spot", node.spot_source.as_ref()),
         (false, Some(_)) => ("committed", node.committed_source.as_ref()),
         (false, None) => ("on-demand", node.price_source.as_ref()),
