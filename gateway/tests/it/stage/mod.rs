@@ -202,7 +202,6 @@ impl Stage {
         // A kept connection may end at the moment when it is used again.
         let client = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build_http();
         let stage = Self { address, model, functions, client, launcher };
-        stage.until(|stage| !stage.serving()).await;
         stage.until(Self::serving).await;
         if let Some(idle) = idle {
             stage.model.sleep_when_idle(idle);
