@@ -85,6 +85,7 @@ impl From<PlanError> for CliError {
             PlanError::Problem(error) | PlanError::Plan(error) => {
                 Self { field: Some(error.field.clone()), ..Self::new(Code::Arguments, error.to_string()) }
             }
+            PlanError::Cancelled => Self::new(Code::Runtime, error.to_string()),
         }
     }
 }

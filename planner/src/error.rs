@@ -114,6 +114,9 @@ pub enum PlanError {
     /// No plan keeps every limit.
     #[error("{0}")]
     Infeasible(Box<Infeasible>),
+    /// The caller's budget said so.
+    #[error("cannot plan: cancelled by the caller; plan again with more time")]
+    Cancelled,
 }
 
 #[cfg(test)]

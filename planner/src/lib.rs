@@ -16,6 +16,7 @@ mod generate;
 
 mod alive;
 mod answer;
+mod budget;
 mod cost;
 mod error;
 mod nodes;
@@ -33,7 +34,11 @@ pub use answer::hysteresis::{Bytes, Change, LayerChange, Reason, Toll};
 pub use answer::infeasible::{Infeasible, Pair};
 pub use answer::remedy::Remedy;
 pub use answer::words::{amount, dollars, limit_name, rounded_up, seconds};
-pub use answer::{Answer, Options, Preallocation, Remote, baselines, compare, evaluate, preallocate, solve};
+pub use answer::{
+    Answer, Options, Preallocation, Remote, baselines, compare, compare_within, evaluate, preallocate,
+    replan, solve, solve_within,
+};
+pub use budget::{Budget, Proceed};
 pub use cost::account::{Account, Comparison, Measured, Outcome};
 pub use cost::baselines::{Baseline, Baselines};
 pub use cost::groups::GroupEvaluation;

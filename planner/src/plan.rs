@@ -230,6 +230,14 @@ pub(crate) struct AnswerFile<P> {
     _change: Unread,
     #[serde(default, rename = "search")]
     _search: Unread,
+    #[serde(default, rename = "incremental")]
+    _incremental: Unread,
+    #[serde(default, rename = "cost_bound")]
+    _cost_bound: Unread,
+    #[serde(default, rename = "complete")]
+    _complete: Unread,
+    #[serde(default, rename = "elapsed_seconds")]
+    _elapsed_seconds: Unread,
 }
 
 /// Returns the JSON schema of plan files: a plan, or the output of `remoe plan --json`.

@@ -280,6 +280,7 @@ impl Command<'_> {
                 let path = args.evaluate.as_ref().or(args.previous.as_ref()).or(args.problem.as_ref());
                 Err(in_file(error, path.map(PathBuf::as_path)))
             }
+            Err(error @ PlanError::Cancelled) => Err(error.into()),
         }
     }
 }

@@ -21,6 +21,8 @@ const REQUESTS: f64 = 4_000.0;
 const MOST_REQUESTS: f64 = 12_000.0;
 /// Bursts that are simulated, at least.
 const LEAST_BURSTS: f64 = 16.0;
+/// Requests after which a simulation asks whether to go on.
+const ASK_EVERY: usize = 64;
 /// Batches of requests in the regression.
 const BATCHES: usize = 32;
 /// Corrections of waits by the control variate, at most and at least, as factors.
@@ -105,6 +107,17 @@ pub fn latency(
     start_seconds: f64,
     target_itl: Option<f64>,
 ) -> Option<Latency> {
+    latency_unless(arrivals, service, start_seconds, target_itl, &|_| false)
+}
+
+/// [`latency`], given up where `ends` says so, which is told how many requests came since it was asked.
+pub(crate) fn latency_unless(
+    arrivals: &Arrivals,
+    service: &Service,
+    start_seconds: f64,
+    target_itl: Option<f64>,
+    ends: &dyn Fn(usize) -> bool,
+) -> Option<Latency> {
     let mains = Mains::paced(service, target_itl);
     let per_second = super::mean_per_second(arrivals);
     if per_second <= 0.0 {
@@ -120,12 +133,15 @@ pub fn latency(
     let control = match &arrivals.recorded_seconds {
         Some(times) => {
             let first = times.first().copied().unwrap_or(0.0);
-            for time in times {
+            for (index, time) in times.iter().enumerate() {
+                if index % ASK_EVERY == 0 && ends(ASK_EVERY) {
+                    return None;
+                }
                 deployment.arrive(time - first, service.prefill_seconds, service.steps.round());
             }
             None
         }
-        None => Some(deployment.random(arrivals, &mains)),
+        None => Some(deployment.random(arrivals, &mains, ends)?),
     };
     Some(deployment.latency(control.as_ref()))
 }
@@ -187,8 +203,13 @@ impl<'a> Deployment<'a> {
         chosen
     }
 
-    /// Lets random requests come, to the engines and to the control queue.
-    fn random(&mut self, arrivals: &Arrivals, mains: &Mains<'_>) -> Control {
+    /// Lets random requests come, to the engines and to the control queue. None if `ends` says so.
+    fn random(
+        &mut self,
+        arrivals: &Arrivals,
+        mains: &Mains<'_>,
+        ends: &dyn Fn(usize) -> bool,
+    ) -> Option<Control> {
         let size = arrivals.burst.max(1.0);
         let count =
             (REQUESTS.max(MOST_REQUESTS.min(REQUESTS * size)) / size).ceil().max(LEAST_BURSTS) as usize;
@@ -210,6 +231,9 @@ impl<'a> Deployment<'a> {
             now -= gap.ln() * size / arrivals.per_second;
             for _ in 0..together(further) {
                 let index = self.arrived.len();
+                if index % ASK_EVERY == 0 && ends(ASK_EVERY) {
+                    return None;
+                }
                 let (of_input, of_output) = (input.factor(index), output.factor(index));
                 let whole = if steps > 0.0 { (steps * of_output).round().max(1.0) } else { 0.0 };
                 let chosen = self.arrive(now, prefill * of_input, whole);
@@ -226,7 +250,7 @@ impl<'a> Deployment<'a> {
         // Of a burst each request goes to one of the main functions by chance.
         let further = (size - 1.0) / mains.count;
         let expected = (load * (1.0 + variation) / 2.0 + further) / ((1.0 - load) * main_rate);
-        Control { waits, expected }
+        Some(Control { waits, expected })
     }
 
     /// Lets all requests end.

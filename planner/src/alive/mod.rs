@@ -18,6 +18,7 @@ mod poisson;
 mod recorded;
 
 pub use alone::{Alone, AloneTime};
+pub(crate) use latency::latency_unless;
 pub use latency::{Latency, Quantiles, latency};
 pub use load::Service;
 

@@ -38,7 +38,7 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
         }
         if let Some(share) = sliced.as_ref().or(mix).and_then(|known| self.share_alive(known, window)) {
             // What groups cost a second is what differs most: their arrangement is searched at that price.
-            let paid = Model { remote_share: share, ..Model::new(self.model.problem) };
+            let paid = Model { remote_share: share, ..self.model.beside(self.model.problem) };
             let paid_inputs = Inputs { model: &paid, ..*self };
             let effort = if self.model.experts() > MANY_EXPERTS { Effort::Coarse } else { effort };
             starts.extend(paid_inputs.arranged(Family::Sliced, effort, counters));
@@ -110,7 +110,7 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
             for plan in self.other_sleepers(&best.plan, window) {
                 best = slicing.judged(&best.candidate, plan, Some(&best)).unwrap_or(best);
             }
-            if best.cost() >= cost {
+            if best.cost() >= cost || self.model.ends() {
                 return Some(best);
             }
         }

@@ -7,7 +7,8 @@
 //! H - max T_f.
 
 use crate::alive::mean_per_second;
-use crate::cost::Evaluation;
+use crate::answer::Remote;
+use crate::cost::{Evaluation, Violation};
 use crate::plan::{Plan, whole_bytes};
 use crate::problem::Start;
 use crate::problem::model::Model;
@@ -103,6 +104,28 @@ pub struct LayerChange {
 #[serde(transparent)]
 pub struct Bytes(#[serde(serialize_with = "whole_bytes")] pub f64);
 
+/// The previous plan on this problem.
+pub(crate) struct Kept {
+    pub(crate) plan: Plan,
+    pub(crate) evaluation: Evaluation,
+    /// Whether it keeps every limit and has remote experts only where it may.
+    pub(crate) stands: bool,
+}
+
+impl Kept {
+    /// `violations`: the limits that a plan does not keep, given its evaluation.
+    pub(crate) fn new(
+        model: &Model<'_>,
+        plan: Plan,
+        remote: Remote,
+        violations: &dyn Fn(&Plan, &Evaluation) -> Vec<Violation>,
+    ) -> Self {
+        let evaluation = model.evaluate(&plan);
+        let keeps = violations(&plan, &evaluation).is_empty();
+        Self { stands: keeps && remote.allows(model, &plan.remote_counts()), plan, evaluation }
+    }
+}
+
 /// When a plan is replaced.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Inertia {
@@ -112,15 +135,9 @@ pub(crate) struct Inertia {
     pub(crate) stands_seconds: f64,
 }
 
-/// Compares `previous`, which keeps every limit where it `stands`, with the `best` new plan.
-pub(crate) fn decide(
-    model: &Model<'_>,
-    previous: &Plan,
-    old: &Evaluation,
-    stands: bool,
-    best: Option<&Planned>,
-    inertia: Inertia,
-) -> Change {
+/// Compares the previous plan with the `best` new one.
+pub(crate) fn decide(model: &Model<'_>, previous: &Kept, best: Option<&Planned>, inertia: Inertia) -> Change {
+    let Kept { plan: previous, evaluation: old, stands } = previous;
     let new_cost = best.map(|best| best.evaluation.total_cost);
     let same = best.is_some_and(|best| best.plan == *previous);
     let cheaper = new_cost.is_some_and(|cost| cost < old.total_cost * (1.0 - inertia.hysteresis));
@@ -132,7 +149,7 @@ pub(crate) fn decide(
             // What sleeps at that moment starts as the new plan, and loads what it would have loaded anyway.
             Toll { dollars: toll.dollars * old.life.map_or(1.0, |life| life.alive_share), ..toll }
         });
-    let reason = match (stands, best) {
+    let reason = match (*stands, best) {
         (false, _) => Reason::PreviousFails,
         (true, None) => Reason::NoNewPlan,
         (true, Some(_)) if same => Reason::Unchanged,

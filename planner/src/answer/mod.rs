@@ -4,16 +4,18 @@ mod asleep;
 pub(crate) mod explain;
 pub(crate) mod hysteresis;
 pub(crate) mod infeasible;
+mod near;
 pub(crate) mod plans;
 pub(crate) mod remedy;
 pub(crate) mod words;
 
 use crate::answer::explain::{Explanation, explain};
-use crate::answer::hysteresis::{Change, Inertia, decide};
+use crate::answer::hysteresis::{Change, Inertia, Kept, decide};
 use crate::answer::infeasible::{Infeasible, device_too_small, on_prediction, worst_case};
 use crate::answer::plans::{Effort, Inputs};
 use crate::answer::remedy::sufficient;
-use crate::cost::baselines::{Baselines, Unsplit};
+use crate::budget::{Budget, Meter};
+use crate::cost::baselines::{Baselines, Unsplit, WithoutRemote};
 use crate::cost::stress::all_violations;
 use crate::cost::{Evaluation, Violation};
 use crate::error::{FieldError, PlanError};
@@ -28,7 +30,10 @@ use crate::slicing::Sturdiness;
 use crate::verdict::{Asked, Rival, Turns, Verdict, rivals};
 use serde::Serialize;
 use std::cell::OnceCell;
+use std::rc::Rc;
 
+/// Recorded requests beyond which a simulation of them takes tens of milliseconds.
+const LONG_RECORD: usize = 10_000;
 /// Beyond so many experts in all, [`compare`] searches coarsely.
 const MOST_COMPARED: usize = 1000;
 
@@ -80,6 +85,12 @@ pub struct Options {
     pub turns: bool,
 }
 
+impl Options {
+    fn inertia(&self) -> Inertia {
+        Inertia { hysteresis: self.hysteresis, stands_seconds: self.stands_seconds }
+    }
+}
+
 impl Default for Options {
     fn default() -> Self {
         Self {
@@ -116,6 +127,14 @@ pub struct Answer {
     pub change: Option<Change>,
     /// How much was searched.
     pub search: Counters,
+    /// Set if the plan is the previous one or near it ([`replan`]), not the result of a full search.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub incremental: bool,
+    /// Dollars that no plan of the searched family costs less than; known of an incremental plan.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cost_bound: Option<f64>,
+    /// False if the budget ended the search.
+    pub complete: bool,
 }
 
 /// How the main function starts before anything is known about the request's experts.
@@ -188,34 +207,105 @@ pub fn solve(
     previous: Option<&PlanDraft>,
     options: &Options,
 ) -> Result<Answer, PlanError> {
+    solve_within(problem, previous, options, Budget::UNLIMITED)
+}
+
+/// [`solve`] within `budget`.
+///
+/// A search that is told to finish returns the best plan so far that keeps every limit, which may be `previous`, with
+/// its evaluation, the baselines and a verdict on what is known. If none is known yet, it goes on until the first one.
+///
+/// # Errors
+/// Those of [`solve`], and [`PlanError::Cancelled`].
+pub fn solve_within(
+    problem: &Problem,
+    previous: Option<&PlanDraft>,
+    options: &Options,
+    budget: Budget<'_>,
+) -> Result<Answer, PlanError> {
     problem.check().map_err(PlanError::Problem)?;
     if options.remote == Remote::Always {
         problem.check_room().map_err(PlanError::Problem)?;
     }
-    match attempt(problem, previous, options) {
+    full(problem, previous, options, &Rc::new(Meter::new(budget)))
+}
+
+/// A plan near `previous` for shares that have changed, within `budget`: milliseconds where [`solve`] takes seconds.
+///
+/// The arrangement of `previous` is dealt again by the new shares. Then numbers of remote experts, sizes and numbers of
+/// groups are improved. The plan keeps every limit, and where `previous` does, it costs no more. Hysteresis and toll are
+/// those of [`solve`]. If no plan near `previous` keeps the limits, the answer is that of [`solve_within`].
+///
+/// [`Answer::walk`] is empty, and the verdict does not say what turns it.
+///
+/// # Errors
+/// Those of [`solve_within`].
+pub fn replan(
+    problem: &Problem,
+    previous: &PlanDraft,
+    options: &Options,
+    budget: Budget<'_>,
+) -> Result<Answer, PlanError> {
+    problem.check().map_err(PlanError::Problem)?;
+    if options.remote == Remote::Always {
+        problem.check_room().map_err(PlanError::Problem)?;
+    }
+    let meter = Rc::new(Meter::new(budget));
+    match attempt(problem, Some(previous), options, Scope::Near, &meter) {
+        Err(PlanError::Infeasible(_)) => full(problem, Some(previous), options, &meter),
+        answer => answer,
+    }
+}
+
+/// The full search of a checked problem.
+fn full<'p>(
+    problem: &'p Problem,
+    previous: Option<&PlanDraft>,
+    options: &Options,
+    meter: &Rc<Meter<'p>>,
+) -> Result<Answer, PlanError> {
+    match attempt(problem, previous, options, Scope::All, meter) {
         Err(PlanError::Infeasible(mut why)) => {
             let simple = Options { sturdy: 0.0, turns: false, ..*options };
-            sufficient(problem, &mut why, |raised| match attempt(raised, None, &simple) {
-                Err(PlanError::Infeasible(why)) => Some(why.remedy),
-                _ => None,
+            // From here on a search that is to finish has nothing to find.
+            meter.found_plan();
+            sufficient(problem, &mut why, |raised| {
+                match attempt(raised, None, &simple, Scope::All, &meter.clone()) {
+                    Err(PlanError::Infeasible(why)) if !meter.ends() => Some(why.remedy),
+                    _ => None,
+                }
             });
-            Err(PlanError::Infeasible(why))
+            if meter.is_cancelled() { Err(PlanError::Cancelled) } else { Err(PlanError::Infeasible(why)) }
         }
         answer => answer,
     }
 }
 
-fn attempt(problem: &Problem, previous: Option<&PlanDraft>, options: &Options) -> Result<Answer, PlanError> {
-    let model = Model::with_prediction(problem).map_err(PlanError::Problem)?;
+/// Where plans are searched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Scope {
+    All,
+    /// Near the previous plan.
+    Near,
+}
+
+fn attempt<'p>(
+    problem: &'p Problem,
+    previous: Option<&PlanDraft>,
+    options: &Options,
+    scope: Scope,
+    meter: &Rc<Meter<'p>>,
+) -> Result<Answer, PlanError> {
+    let model = Model::with_prediction(problem).map_err(PlanError::Problem)?.metered(meter);
     let factors = options.robust.then(|| factors(problem)).transpose().map_err(PlanError::Problem)?;
     let previous = previous.map(|draft| model.plan(draft)).transpose().map_err(PlanError::Plan)?;
     if let Some(infeasible) = device_too_small(&model) {
         return Err(PlanError::Infeasible(Box::new(infeasible)));
     }
-    let walk = walk(&model);
-    let tables: Vec<LayerTable> =
-        (0..model.layers.len()).map(|layer| LayerTable::new(&model, layer)).collect();
-    let candidates = candidates(&model, options.remote, &walk);
+    let is_near = scope == Scope::Near;
+    let walk = if is_near { Vec::new() } else { walk(&model) };
+    let tables = tables(&model)?;
+    let candidates = if is_near { Vec::new() } else { candidates(&model, options.remote, &walk) };
     let violations = |plan: &Plan, evaluation: &Evaluation| violations_of(&model, factors, plan, evaluation);
     let (terms, own_sets) = (OnceCell::new(), OnceCell::new());
     let inputs = Inputs {
@@ -228,16 +318,19 @@ fn attempt(problem: &Problem, previous: Option<&PlanDraft>, options: &Options) -
         remote: options.remote,
         candidates: &candidates,
     };
-    let mut plans = inputs.plans(Effort::Full);
-    let kept = previous.map(|previous| {
-        let evaluation = model.evaluate(&previous);
-        let counts = previous.remote_counts();
-        let stands = violations(&previous, &evaluation).is_empty() && options.remote.allows(&model, &counts);
-        (previous, evaluation, stands)
-    });
+    // These are known in any case, so that a search that is told to finish has them.
     let unsplit = Unsplit::new(&model);
-    let baselines = Baselines::with(&model, &unsplit);
-    let rivals = rivals(&model, &unsplit, &baselines, &plans);
+    let without = WithoutRemote::new(&model, &unsplit);
+    let kept = previous.map(|previous| Kept::new(&model, previous, options.remote, &violations));
+    if kept.as_ref().is_some_and(|kept| kept.stands) {
+        meter.found_plan();
+    }
+    let mut plans = match kept.as_ref().filter(|_| is_near) {
+        Some(kept) => inputs.near(kept),
+        None => inputs.plans(Effort::Full),
+    };
+    go_on(&model)?;
+    let rivals = rivals(&model, &without, &plans);
     let mut counters = plans.counters;
     counters.work = model.work_done();
     let turns = |pays: bool| {
@@ -245,7 +338,7 @@ fn attempt(problem: &Problem, previous: Option<&PlanDraft>, options: &Options) -
         counters.work += work;
         turns
     };
-    let verdict = Verdict::new(rivals, options.turns.then_some(turns));
+    let verdict = Verdict::new(rivals, (options.turns && !is_near).then_some(turns));
     let mut best = plans.best().cloned();
     let mut sturdiness = None;
     if let Some(planned) = best.as_mut().filter(|_| options.sturdy > 0.0) {
@@ -253,20 +346,19 @@ fn attempt(problem: &Problem, previous: Option<&PlanDraft>, options: &Options) -
         let (sturdier, figures) = inputs.sturdier(planned, &plans, options.sturdy);
         counters.work += model.work_done() - before;
         *planned = sturdier;
-        sturdiness = Some(figures);
+        sturdiness = figures;
     }
-    let inertia = Inertia { hysteresis: options.hysteresis, stands_seconds: options.stands_seconds };
-    let change = kept
-        .as_ref()
-        .map(|(previous, old, stands)| decide(&model, previous, old, *stands, best.as_ref(), inertia));
+    go_on(&model)?;
+    let change = kept.as_ref().map(|kept| decide(&model, kept, best.as_ref(), options.inertia()));
     let keeps = change.as_ref().is_some_and(|change| change.kept);
+    let baselines = without.baselines;
     let (plan, evaluation, explanation) = match (best, kept) {
-        (best, Some((previous, old, _))) if keeps => {
-            let explanation = Explanation::of_kept(&old, &baselines, best.as_ref());
-            (previous, old, explanation)
+        (best, Some(Kept { plan, evaluation, .. })) if keeps => {
+            let explanation = Explanation::of_kept(&evaluation, &baselines, best.as_ref());
+            (plan, evaluation, explanation)
         }
         (Some(best), _) => {
-            let found = plans.found.take().filter(|found| found.plan == best.plan);
+            let found = plans.found.take().filter(|found| found.plan == best.plan && !model.ends());
             match (found, &plans.search) {
                 (Some(found), Some(search)) => {
                     let (best, explanation) = explain(search, found, &candidates, &baselines);
@@ -284,10 +376,9 @@ fn attempt(problem: &Problem, previous: Option<&PlanDraft>, options: &Options) -
             return Err(PlanError::Infeasible(Box::new(why)));
         }
     };
-    let evaluation = match problem.arrivals {
-        Some(_) => model.evaluate_fully(&plan),
-        None => evaluation,
-    };
+    go_on(&model)?;
+    let complete = !meter.is_cut();
+    let evaluation = concluded(&model, &plan, evaluation);
     Ok(Answer {
         plan,
         evaluation,
@@ -298,6 +389,9 @@ fn attempt(problem: &Problem, previous: Option<&PlanDraft>, options: &Options) -
         sturdiness,
         change,
         search: counters,
+        incremental: is_near,
+        cost_bound: None,
+        complete,
     })
 }
 
@@ -310,27 +404,35 @@ fn attempt(problem: &Problem, previous: Option<&PlanDraft>, options: &Options) -
 /// # Errors
 /// A problem that cannot be, or a device that does not hold what is no expert.
 pub fn compare(problem: &Problem) -> Result<Verdict, PlanError> {
+    compare_within(problem, Budget::UNLIMITED)
+}
+
+/// [`compare`] within `budget`. If that ends the search, plans with remote experts are the cheapest so far.
+///
+/// # Errors
+/// Those of [`compare`], and [`PlanError::Cancelled`].
+pub fn compare_within(problem: &Problem, budget: Budget<'_>) -> Result<Verdict, PlanError> {
     let experts: usize = problem.layers.iter().map(|layer| layer.experts as usize).sum();
     let effort = if experts > MOST_COMPARED { Effort::Coarse } else { Effort::Full };
-    let (rivals, _) = ways(problem, Remote::Auto, false, effort)?;
+    let (rivals, _) = ways(problem, Remote::Auto, false, effort, &Rc::new(Meter::new(budget)))?;
     Ok(Verdict::new(rivals, None::<fn(bool) -> Turns>))
 }
 
 /// Every way to serve `problem` at its cheapest, as far as `effort` finds it, and how much work that was.
-pub(crate) fn ways(
-    problem: &Problem,
+pub(crate) fn ways<'p>(
+    problem: &'p Problem,
     remote: Remote,
     robust: bool,
     effort: Effort,
+    meter: &Rc<Meter<'p>>,
 ) -> Result<(Vec<Rival>, usize), PlanError> {
     problem.check().map_err(PlanError::Problem)?;
     let factors = robust.then(|| factors(problem)).transpose().map_err(PlanError::Problem)?;
-    let model = Model::with_prediction(problem).map_err(PlanError::Problem)?;
+    let model = Model::with_prediction(problem).map_err(PlanError::Problem)?.metered(meter);
     if let Some(infeasible) = device_too_small(&model) {
         return Err(PlanError::Infeasible(Box::new(infeasible)));
     }
-    let tables: Vec<LayerTable> =
-        (0..model.layers.len()).map(|layer| LayerTable::new(&model, layer)).collect();
+    let tables = tables(&model)?;
     let candidates = candidates(&model, remote, &walk(&model));
     let violations = |plan: &Plan, evaluation: &Evaluation| violations_of(&model, factors, plan, evaluation);
     let (terms, own_sets) = (OnceCell::new(), OnceCell::new());
@@ -345,8 +447,34 @@ pub(crate) fn ways(
         candidates: &candidates,
     };
     let unsplit = Unsplit::new(&model);
-    let rivals = rivals(&model, &unsplit, &Baselines::with(&model, &unsplit), &inputs.plans(effort));
-    Ok((rivals, model.work_done()))
+    let without = WithoutRemote::new(&model, &unsplit);
+    let plans = inputs.plans(effort);
+    go_on(&model)?;
+    Ok((rivals(&model, &without, &plans), model.work_done()))
+}
+
+/// Fails where the search is cancelled.
+pub(crate) fn go_on(model: &Model<'_>) -> Result<(), PlanError> {
+    if model.meter.is_cancelled() { Err(PlanError::Cancelled) } else { Ok(()) }
+}
+
+/// The tables of all layers.
+fn tables(model: &Model<'_>) -> Result<Vec<LayerTable>, PlanError> {
+    let mut tables = Vec::with_capacity(model.layers.len());
+    for (layer, parts) in model.layers.iter().enumerate() {
+        model.meter.count(parts.experts);
+        go_on(model)?;
+        tables.push(LayerTable::new(model, layer));
+    }
+    Ok(tables)
+}
+
+/// The evaluation of the plan of an answer, which the search has seen as `known`.
+fn concluded(model: &Model<'_>, plan: &Plan, known: Evaluation) -> Evaluation {
+    let Some(arrivals) = &model.problem.arrivals else { return known };
+    // A search that was told to finish does not wait for a long record.
+    let is_long = arrivals.recorded_seconds.as_ref().is_some_and(|times| times.len() > LONG_RECORD);
+    if is_long && model.meter.is_finishing() { known } else { model.evaluate_fully(plan) }
 }
 
 /// The limits that a plan does not keep; with `factors` also when the prediction errs by them.

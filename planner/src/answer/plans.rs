@@ -57,6 +57,8 @@ pub(crate) struct Plans<'s> {
     /// With nothing remote.
     pub(crate) mix: Option<Planned>,
     pub(crate) counters: Counters,
+    /// Only plans near the previous one were looked at.
+    pub(crate) is_near: bool,
 }
 
 impl Plans<'_> {
@@ -69,6 +71,7 @@ impl Plans<'_> {
             sliced: None,
             mix: None,
             counters: Counters::default(),
+            is_near: false,
         }
     }
 
@@ -276,7 +279,7 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
     }
 
     /// Nothing remote, where that is allowed.
-    fn mix(&self, counters: &mut Counters) -> Option<Planned> {
+    pub(super) fn mix(&self, counters: &mut Counters) -> Option<Planned> {
         let mut all = by_ratio(self.model);
         all.retain(|candidate| self.remote.allows(self.model, &candidate.counts) && is_local(candidate));
         let best = self.slicing(all, Family::PerLayer, Effort::Coarse, counters)?;
@@ -284,7 +287,12 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
     }
 
     /// The plan near `best` that stands wrong figures best, within `share` of its cost.
-    pub(crate) fn sturdier(&self, best: &Planned, plans: &Plans<'_>, share: f64) -> (Planned, Sturdiness) {
+    pub(crate) fn sturdier(
+        &self,
+        best: &Planned,
+        plans: &Plans<'_>,
+        share: f64,
+    ) -> (Planned, Option<Sturdiness>) {
         let others: Vec<&Planned> =
             [&plans.per_layer, &plans.sliced, &plans.mix].into_iter().flatten().collect();
         self.new_slicing().sturdier(best, &others, share)
@@ -327,7 +335,7 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
     }
 
     /// The same plan in the form of a function per layer, where its groups are that.
-    fn in_layers(&self, planned: &Planned) -> Option<Planned> {
+    pub(super) fn in_layers(&self, planned: &Planned) -> Option<Planned> {
         let mut layers = vec![LayerPlan::default(); self.model.layers.len()];
         if planned.plan.main_vcpus.is_some() {
             return None;

@@ -63,13 +63,26 @@ impl Baselines {
     }
 
     /// The same where what experts take is known.
-    pub(crate) fn with(model: &Model<'_>, unsplit: &Unsplit) -> Self {
+    fn with(model: &Model<'_>, unsplit: &Unsplit) -> Self {
         Self {
             mix: mix(model, &unsplit.on_cpus),
             cpu: cpu(model, &unsplit.on_cpus),
             gpu: unsplit.on_gpu.clone().and_then(|times| gpu(model, times)),
             fetch: unsplit.on_gpu.clone().and_then(|times| fetch(model, times)),
         }
+    }
+}
+
+/// Every way to serve without remote experts.
+pub(crate) struct WithoutRemote {
+    pub(crate) baselines: Baselines,
+    /// Offloading with the moves that it takes; see [`fetch_with_moves`].
+    pub(crate) fetch: Option<Baseline>,
+}
+
+impl WithoutRemote {
+    pub(crate) fn new(model: &Model<'_>, unsplit: &Unsplit) -> Self {
+        Self { baselines: Baselines::with(model, unsplit), fetch: fetch_with_moves(model, unsplit) }
     }
 }
 
@@ -286,7 +299,7 @@ fn fetch_gpu_bytes(model: &Model<'_>) -> f64 {
 
 /// Offloading as it is: experts come from host memory as fast as hidden states do, every one that a step
 /// uses once, while others compute. None where the problem does not say how fast that is.
-pub(crate) fn fetch_with_moves(model: &Model<'_>, unsplit: &Unsplit) -> Option<Baseline> {
+fn fetch_with_moves(model: &Model<'_>, unsplit: &Unsplit) -> Option<Baseline> {
     let per_byte = model.problem.swap_seconds.per_token / model.problem.token_bytes;
     if per_byte.is_nan() || per_byte <= 0.0 {
         return None;

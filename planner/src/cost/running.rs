@@ -1,7 +1,7 @@
 //! From times and rates to dollars: for one request that runs alone, or for functions that are alive while
 //! requests come.
 
-use crate::alive::{Alive, Latency, Service, alive_beside, latency, mean_per_second, quick};
+use crate::alive::{Alive, Latency, Service, alive_beside, latency_unless, mean_per_second, quick};
 use crate::cost::sleepers::{GroupLife, Sleeper, Sleeping};
 use crate::cost::{Found, TPOT_SLACK, TTFT_SLACK};
 use crate::problem::model::Model;
@@ -10,6 +10,8 @@ use serde::Serialize;
 
 /// Requests in one decode step for which times are worked out, at most: beyond, steps grow as at the end.
 const MOST_ROWS: u32 = 64;
+/// Terms that take as long as a simulated request.
+const TERMS_OF_A_REQUEST: usize = 20;
 /// Slack of shares and utilisations.
 const SHARE_SLACK: f64 = 1e-9;
 /// Factors by which estimates of waits may be too low and too high.
@@ -348,7 +350,14 @@ impl Model<'_> {
             return Some(latency);
         }
         let slo = &self.problem.slo;
-        let found = latency(arrivals, service, start_seconds, slo.target_itl_seconds);
+        let ends = |requests: usize| {
+            self.meter.count(requests * TERMS_OF_A_REQUEST);
+            self.meter.ends()
+        };
+        let found = latency_unless(arrivals, service, start_seconds, slo.target_itl_seconds, &ends);
+        if found.is_none() && self.meter.ends() {
+            return None;
+        }
         let is_late = found.is_none_or(|latency| {
             let (ttft, tpot) = (latency.ttft.at(slo.quantile), latency.tpot.at(slo.quantile));
             ttft + self.problem.cold_start_seconds > self.ttft_limit || tpot > self.tpot_limit

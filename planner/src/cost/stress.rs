@@ -39,5 +39,5 @@ pub(crate) fn stressed<'p>(model: &Model<'p>, factors: &[ErrorFactor], plan: &Pl
         shares.iter().enumerate().map(scale).collect()
     });
     let shares: Vec<Vec<f64>> = shares.collect();
-    Model { shares: Cow::Owned(shares), ..Model::new(model.problem) }
+    Model { shares: Cow::Owned(shares), ..model.beside(model.problem) }
 }

@@ -1,6 +1,7 @@
 //! The problem in the form that everything computes with: curves instead of grids, rates instead of
 //! prices, lists of sizes.
 
+use crate::budget::Meter;
 use crate::cost::groups::{Used, used};
 use crate::cost::latencies::Latencies;
 use crate::error::FieldError;
@@ -63,6 +64,8 @@ pub(crate) struct Model<'p> {
     pub(crate) used: OnceCell<Rc<UsedInSteps>>,
     /// See [`Self::work_done`].
     pub(crate) work: Cell<usize>,
+    /// Counter of all work of the search that this model belongs to.
+    pub(crate) meter: Rc<Meter<'p>>,
     /// Latencies under load that were simulated.
     pub(crate) latencies: RefCell<Latencies>,
 }
@@ -279,6 +282,7 @@ impl<'p> Model<'p> {
             is_rested: false,
             used: OnceCell::new(),
             work: Cell::new(0),
+            meter: Rc::default(),
             latencies: RefCell::default(),
             problem,
         }
@@ -291,6 +295,25 @@ impl<'p> Model<'p> {
             return Err(FieldError::new("prediction", message));
         }
         Ok(Self::new(problem))
+    }
+
+    /// The same model as a part of the search that `meter` counts.
+    pub(crate) fn metered(self, meter: &Rc<Meter<'p>>) -> Self {
+        Self { meter: Rc::clone(meter), ..self }
+    }
+
+    /// The model of `problem` as a part of the same search.
+    pub(crate) fn beside<'t>(&self, problem: &'t Problem) -> Model<'t>
+    where
+        'p: 't,
+    {
+        let meter: Rc<Meter<'t>> = self.meter.clone();
+        Model { meter, ..Model::new(problem) }
+    }
+
+    /// Returns true if the search is to return what it has.
+    pub(crate) fn ends(&self) -> bool {
+        self.meter.ends()
     }
 
     /// The same model where how experts are used is known: `used` is that of a model with the same shares, top-k and
@@ -324,6 +347,7 @@ impl<'p> Model<'p> {
     /// Counts `terms` that were summed: the unit in which work is measured, the same on every machine.
     pub(crate) fn add_work(&self, terms: usize) {
         self.work.set(self.work.get().saturating_add(terms));
+        self.meter.count(terms);
     }
 
     /// Terms that were summed with this model so far.

@@ -1,6 +1,7 @@
 //! From a dual solution to the best sizing within the limits: repair, single and pair moves, and an
 //! exact search among what the bound leaves.
 
+use crate::budget::Meter;
 use crate::search::candidate::{Side, Sides};
 use crate::search::dual::{Dual, Sizing};
 use crate::search::options::{Choice, Local, Terms};
@@ -200,12 +201,13 @@ fn moves(
 ) {
     let (prefill, step) = sides.limits();
     let current = (0..locals.len()).map(|layer| terms_in(sides, locals, best, layer)).collect();
-    let mut state = Moves { best, current, cost, prefill, step };
+    let meter = &sides.model.meter;
+    let mut state = Moves { best, current, cost, prefill, step, meter };
     let mut for_pairs: Vec<Candidate> = core.to_vec();
     for_pairs.sort_by(|a, b| a.extra.total_cmp(&b.extra));
     for_pairs.truncate(PAIR_OPTIONS);
     for _ in 0..PASSES {
-        while state.best_single(core) {}
+        while !meter.ends() && state.best_single(core) {}
         if !state.pairs(&for_pairs) {
             return;
         }
@@ -219,6 +221,7 @@ struct Moves<'a, F> {
     cost: F,
     prefill: f64,
     step: f64,
+    meter: &'a Meter<'a>,
 }
 
 impl<F: Fn(&Terms) -> f64> Moves<'_, F> {
@@ -245,6 +248,7 @@ impl<F: Fn(&Terms) -> f64> Moves<'_, F> {
     /// Makes the single exchange that saves the most.
     fn best_single(&mut self, options: &[Candidate]) -> bool {
         let mut found = (self.worth(), None);
+        self.meter.count(options.len());
         for candidate in options {
             let totals = self.with(&self.best.totals, candidate);
             let value = (self.cost)(&totals);
@@ -259,6 +263,10 @@ impl<F: Fn(&Terms) -> f64> Moves<'_, F> {
     fn pairs(&mut self, options: &[Candidate]) -> bool {
         let mut any = false;
         for (index, first) in options.iter().enumerate() {
+            self.meter.count(index);
+            if self.meter.ends() {
+                return false;
+            }
             let mut worth = self.worth();
             let mut with_first = self.with(&self.best.totals, first);
             for second in options[..index].iter().filter(|second| second.layer != first.layer) {

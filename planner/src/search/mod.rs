@@ -122,7 +122,7 @@ impl<'m> Search<'m> {
     /// What a plan must cost at most to be worth a look: as much as the best one, and a little less
     /// after much work, when there are many pairs that hardly differ.
     fn limit(&self) -> f64 {
-        if self.counters.solved >= self.most_solved {
+        if self.counters.solved >= self.most_solved || self.model.ends() {
             return f64::NEG_INFINITY;
         }
         let work = self.counters.solved * self.model.layers.len();
@@ -153,6 +153,9 @@ impl<'m> Search<'m> {
     fn bounded(&mut self, candidate: Candidate) -> Option<Bounded> {
         self.counters.candidates += 1;
         self.model.add_work(self.model.layers.len() * self.model.main_sizes.len() / CHUNK);
+        if self.model.ends() {
+            return None;
+        }
         let sides = Sides::new(self.model, self.tables, &candidate, self.factors)?;
         let sizes = self.model.main_sizes.len();
         let mut chunks = Vec::new();
@@ -290,7 +293,13 @@ impl<'m> Search<'m> {
         let evaluation = self.model.evaluate(&plan);
         let found =
             Found { candidate: candidate.clone(), main, choices: sizing.choices.clone(), plan, evaluation };
-        (self.violations)(&found.plan, &found.evaluation).is_empty().then_some(found)
+        let keeps = (self.violations)(&found.plan, &found.evaluation).is_empty();
+        // Where the search ends meanwhile, latencies of the plan may be unknown.
+        let stands = keeps && !self.model.ends();
+        stands.then(|| {
+            self.model.meter.found_plan();
+            found
+        })
     }
 }
 
@@ -322,7 +331,7 @@ fn size_reserved(sides: &mut Sides<'_>, main: usize) -> Option<Sizing> {
     let mut best: Option<(f64, Sizing)> = None;
     for mut weight in [1.0, 1e3, 1e-3] {
         let mut before = f64::INFINITY;
-        loop {
+        while !sides.model.ends() {
             // One second costs `weight` times one dollar per second.
             let prices = Prices {
                 prefill: weight,

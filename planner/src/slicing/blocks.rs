@@ -19,7 +19,7 @@ impl Slicing<'_, '_> {
         let groups = plan.groups.len();
         for one in 0..groups {
             for other in one + 1..groups {
-                if plans.len() >= most {
+                if self.has_enough(&plans, most) {
                     break;
                 }
                 plans.extend(self.sized(merged(plan, one, other)));
@@ -31,7 +31,7 @@ impl Slicing<'_, '_> {
             let places = || std::iter::once(Place::Home).chain((0..groups).map(Place::Group));
             for from in places().map(Some).chain([None]) {
                 for to in std::iter::once(Place::Home).chain((0..with_new).map(Place::Group)) {
-                    if plans.len() >= most {
+                    if self.has_enough(&plans, most) {
                         break;
                     }
                     let moved = self.block_moved(plan, layer, from, to);

@@ -66,6 +66,11 @@ impl ByUse {
     }
 }
 
+/// All experts by layer, the rarest first by use per byte.
+pub(super) fn rarest(model: &Model<'_>) -> Vec<(usize, u32)> {
+    ByUse::new(model, None).order
+}
+
 impl Slicing<'_, '_> {
     /// The cheapest plan that keeps every limit of those that differ from `base` in that the experts that are used least are in
     /// groups that end after `window` seconds, one group for each step of rarity as long as that is cheaper. None where none
@@ -111,6 +116,9 @@ impl Slicing<'_, '_> {
         loop {
             let mut next = None;
             for bounds in tried {
+                if self.model.ends() {
+                    return best;
+                }
                 for plan in self.with_cold(base, by_use, &bounds, window) {
                     if *left == 0 {
                         return best;

@@ -50,15 +50,30 @@ pub(crate) fn deal(
 
 /// The `count` least used experts of a layer in `slices` bins, longest first by what they take of a request.
 fn slices(model: &Model<'_>, table: &LayerTable, layer: usize, count: usize, slices: usize) -> Vec<Vec<u32>> {
+    let items: Vec<usize> = (0..count).collect();
+    slices_of(model, table, layer, &items, slices)
+}
+
+/// The experts at `items` of a layer's order in `slices` bins; none where there are no bins.
+pub(super) fn slices_of(
+    model: &Model<'_>,
+    table: &LayerTable,
+    layer: usize,
+    items: &[usize],
+    slices: usize,
+) -> Vec<Vec<u32>> {
+    if slices == 0 {
+        return Vec::new();
+    }
     let parts = &model.layers[layer];
     let curve = parts.remote_curve();
     // Any size will do: only ratios between experts matter.
     let column = curve.column(1.0);
     let one = curve.seconds(1.0, column) + model.down;
     let both_ways = model.up + model.down;
-    let weights: Vec<f64> = table.tokens[..count]
+    let weights: Vec<f64> = items
         .iter()
-        .zip(&table.rows)
+        .map(|item| (&table.tokens[*item], &table.rows[*item]))
         .map(|(tokens, row)| {
             let share = tokens / (model.input * parts.per_token());
             let prefill = curve.at(*row, column) + tokens * both_ways;
@@ -66,5 +81,8 @@ fn slices(model: &Model<'_>, table: &LayerTable, layer: usize, count: usize, sli
         })
         .collect();
     let dealt = longest_first(&weights, slices);
-    dealt.into_iter().map(|bin| bin.items.into_iter().map(|item| table.order[item]).collect()).collect()
+    dealt
+        .into_iter()
+        .map(|bin| bin.items.into_iter().map(|item| table.order[items[item]]).collect())
+        .collect()
 }

@@ -342,7 +342,7 @@ fn the_sturdiest_plan_within_two_percent_is_chosen() {
         let mut fewest = figures.broken;
         every(&model, prefixes, &mut |plan, evaluation| {
             if fewest > 0 && evaluation.total_cost < dearest {
-                fewest = fewest.min(trials.of(plan).broken);
+                fewest = fewest.min(trials.of(plan).unwrap().broken);
             }
         });
         if fewest < figures.broken {

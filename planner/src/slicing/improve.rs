@@ -23,7 +23,7 @@ impl Slicing<'_, '_> {
     /// them as far as `left` evaluations go.
     pub(crate) fn improved(&self, mut best: Planned, depth: Depth, left: &mut usize) -> Planned {
         let mut known = KnownLayers::default();
-        while *left > 0 {
+        while *left > 0 && !self.model.ends() {
             // Of many experts few moves are made: most of them in the small.
             let most = if self.is_small() { *left } else { *left / 4 };
             let blocks = self.block_moves(&best.plan, most);
@@ -53,7 +53,8 @@ impl Slicing<'_, '_> {
         left: &mut usize,
         known: &mut KnownLayers,
     ) -> Option<Planned> {
-        let pairs = near.iter().flat_map(|plan| self.neighbours(plan, usize::MAX));
+        let pairs =
+            near.iter().take_while(|_| !self.model.ends()).flat_map(|plan| self.neighbours(plan, usize::MAX));
         let affordable = near.len() * near.len() <= *left;
         let pairs: Vec<Plan> = if affordable { pairs.collect() } else { Vec::new() };
         let snug: Vec<Plan> =
@@ -62,14 +63,15 @@ impl Slicing<'_, '_> {
         let found = found.or_else(|| {
             // Another deal may want other sizes of all functions at once.
             let others = blocks.iter().chain(near);
-            let others = others.filter(|plan| self.is_small() && !is_dealt_alike(plan, &best.plan));
+            let others = others
+                .filter(|plan| self.is_small() && !self.model.ends() && !is_dealt_alike(plan, &best.plan));
             let sized: Vec<Plan> = others.flat_map(|plan| self.every_size(plan)).take(*left).collect();
             self.cheapest(sized.iter(), best, left, known)
         });
         found.or_else(|| {
             // Many experts that move at once may want single ones elsewhere.
             let affordable = self.is_small() && blocks.len() * near.len() <= *left;
-            let from = blocks.iter().filter(|_| affordable);
+            let from = blocks.iter().filter(|_| affordable && !self.model.ends());
             let pairs: Vec<Plan> = from.flat_map(|plan| self.neighbours(plan, usize::MAX)).collect();
             self.cheapest(pairs.iter(), best, left, known)
         })
@@ -90,12 +92,22 @@ impl Slicing<'_, '_> {
         let mut better: Option<Planned> = None;
         for plan in plans {
             *left = left.saturating_sub(1);
+            if self.model.ends() {
+                break;
+            }
             let beaten = better.as_ref().unwrap_or(best);
             if self.may_beat(plan, beaten, known) {
                 better = self.judged(&best.candidate, plan.clone(), Some(beaten)).or(better);
             }
         }
         better
+    }
+
+    /// Returns true if `plans` are at least `most`, or the search ends.
+    pub(super) fn has_enough(&self, plans: &[Plan], most: usize) -> bool {
+        // A plan is written expert by expert.
+        self.model.meter.count(1 + self.model.experts() / 8);
+        plans.len() >= most || self.model.ends()
     }
 
     /// At most `most` plans one move away.
@@ -108,7 +120,7 @@ impl Slicing<'_, '_> {
             plans.push(Plan { main_bytes: main.bytes, main_vcpus: main.stated, ..plan.clone() });
         }
         for index in 0..plan.groups.len() {
-            if plans.len() >= most {
+            if self.has_enough(&plans, most) {
                 break;
             }
             plans.extend(self.group_moves(plan, index));
@@ -141,7 +153,7 @@ impl Slicing<'_, '_> {
                 experts.flat_map(move |expert| to.clone().map(move |to| (*expert, Some(from), to)))
             });
             for (expert, from, to) in away.chain(of_groups) {
-                if plans.len() >= most {
+                if self.has_enough(&plans, most) {
                     break;
                 }
                 let moved = self.sized(moved(plan.clone(), layer, expert, from, to));
@@ -152,7 +164,7 @@ impl Slicing<'_, '_> {
             for layer in 0..plan.layers.len() {
                 for expert in &plan.groups[one].experts[layer] {
                     for back in &plan.groups[other].experts[layer] {
-                        if plans.len() >= most {
+                        if self.has_enough(&plans, most) {
                             break;
                         }
                         let there = moved(plan.clone(), layer, *expert, Some(one), Some(other));

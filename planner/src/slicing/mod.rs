@@ -6,6 +6,7 @@
 //! bound is too high, or whose quickest corner is too late, is never looked into. Moves of single groups and
 //! experts follow (`improve.rs`).
 
+mod again;
 mod arrangement;
 mod blocks;
 mod cold;
@@ -150,6 +151,9 @@ impl Slicing<'_, '_> {
         let with_moves = moves == Moves::All;
         let mut arrangements: Vec<Arrangement<'_>> = Vec::new();
         for candidate in candidates {
+            if self.model.ends() {
+                return;
+            }
             self.counters.candidates += 1;
             let nothing = candidate.counts.iter().all(|count| *count == 0);
             let cuts = if nothing { vec![Cut { blocks: 1, slices: 1 }] } else { self.cuts(family) };
@@ -276,7 +280,7 @@ impl Slicing<'_, '_> {
         late.truncate(MOST_STARTS);
         let mut repaired = Vec::new();
         for (mut strain, mut planned) in late {
-            while strain > 0.0 {
+            while strain > 0.0 && !self.model.ends() {
                 let near = self.neighbours(&planned.plan, MOST_EVALUATIONS).into_iter();
                 let near = near.map(|plan| self.unjudged(&planned.candidate, plan));
                 let near = near.map(|planned| (self.strain(&planned), planned));
@@ -285,7 +289,8 @@ impl Slicing<'_, '_> {
                     _ => break,
                 }
             }
-            if strain == 0.0 {
+            if strain == 0.0 && !self.model.ends() {
+                self.model.meter.found_plan();
                 if self.best.as_ref().is_none_or(|best| planned.beats(best)) {
                     self.best = Some(planned.clone());
                 }
@@ -304,6 +309,9 @@ impl Slicing<'_, '_> {
     fn limit(&self, work: usize) -> f64 {
         let gain = PATIENCE.iter().filter(|(after, _)| work >= *after).map(|(_, gain)| *gain).next_back();
         let factor = gain.map_or(1.0 + COST_TIE, |gain| 1.0 - gain);
+        if self.model.ends() {
+            return f64::NEG_INFINITY;
+        }
         self.best.as_ref().map_or(f64::INFINITY, |best| best.cost() * factor).min(self.cutoff)
     }
 
@@ -322,7 +330,13 @@ impl Slicing<'_, '_> {
     ) -> Option<Planned> {
         let planned = self.unjudged(candidate, plan);
         let beats = other.is_none_or(|other| planned.beats(other));
-        (beats && (self.violations)(&planned.plan, &planned.evaluation).is_empty()).then_some(planned)
+        let keeps = beats && (self.violations)(&planned.plan, &planned.evaluation).is_empty();
+        // Where the search ends meanwhile, latencies of the plan may be unknown.
+        let stands = keeps && !self.model.ends();
+        stands.then(|| {
+            self.model.meter.found_plan();
+            planned
+        })
     }
 
     /// The sets of an arrangement; sizes are still open.

@@ -64,6 +64,7 @@ pub(super) struct Trials<'t, 'm> {
 }
 
 /// A plan on every wrong problem.
+#[derive(Clone)]
 pub(super) struct Tried {
     evaluations: Vec<Evaluation>,
     /// On how many of them it breaks a limit.
@@ -75,26 +76,29 @@ pub(super) struct Tried {
 impl<'t, 'm> Trials<'t, 'm> {
     /// `wrong`: those of the problem of `model`.
     pub(super) fn new(model: &'t Model<'m>, wrong: &'t [(WrongFigure, Problem)]) -> Self {
-        let wrong = wrong.iter().map(|(figure, wrong)| (*figure, Model::new(wrong))).collect();
+        let wrong = wrong.iter().map(|(figure, wrong)| (*figure, model.beside(wrong))).collect();
         Self { model, wrong }
     }
 
-    pub(super) fn of(&self, plan: &Plan) -> Tried {
+    /// None if the search ends meanwhile.
+    pub(super) fn of(&self, plan: &Plan) -> Option<Tried> {
         let factors = self.model.problem.prediction_p95.as_ref();
-        let evaluations: Vec<Evaluation> = self
-            .wrong
-            .iter()
-            .map(|(figure, wrong)| match factors.filter(|_| *figure == WrongFigure::Prediction) {
+        let mut evaluations = Vec::with_capacity(self.wrong.len());
+        for (figure, wrong) in &self.wrong {
+            evaluations.push(match factors.filter(|_| *figure == WrongFigure::Prediction) {
                 // How far predictions err is known of the very sets of this plan.
                 Some(factors) => stressed(self.model, factors, plan).evaluate(plan),
                 None => wrong.evaluate(plan),
-            })
-            .collect();
-        Tried {
+            });
+            if self.model.ends() {
+                return None;
+            }
+        }
+        Some(Tried {
             broken: evaluations.iter().filter(|evaluation| !evaluation.violations.is_empty()).count(),
             worst: evaluations.iter().map(|evaluation| evaluation.total_cost).fold(0.0, f64::max),
             evaluations,
-        }
+        })
     }
 }
 
@@ -110,9 +114,10 @@ struct Open {
 }
 
 impl Open {
-    fn new(planned: Planned, trials: &Trials<'_, '_>, (cheapest, dearest): (f64, f64)) -> Self {
+    /// None if the search ends meanwhile.
+    fn new(planned: Planned, trials: &Trials<'_, '_>, (cheapest, dearest): (f64, f64)) -> Option<Self> {
         let stone = planned.cost() > dearest || planned.cost() < cheapest * (1.0 - COST_TIE);
-        Self { tried: trials.of(&planned.plan), planned, expanded: false, stone }
+        Some(Self { tried: trials.of(&planned.plan)?, planned, expanded: false, stone })
     }
 
     /// Whether it breaks limits less often; of plans that never do, whether it costs less, of others, whether it does at
@@ -130,11 +135,17 @@ impl Open {
 impl Slicing<'_, '_> {
     /// The plan within `share` of the cost of `best` that breaks limits in the fewest wrong problems; of equal
     /// ones the one that costs least at its worst, or least where it breaks none. Plans are looked for move by move, from
-    /// the sturdiest that are known on; `others` are known beside `best`.
-    pub(crate) fn sturdier(&self, best: &Planned, others: &[&Planned], share: f64) -> (Planned, Sturdiness) {
+    /// the sturdiest that are known on; `others` are known beside `best`. Where the search ends before `best` is tried, it is
+    /// `best`, and how sturdy that is remains unknown.
+    pub(crate) fn sturdier(
+        &self,
+        best: &Planned,
+        others: &[&Planned],
+        share: f64,
+    ) -> (Planned, Option<Sturdiness>) {
         let wrong = wrong_problems(self.model.problem);
         let trials = Trials::new(self.model, &wrong);
-        let of_cheapest = trials.of(&best.plan);
+        let Some(of_cheapest) = trials.of(&best.plan) else { return (best.clone(), None) };
         let costs @ (_, dearest) = (best.cost(), best.cost() * (1.0 + share));
         let farthest = best.cost() * (1.0 + share.max(STONES));
         let few = self.model.experts() <= FEW_EXPERTS;
@@ -143,10 +154,13 @@ impl Slicing<'_, '_> {
         let mut seen = BTreeSet::new();
         for known in std::iter::once(&best).chain(others).filter(|known| known.cost() <= farthest) {
             if seen.insert(key(&known.plan)) {
-                open.push(Open::new((*known).clone(), &trials, costs));
+                open.extend(Open::new((*known).clone(), &trials, costs));
             }
         }
-        while open.iter().all(|open| open.tried.broken > 0 || open.stone) && seen.len() < most {
+        while open.iter().all(|open| open.tried.broken > 0 || open.stone)
+            && seen.len() < most
+            && !self.model.ends()
+        {
             let waiting =
                 (0..open.len()).filter(|index| !open[*index].expanded && (few || !open[*index].stone));
             let sturdiest = waiting.reduce(|known, index| {
@@ -159,7 +173,7 @@ impl Slicing<'_, '_> {
             open[index].expanded = true;
             let from = open[index].planned.clone();
             for plan in self.steadier(&from.plan, most) {
-                if seen.len() >= most {
+                if seen.len() >= most || self.model.ends() {
                     break;
                 }
                 if !seen.insert(key(&plan)) {
@@ -168,7 +182,7 @@ impl Slicing<'_, '_> {
                 let planned = self.judged(&from.candidate, plan, None);
                 let planned =
                     planned.filter(|planned| planned.cost() <= if few { farthest } else { dearest });
-                open.extend(planned.map(|planned| Open::new(planned, &trials, costs)));
+                open.extend(planned.and_then(|planned| Open::new(planned, &trials, costs)));
             }
         }
         self.model.add_work(trials.wrong.iter().map(|(_, wrong)| wrong.work_done()).sum());
@@ -176,7 +190,7 @@ impl Slicing<'_, '_> {
         let chosen = may_be.reduce(|known, open| if open.stands_better(&known) { open } else { known });
         let (planned, own) = match chosen {
             Some(Open { planned, tried, .. }) => (planned, tried),
-            None => (best.clone(), trials.of(&best.plan)),
+            None => (best.clone(), of_cheapest.clone()),
         };
         let limits = |evaluation: &Evaluation| {
             evaluation.violations.iter().map(|violation| violation.limit.clone()).collect()
@@ -196,7 +210,7 @@ impl Slicing<'_, '_> {
             above_cheapest: planned.cost() / best.cost() - 1.0,
             cases: cases.collect(),
         };
-        (planned, sturdiness)
+        (planned, Some(sturdiness))
     }
 
     /// Plans a move away from `plan`, those first that help most often: larger functions, then all moves of groups.

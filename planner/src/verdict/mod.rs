@@ -5,7 +5,7 @@ mod turns;
 use crate::answer::plans::Plans;
 use crate::answer::words::{amount, dollars, limit_name};
 use crate::cost::Evaluation;
-use crate::cost::baselines::{Baseline, Baselines, Unsplit, fetch_with_moves};
+use crate::cost::baselines::{Baseline, WithoutRemote};
 use crate::problem::Device;
 use crate::problem::model::Model;
 use crate::slicing::Planned;
@@ -115,15 +115,11 @@ impl Rival {
 }
 
 /// The rivals of a problem, each at its cheapest.
-pub(crate) fn rivals(
-    model: &Model<'_>,
-    unsplit: &Unsplit,
-    baselines: &Baselines,
-    plans: &Plans<'_>,
-) -> Vec<Rival> {
+pub(crate) fn rivals(model: &Model<'_>, without: &WithoutRemote, plans: &Plans<'_>) -> Vec<Rival> {
+    let WithoutRemote { baselines, fetch } = without;
     let limits = &model.problem.limits;
     let sliced = match limits.max_groups {
-        Some(_) => planned(Way::Sliced, plans.sliced.as_ref()),
+        Some(_) => planned(Way::Sliced, plans.sliced.as_ref(), plans.is_near),
         None => absent(Way::Sliced, "not evaluated: limits.max_groups is not set"),
     };
     let experts = model.local_expert_bytes(&vec![0; model.layers.len()]);
@@ -146,14 +142,13 @@ pub(crate) fn rivals(
         Device::Gpu => baseline(Way::Cpu, baselines.cpu.as_ref(), model, on_cpus),
         Device::Cpu => absent(Way::Cpu, &format!("same as {}: no GPU", Way::Mix.name())),
     };
-    let fetch = fetch_with_moves(model, unsplit);
     let moves = match model.problem.swap_seconds.per_token > 0.0 {
         true => on_main.clone(),
         false => "missing bandwidth between host and GPU (swap_seconds.per_token)".to_owned(),
     };
     let mut all = vec![
         sliced,
-        planned(Way::Layers, plans.per_layer.as_ref()),
+        planned(Way::Layers, plans.per_layer.as_ref(), plans.is_near),
         baseline(Way::Mix, baselines.mix.as_ref(), model, on_main),
         of_cpus,
         of_gpu(Way::Gpu, baselines.gpu.as_ref(), none_fits(model.main_base())),
@@ -293,9 +288,14 @@ fn absent(name: Way, why: &str) -> Rival {
     }
 }
 
-fn planned(name: Way, found: Option<&Planned>) -> Rival {
+fn planned(name: Way, found: Option<&Planned>, is_near: bool) -> Rival {
     let Some(found) = found.filter(|found| found.plan.replicas() > 0) else {
-        return absent(name, "no such plan meets the limits");
+        let why = if is_near {
+            "not searched: plans near the previous one only"
+        } else {
+            "no such plan meets the limits"
+        };
+        return absent(name, why);
     };
     let Evaluation { prefill_seconds, decode_seconds, total_cost, life, .. } = &found.evaluation;
     Rival {

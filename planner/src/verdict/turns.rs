@@ -11,7 +11,7 @@ use crate::answer::plans::{Effort, Inputs, Plans};
 use crate::answer::words::{rounded_up, seconds};
 use crate::answer::{candidates, violations_of, ways};
 use crate::cost::Evaluation;
-use crate::cost::baselines::{Baselines, Unsplit};
+use crate::cost::baselines::{Unsplit, WithoutRemote};
 use crate::plan::Plan;
 use crate::preallocation::walk;
 use crate::problem::model::Model;
@@ -176,10 +176,13 @@ impl<'a, 'm> Asked<'a, 'm> {
     /// The cheapest way with the figure `factor` times as large, where the verdict is another one then.
     fn turned(&mut self, cause: Cause, factor: f64, most: usize) -> Result<Option<Way>, TooMuch> {
         let Some(changed) = cause.changed(self.inputs.model.problem, factor) else { return Ok(None) };
-        if self.work >= most {
+        if self.work >= most || self.inputs.model.ends() {
             return Err(TooMuch);
         }
         let best = self.cheapest(cause, factor, &changed);
+        if self.inputs.model.ends() {
+            return Err(TooMuch);
+        }
         Ok(best.filter(|way| way.has_remote_experts() != self.pays))
     }
 
@@ -191,10 +194,14 @@ impl<'a, 'm> Asked<'a, 'm> {
         }
         let Some(changed) = cause.changed(self.inputs.model.problem, factor) else { return Err(TooMuch) };
         let robust = self.inputs.factors.is_some();
-        let Ok((rivals, work)) = ways(&changed, self.inputs.remote, robust, Effort::Full) else {
+        let meter = &self.inputs.model.meter;
+        let Ok((rivals, work)) = ways(&changed, self.inputs.remote, robust, Effort::Full, meter) else {
             return Err(TooMuch);
         };
         self.work += work;
+        if meter.ends() {
+            return Err(TooMuch);
+        }
         let way = best(&rivals).map(|(way, _)| way);
         way.filter(|way| way.has_remote_experts() != self.pays).ok_or(TooMuch)
     }
@@ -202,13 +209,13 @@ impl<'a, 'm> Asked<'a, 'm> {
     /// The cheapest way to serve `changed`, of those with remote experts as far as few arrangements have it.
     fn cheapest(&mut self, cause: Cause, factor: f64, changed: &Problem) -> Option<Way> {
         changed.check().ok()?;
-        let model = Model::new(changed).with_used(Rc::clone(self.inputs.model.used()));
+        let model = self.inputs.model.beside(changed).with_used(Rc::clone(self.inputs.model.used()));
         if device_too_small(&model).is_some() {
             return None;
         }
         let own_unsplit = cause.is_of_experts().then(|| Unsplit::new(&model));
         let unsplit = own_unsplit.as_ref().unwrap_or(self.unsplit);
-        let without = best(&rivals(&model, unsplit, &Baselines::with(&model, unsplit), &Plans::none()));
+        let without = best(&rivals(&model, &WithoutRemote::new(&model, unsplit), &Plans::none()));
         let cutoff = without.map_or(f64::INFINITY, |(_, cost)| cost);
         // Where they do not pay, what they cost at least may say that they do not here either.
         let found = match self.pays || cutoff > self.floor(cause, factor) {
@@ -248,7 +255,7 @@ impl<'a, 'm> Asked<'a, 'm> {
         let found =
             cause.changed(self.inputs.model.problem, factor).filter(|changed| changed.check().is_ok());
         let least = found.map_or(0.0, |changed| {
-            let model = Model::new(&changed).with_used(Rc::clone(self.inputs.model.used()));
+            let model = self.inputs.model.beside(&changed).with_used(Rc::clone(self.inputs.model.used()));
             let found = self.searched(cause, &model, f64::INFINITY);
             self.count(&model);
             found.map_or(f64::INFINITY, |(_, planned)| planned.cost() * COARSE_SHARE)

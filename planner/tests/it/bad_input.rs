@@ -38,7 +38,7 @@ fn complaint(text: &str) -> Result<(), (String, String)> {
         Ok(_) => Ok(()),
         Err(PlanError::Problem(error)) => Err((error.field.clone(), error.to_string())),
         Err(PlanError::Infeasible(why)) => Err((format!("infeasible {}", why.limit), why.to_string())),
-        Err(PlanError::Plan(error)) => panic!("{error}"),
+        Err(error @ (PlanError::Plan(_) | PlanError::Cancelled)) => panic!("{error}"),
     }
 }
 

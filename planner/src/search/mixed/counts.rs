@@ -45,7 +45,7 @@ struct Pricing {
 impl<'m> Mixed<'m, 'm> {
     /// Has `search` look at the most promising choices, starting from the best plan that it knows.
     pub(crate) fn spread(&self, search: &mut Search<'m>) {
-        for round in 0..ROUNDS {
+        for round in (0..ROUNDS).take_while(|_| !self.model.ends()) {
             let before = search.best.as_ref().map(|best| best.evaluation.total_cost);
             let leads = self.grid(search.best.as_ref(), round);
             let mut sets: Vec<Vec<Set<'_>>> = Vec::with_capacity(leads.len());
@@ -55,6 +55,9 @@ impl<'m> Mixed<'m, 'm> {
             }
             let mut promising: Vec<(f64, usize, Candidate)> = Vec::new();
             for main in self.mains(&sets, search.best.as_ref(), round) {
+                if self.model.ends() {
+                    return;
+                }
                 let pricing = self.pricing(search, main);
                 let priced = self.priced(&mut sets, main, pricing.prices);
                 let Some((value, chosen)) = priced.and_then(|priced| priced.cheapest()) else { continue };

@@ -2,6 +2,7 @@
 //! sums of their options those go that another one beats in everything, or that cannot lead below the best plan.
 
 use super::bound::{Bounds, Cost, Item, Sum};
+use crate::budget::Meter;
 
 /// Sums that are kept after each layer, at most; the most promising ones beyond.
 const MOST_SUMS: usize = 1_500;
@@ -44,15 +45,16 @@ struct Partial {
 }
 
 /// Figures that sums are compared by.
-#[derive(Debug, Clone, Copy)]
-struct Compared {
+#[derive(Clone, Copy)]
+struct Compared<'a> {
+    meter: &'a Meter<'a>,
     cost: Cost,
     /// Limits that not every sum keeps.
     prefill: bool,
     step: bool,
 }
 
-impl Compared {
+impl Compared<'_> {
     fn figures(&self, sum: &Sum) -> [f64; 5] {
         let (seconds, bill) = (self.cost.seconds(&sum.terms), sum.terms.bill);
         let (first, second) = match self.cost.is_reserved {
@@ -85,6 +87,10 @@ impl Compared {
                 (other.1 || !one.1) && other.0.iter().zip(&one.0).all(|(other, own)| other <= own)
             };
             compared += kept.len();
+            self.meter.count(kept.len() / 8);
+            if self.meter.ends() {
+                break;
+            }
             if !kept.iter().any(beats) {
                 kept.push(one);
             }
@@ -100,9 +106,10 @@ pub(super) struct Merge<'a> {
     pub(super) bounds: &'a Bounds,
     /// Sums and comparisons that may still be made.
     pub(super) left: &'a mut usize,
+    pub(super) meter: &'a Meter<'a>,
 }
 
-impl Merge<'_> {
+impl<'a> Merge<'a> {
     /// The cheapest choice within the limits that has something remote and costs less than `cutoff`.
     pub(super) fn cheapest(mut self, layers: &[Vec<Item>], mut cutoff: f64) -> Option<Merged> {
         let compared = self.compared(layers);
@@ -125,6 +132,10 @@ impl Merge<'_> {
             let mut longer = Vec::new();
             self.spend(before.len() * reduced[*layer].len());
             for (index, partial) in before.iter().enumerate() {
+                self.meter.count(reduced[*layer].len());
+                if self.meter.ends() {
+                    return None;
+                }
                 for (at, item) in reduced[*layer].iter().enumerate() {
                     let sum = partial.sum.plus(&item.sum);
                     let is_away = partial.is_away || item.choice.is_some();
@@ -200,11 +211,12 @@ impl Merge<'_> {
         Some(hopeful)
     }
 
-    fn compared(&self, layers: &[Vec<Item>]) -> Compared {
+    fn compared(&self, layers: &[Vec<Item>]) -> Compared<'a> {
         let most = |of: fn(&Item) -> f64| -> f64 {
             layers.iter().map(|items| items.iter().map(of).fold(0.0, f64::max)).sum()
         };
         Compared {
+            meter: self.meter,
             cost: self.cost,
             prefill: most(|item| item.sum.terms.limit_prefill) > self.limits.prefill,
             step: most(|item| item.sum.terms.limit_step) > self.limits.step,

@@ -54,7 +54,7 @@ impl Mixed<'_, '_> {
         }
         // The main sizes, the one with the lowest bound first.
         let mut mains = Vec::new();
-        for main in 0..model.main_sizes.len() {
+        for main in (0..model.main_sizes.len()).take_while(|_| !model.ends()) {
             let bound = self.at(&mut sets, main, cutoff).map(|at| at.bound);
             mains.extend(bound.filter(|bound| *bound < cutoff).map(|bound| (bound, main)));
         }
@@ -63,11 +63,17 @@ impl Mixed<'_, '_> {
         let mut best: Option<(f64, Picked)> = None;
         for (bound, main) in mains {
             let cutoff = best.as_ref().map_or(cutoff, |(cost, _)| *cost);
-            if bound >= cutoff || left == 0 {
+            if bound >= cutoff || left == 0 || model.ends() {
                 break;
             }
             let Some(at) = self.at(&mut sets, main, cutoff) else { continue };
-            let merge = Merge { cost: at.cost, limits: at.limits, bounds: &at.bounds, left: &mut left };
+            let merge = Merge {
+                cost: at.cost,
+                limits: at.limits,
+                bounds: &at.bounds,
+                left: &mut left,
+                meter: &model.meter,
+            };
             let Some(merged) = merge.cheapest(&at.layers, cutoff) else { continue };
             let remote = merged.items.iter().zip(&sets).map(|(item, sets)| {
                 let set = &sets[item.set];

@@ -385,3 +385,57 @@ pub(crate) const BEYOND: [(&str, Beyond); 4] = [
 
 /// Terms that may be summed for what turns a verdict: half a second, at some 20 to 50 ns each.
 pub(crate) const MOST_TURN_WORK: usize = 18_000_000;
+
+/// Shares that follow `last`: of three one is drawn anew, one has the last ones in another order, and one changes them a
+/// little.
+pub(crate) fn next_shares(random: &mut Random, last: &[Vec<f64>], index: usize) -> Vec<Vec<f64>> {
+    let alpha = 10f64.powf(random.between(-1.0, 1.0));
+    let next = |random: &mut Random, shares: &Vec<f64>| match index % 3 {
+        0 => random.dirichlet(shares.len(), alpha),
+        1 => random.shuffled(shares),
+        _ => normalised(shares.iter().map(|share| share * (0.2 * random.normal()).exp()).collect()),
+    };
+    last.iter().map(|shares| next(random, shares)).collect()
+}
+
+fn normalised(values: Vec<f64>) -> Vec<f64> {
+    let sum: f64 = values.iter().sum();
+    values.iter().map(|value| value / sum).collect()
+}
+
+impl Random {
+    /// Shares of `experts` with concentration `alpha`: the smaller, the more uneven.
+    pub(crate) fn dirichlet(&mut self, experts: usize, alpha: f64) -> Vec<f64> {
+        normalised((0..experts).map(|_| self.gamma(alpha).max(1e-12)).collect())
+    }
+
+    /// `values` in another order.
+    pub(crate) fn shuffled(&mut self, values: &[f64]) -> Vec<f64> {
+        let mut shuffled = values.to_vec();
+        for last in (1..shuffled.len()).rev() {
+            shuffled.swap(last, self.whole(0, last as u64) as usize);
+        }
+        shuffled
+    }
+
+    /// Box and Muller.
+    fn normal(&mut self) -> f64 {
+        let radius = (-2.0 * (1.0 - self.unit()).ln()).sqrt();
+        radius * (std::f64::consts::TAU * self.unit()).cos()
+    }
+
+    /// Marsaglia and Tsang, A Simple Method for Generating Gamma Variables (2000).
+    fn gamma(&mut self, shape: f64) -> f64 {
+        if shape < 1.0 {
+            return self.gamma(shape + 1.0) * (1.0 - self.unit()).powf(1.0 / shape);
+        }
+        let d = shape - 1.0 / 3.0;
+        loop {
+            let normal = self.normal();
+            let v = (1.0 + normal / (9.0 * d).sqrt()).powi(3);
+            if v > 0.0 && (1.0 - self.unit()).ln() < 0.5 * normal * normal + d - d * v + d * v.ln() {
+                return d * v;
+            }
+        }
+    }
+}

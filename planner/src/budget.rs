@@ -1,0 +1,145 @@
+//! Budgets of a search: the caller says while it runs whether it goes on, finishes or is cancelled.
+//!
+//! The planner knows no clock. It counts the terms that it sums, and asks after every [`ASK_EVERY`] of them.
+
+use std::cell::Cell;
+use std::fmt;
+
+/// Answer of a caller to the question whether a search goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Proceed {
+    /// The search goes on.
+    Continue,
+    /// The search returns the best plan so far. If none is known yet, it goes on until the first one.
+    Finish,
+    /// The search returns [`crate::PlanError::Cancelled`] as soon as possible.
+    Cancel,
+}
+
+/// Time that a search may take, as its caller says.
+#[derive(Clone, Copy, Default)]
+pub struct Budget<'a> {
+    ask: Option<&'a dyn Fn() -> Proceed>,
+}
+
+impl Budget<'_> {
+    /// A search that ends by itself. It gives the same answer on every run.
+    pub const UNLIMITED: Self = Self { ask: None };
+}
+
+impl<'a> Budget<'a> {
+    /// A search that asks `proceed` about every 10 microseconds. [`Proceed::Finish`] and [`Proceed::Cancel`] are final.
+    #[must_use]
+    pub fn new(proceed: &'a dyn Fn() -> Proceed) -> Self {
+        Self { ask: Some(proceed) }
+    }
+}
+
+impl fmt::Debug for Budget<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Budget").field("is_limited", &self.ask.is_some()).finish()
+    }
+}
+
+/// Terms that are summed between two questions.
+const ASK_EVERY: usize = 1_000;
+
+/// Counter of a search's work, which asks its budget. All models of one search share it.
+pub(crate) struct Meter<'b> {
+    budget: Budget<'b>,
+    done: Cell<usize>,
+    /// Terms at which the budget is asked again, or a limit of the search itself is reached.
+    next: Cell<usize>,
+    /// Terms after which the search finishes by itself.
+    most: Cell<usize>,
+    told: Cell<Proceed>,
+    /// Set once a plan that keeps every limit is known.
+    has_plan: Cell<bool>,
+    /// Set once the budget kept the search from going on.
+    is_cut: Cell<bool>,
+}
+
+impl<'b> Meter<'b> {
+    pub(crate) fn new(budget: Budget<'b>) -> Self {
+        Self {
+            budget,
+            done: Cell::new(0),
+            next: Cell::new(if budget.ask.is_some() { ASK_EVERY } else { usize::MAX }),
+            most: Cell::new(usize::MAX),
+            told: Cell::new(Proceed::Continue),
+            has_plan: Cell::new(false),
+            is_cut: Cell::new(false),
+        }
+    }
+
+    /// Counts `terms`, and asks the budget if it is due.
+    pub(crate) fn count(&self, terms: usize) {
+        self.done.set(self.done.get().saturating_add(terms));
+        if self.done.get() >= self.next.get() {
+            self.ask();
+        }
+    }
+
+    fn ask(&self) {
+        if let (Some(ask), true) = (self.budget.ask, self.told.get() != Proceed::Cancel) {
+            // A search that was told to finish can still be cancelled.
+            match (ask(), self.told.get()) {
+                (Proceed::Continue, _) | (Proceed::Finish, Proceed::Finish) => {}
+                (told, _) => self.told.set(told),
+            }
+        }
+        let again = if self.budget.ask.is_some() { self.done.get() + ASK_EVERY } else { usize::MAX };
+        let most = if self.done.get() < self.most.get() { self.most.get() } else { usize::MAX };
+        self.next.set(again.min(most));
+    }
+
+    /// Limits the search to `terms` from now on. It finishes then, whatever the budget says.
+    pub(crate) fn limit_to(&self, terms: usize) {
+        self.most.set(self.done.get().saturating_add(terms));
+        self.next.set(self.next.get().min(self.most.get()));
+    }
+
+    /// Returns true if the search is to return what it has: it is cancelled, or it has a plan and is to finish.
+    pub(crate) fn ends(&self) -> bool {
+        let ends = match self.told.get() {
+            Proceed::Continue => false,
+            Proceed::Finish => self.has_plan.get(),
+            Proceed::Cancel => true,
+        };
+        if ends {
+            self.is_cut.set(true);
+        }
+        ends || (self.done.get() >= self.most.get() && self.has_plan.get())
+    }
+
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.told.get() == Proceed::Cancel
+    }
+
+    /// Returns true if the budget said that the search finishes.
+    pub(crate) fn is_finishing(&self) -> bool {
+        self.told.get() == Proceed::Finish
+    }
+
+    /// Notes that a plan that keeps every limit is known.
+    pub(crate) fn found_plan(&self) {
+        self.has_plan.set(true);
+    }
+
+    /// Returns true if the budget kept any part of the search from going on.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.is_cut.get()
+    }
+}
+
+impl Default for Meter<'_> {
+    fn default() -> Self {
+        Self::new(Budget::UNLIMITED)
+    }
+}
+
+impl fmt::Debug for Meter<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Meter").field("budget", &self.budget).field("done", &self.done.get()).finish()
+    }
+}
