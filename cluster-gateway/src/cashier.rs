@@ -156,6 +156,7 @@ mod tests {
             since: time(0),
             wakes: 0,
             wake_told: 0,
+            planning: None,
             sleeps: false,
             follows_load: false,
             mains: Vec::new(),

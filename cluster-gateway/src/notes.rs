@@ -166,6 +166,7 @@ mod tests {
             since: MicroTime(jiff::Timestamp::UNIX_EPOCH),
             wakes: 0,
             wake_told: 0,
+            planning: None,
             sleeps: true,
             follows_load: false,
             mains: Vec::new(),

@@ -20,7 +20,7 @@ use remoe_gateway::{Connector, Privacy, Witness};
 use remoe_wire::identity::Keyring;
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
@@ -329,10 +329,14 @@ impl Seer {
     pub(crate) async fn mix(&self, phase: DemandPhase, waiting: usize) -> Option<RequestMix> {
         let model = self.order()?.model;
         let is_cold = matches!(phase, DemandPhase::Asleep | DemandPhase::Waking) && waiting > 0;
+        let mut predicted = Duration::ZERO;
         let expected = match self.watch().filter(|_| is_cold) {
             Some(watch) => {
                 sleep(TOGETHER).await;
-                spawn_blocking(move || watch.mix(PREDICTIONS)).await.ok().flatten()
+                let started = Instant::now();
+                let mix = spawn_blocking(move || watch.mix(PREDICTIONS)).await.ok().flatten();
+                predicted = started.elapsed();
+                mix
             }
             None => None,
         };
@@ -346,6 +350,7 @@ impl Seer {
             requests: mix.requests.round().min(f64::from(u32::MAX)) as u32,
             tokens: mix.tokens.round() as u64,
             shares: mix.shares.to_text(MOST_SHARES)?,
+            predicted_us: u64::try_from(predicted.as_micros()).unwrap_or(u64::MAX),
         })
     }
 }

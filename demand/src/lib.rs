@@ -77,6 +77,9 @@ pub struct MoEDemandSpec {
     /// Latest wake whose timeline an event has reported.
     #[serde(default)]
     pub wake_told: u64,
+    /// Planning of the latest wake. Absent if the plan of that wake was made for other requests.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub planning: Option<WakePlanning>,
     /// Scale to zero is enabled: gateways report waiting and running requests.
     #[serde(default)]
     pub sleeps: bool,
@@ -330,6 +333,37 @@ impl WakeTimeline {
     }
 }
 
+/// Durations of the planning of a wake, in microseconds. Planning runs beside the parts of [`WakeTimeline`].
+#[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct WakePlanning {
+    /// Number of the wake, as in `wakes` of the spec.
+    pub wake: u64,
+    /// Prediction of the waiting requests' expert usage, by the slowest gateway.
+    pub predict_us: u64,
+    /// Pre-allocation of the main function.
+    pub preallocate_us: u64,
+    /// From the question for a plan to its answer. 0 until then.
+    #[serde(default)]
+    pub plan_us: u64,
+    /// Partition of experts over the functions of that plan.
+    #[serde(default)]
+    pub partition_us: u64,
+}
+
+impl WakePlanning {
+    /// Returns the steps in their order, with their names.
+    #[must_use]
+    pub fn steps(&self) -> [(&'static str, u64); 4] {
+        [
+            ("predict", self.predict_us),
+            ("preallocate", self.preallocate_us),
+            ("plan", self.plan_us),
+            ("partition", self.partition_us),
+        ]
+    }
+}
+
 /// Load of one gateway.
 #[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -359,6 +393,9 @@ pub struct RequestMix {
     /// Shares of each layer's experts, in the encoding of remoe-predictor.
     #[schemars(length(max = 8192))]
     pub shares: String,
+    /// Duration of the prediction, in microseconds. 0 of answered requests.
+    #[serde(default)]
+    pub predicted_us: u64,
 }
 
 /// Source of a usage mix.

@@ -22,6 +22,7 @@ mod scenario;
 mod sensitivity;
 mod shape;
 mod truth;
+mod wakes;
 mod worth;
 
 pub use cold_start::{ColdStart, Decisions, Lane, Part, Span, cold_starts};
@@ -37,4 +38,5 @@ pub use scenario::{INPUT_TOKENS, REQUESTS, Request, Rows, Scenario, Setting, pap
 pub use sensitivity::{Sensitivity, sensitivity};
 pub use shape::Shape;
 pub use truth::Outcome;
+pub use wakes::{Load, WakeCosts};
 pub use worth::{Foresight, Paid, Worth};

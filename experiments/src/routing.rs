@@ -41,13 +41,14 @@ impl Routing {
     }
 
     /// Shares of one layer, the busiest expert anywhere.
-    fn mean(&self, experts: usize, random: &mut Rng) -> Vec<f64> {
+    pub(crate) fn mean(&self, experts: usize, random: &mut Rng) -> Vec<f64> {
         let mut weights: Vec<f64> = (1..=experts).map(|rank| (rank as f64).powf(-self.skew)).collect();
         random.shuffle(&mut weights);
         normalised(weights)
     }
 
-    fn drawn(&self, mean: &[f64], random: &mut Rng) -> Vec<f64> {
+    /// Shares of one request whose class has the shares `mean`.
+    pub(crate) fn drawn(&self, mean: &[f64], random: &mut Rng) -> Vec<f64> {
         let factor = |random: &mut Rng| self.spread.powf(2.0 * random.f64() - 1.0);
         normalised(mean.iter().map(|share| share * factor(random)).collect())
     }

@@ -248,6 +248,7 @@ impl Shared {
         self.context.turns.end(key);
         self.context.rests.forget(key);
         self.context.loads.forget(key);
+        self.context.pool.forget(key);
     }
 
     fn looks(&self) -> std::sync::MutexGuard<'_, HashMap<ObjectRef<MoEDeployment>, Looks>> {

@@ -5,7 +5,8 @@
 //! one object, [`MoEDemand`], which is written as it was read or not at all: a request that comes meanwhile is seen.
 
 use super::api::{
-    GatewayDemand, MainFunction, MoEDemand, MoEDemandSpec, MoEDeployment, PredictionOrder, WakeTimeline,
+    GatewayDemand, MainFunction, MoEDemand, MoEDemandSpec, MoEDeployment, PredictionOrder, WakePlanning,
+    WakeTimeline,
 };
 use super::build::{HTTP_PORT, Surroundings, owned_meta, room, served_name};
 use super::conditions::{as_in_spec, sentence};
@@ -52,6 +53,8 @@ pub(crate) struct Demanded {
     pub happenings: Vec<Happening>,
     /// How the latest wake went, where a gateway says so.
     pub timeline: Option<WakeTimeline>,
+    /// How it was planned, where it was.
+    pub planning: Option<WakePlanning>,
     /// And what is counted then: not the first start, which nobody asked for.
     pub change: Option<PhaseChange>,
     /// When to look again at the latest.
@@ -81,6 +84,7 @@ impl Demanded {
             trouble: None,
             happenings: Vec::new(),
             timeline: None,
+            planning: None,
             change: None,
             look_again: None,
         }
@@ -156,6 +160,7 @@ pub(crate) fn demanded(
     let timelines =
         alive.iter().filter_map(|entry| entry.wake).filter(|wake| wake.wake == wakes && wakes > 0);
     let timeline = timelines.max_by_key(WakeTimeline::total_us);
+    let planning = planned.chain.or_else(|| before?.planning).filter(|planning| planning.wake == wakes);
     // It is told with the write that says so: once, whoever leads.
     let untold = timeline.filter(|wake| before.is_some_and(|before| before.wake_told < wake.wake));
     let spec = MoEDemandSpec {
@@ -168,6 +173,7 @@ pub(crate) fn demanded(
         since: MicroTime(if changes { now } else { since }),
         wakes: wakes.saturating_add(u64::from(phase == Phase::Asleep && next == Phase::Waking)),
         wake_told: untold.map_or(before.map_or(0, |before| before.wake_told), |wake| wake.wake),
+        planning: planned.chain.or_else(|| before?.planning),
         sleeps: window.is_some(),
         follows_load: owner.spec.follows_load(),
         mains: if next == Phase::Asleep { Vec::new() } else { mains(owner, planned, pods) },
@@ -190,9 +196,10 @@ pub(crate) fn demanded(
         wakes: spec.wakes,
         happenings: happening((phase, next), elapsed(since, now), (waiting, window), wakes)
             .into_iter()
-            .chain(untold.map(|wake| told(&wake, now)))
+            .chain(untold.map(|wake| told(&wake, planning.as_ref(), now)))
             .collect(),
         timeline,
+        planning,
         change: (next != phase && (phase != Phase::Waking || wakes > 0)).then(|| PhaseChange {
             from: phase,
             to: next,
@@ -274,20 +281,24 @@ fn happening(
 
 /// How a wake went. Of those that are told in the same minute only the first is told with its times, the others are counted: a
 /// deployment that wakes all the time does not fill its events.
-fn told(wake: &WakeTimeline, now: Timestamp) -> Happening {
+fn told(wake: &WakeTimeline, planning: Option<&WakePlanning>, now: Timestamp) -> Happening {
     let minute = now.as_second().div_euclid(60);
     Happening {
         action: format!("Wake{minute}"),
-        ..Happening::normal("FirstToken", sentence(&timeline(wake)))
+        ..Happening::normal("FirstToken", sentence(&timeline(wake, planning)))
     }
 }
 
 /// Returns the time to the first token of a wake and its parts, for people.
-pub(super) fn timeline(wake: &WakeTimeline) -> String {
+pub(super) fn timeline(wake: &WakeTimeline, planning: Option<&WakePlanning>) -> String {
     let seconds = |microseconds: u64| format!("{:.3} s", microseconds as f64 / 1e6);
     let parts = wake.parts().map(|(name, part)| format!("{name} {}", seconds(part)));
     let total = seconds(wake.total_us());
-    format!("wake {}: time to first token {total} ({})", wake.wake, parts.join(", "))
+    let planned = planning.filter(|planning| planning.plan_us > 0).map_or_else(String::new, |planning| {
+        let steps = planning.steps().map(|(name, step)| format!("{name} {}", seconds(step)));
+        format!("; planned meanwhile: {}", steps.join(", "))
+    });
+    format!("wake {}: time to first token {total} ({}){planned}", wake.wake, parts.join(", "))
 }
 
 /// Returns why no function runs, for people; `window` is the idle window.

@@ -62,8 +62,8 @@ fn happening(of: ConditionType, then: Option<&Condition>, now: &Condition) -> Op
     let (note, reason) = (now.message.clone(), now.reason.as_str());
     match of {
         ConditionType::Planned if holds => Some(Happening::normal(reason, note)),
-        // Looking at the model is no trouble.
-        ConditionType::Planned if reason == "Inspecting" => None,
+        // Work that goes on is no trouble.
+        ConditionType::Planned if matches!(reason, "Inspecting" | "Planning") => None,
         ConditionType::Planned => Some(Happening::warning(reason, note)),
         ConditionType::Degraded if holds => Some(Happening::warning(reason, note)),
         ConditionType::Degraded => held.then(|| Happening::normal("Recovered", note)),

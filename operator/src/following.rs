@@ -183,17 +183,19 @@ fn read<'a>(entry: &'a GatewayDemand, model: &Inspection, of: MixOf) -> Option<(
 
 /// The plans among `plans` for the spec that `planning` is of, whatever requests were expected to use, the newest first.
 pub(crate) fn of_spec<'a>(plans: impl Iterator<Item = &'a MoEPlan>, planning: &Planning) -> Vec<&'a MoEPlan> {
-    let is_of_spec = |plan: &&MoEPlan| match &plan.spec.prediction {
-        None => plan.spec.inputs == planning.inputs,
-        Some(prediction) => {
-            planning.inputs_expecting(prediction).is_ok_and(|inputs| inputs == plan.spec.inputs)
-        }
-    };
-    let mut plans: Vec<&MoEPlan> = plans.filter(is_of_spec).collect();
+    let mut plans: Vec<&MoEPlan> = plans.filter(|plan| is_of_spec(&plan.spec, planning)).collect();
     // Of equal ones the last.
     plans.reverse();
     plans.sort_by_key(|plan| std::cmp::Reverse(revision_of(&plan.spec)));
     plans
+}
+
+/// Returns whether `plan` is for the spec that `planning` is of.
+pub(crate) fn is_of_spec(plan: &MoEPlanSpec, planning: &Planning) -> bool {
+    match &plan.prediction {
+        None => plan.inputs == planning.inputs,
+        Some(prediction) => planning.inputs_expecting(prediction).is_ok_and(|inputs| inputs == plan.inputs),
+    }
 }
 
 /// Whether `plan` followed requests and functions cannot start by it. Whoever waits has no other plan to be served by

@@ -54,6 +54,8 @@ mod gateways;
 mod lease;
 mod metrics;
 mod per_deployment;
+mod planner;
+mod planning_pool;
 mod rest;
 mod run;
 mod serve;

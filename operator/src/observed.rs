@@ -9,6 +9,7 @@ use super::fleet::Others;
 use super::gateways::Gateways;
 use super::known::{Lacking, lacking};
 use super::names;
+use super::planner::WakePlan;
 use super::pods::PodView;
 use super::rest::Rest;
 use super::routing::RoutingTable;
@@ -64,6 +65,8 @@ pub(crate) struct Observed {
     pub waits: bool,
     /// Until when this operator looks for no plan that follows requests.
     pub rest: Rest,
+    /// The plan for the latest wake, if this operator makes or has made it.
+    pub wake_plan: Option<WakePlan>,
     /// Since when this operator has been looking.
     pub since: Timestamp,
     /// When.
@@ -178,6 +181,7 @@ pub(super) async fn observe(
         uncertified: false,
         waits: false,
         rest: Rest::default(),
+        wake_plan: None,
         since: gateways.map_or(Timestamp::UNIX_EPOCH, |gateways| gateways.since),
         now: Timestamp::now(),
     };

@@ -1,18 +1,23 @@
 //! The plan for the present spec, and which plan is to run. Pure, but for the time that a solution takes.
 
-use super::api::{DemandPhase, MixOf, MoEDeployment, MoEPlan, MoEPlanSpec, Mode, PlannedPrediction, Replan};
+use super::api::{
+    DemandPhase, MixOf, MoEDeployment, MoEPlan, MoEPlanSpec, Mode, PlannedPrediction, Replan, WakePlanning,
+};
 use super::build::{BuildError, Revision, Surroundings, inspector, plan_name, plan_object, revision};
 use super::errand::Errand;
 use super::events::Happening;
 use super::facts::ModelFacts;
-use super::following::{due, heard, is_given_up, next_revision, of_spec, revision_of};
+use super::following::{due, heard, is_given_up, is_of_spec, next_revision, of_spec, revision_of};
 use super::inspection::Inspecting;
 use super::known::Known;
 use super::observed::Observed;
+use super::planner::Decision;
 use super::planning::{Planning, PlanningError, check_hosted, three_digits};
+use super::planning_pool::Progress;
 use super::pods::{PodView, Trouble};
 use super::resting::Resting;
 use kube::ResourceExt;
+use std::time::Duration;
 
 /// How planning stands.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,6 +27,8 @@ pub(crate) enum PlanState {
         /// What keeps the inspector.
         trouble: Option<Trouble>,
     },
+    /// The first plan for the present spec is being made.
+    Planning,
     /// There is no plan for the present spec.
     Refused(Trouble),
     /// There is.
@@ -47,6 +54,8 @@ pub(crate) enum Task {
     },
     /// There is one; another may be better for requests as they are.
     Follow(Box<Follow>),
+    /// The plan for the requests that woke functions is there.
+    Take(Box<Take>),
 }
 
 /// A plan, and what another one would be made from.
@@ -62,6 +71,23 @@ pub(crate) struct Follow {
     pub cause: MixOf,
 }
 
+/// The plan for the requests that woke functions.
+#[derive(Debug)]
+pub(crate) struct Take {
+    /// Its problem, without what was predicted.
+    pub planning: Planning,
+    /// The name of the plan by which functions start.
+    pub hash: String,
+    /// That plan.
+    pub plan: MoEPlanSpec,
+    /// The plan that replaces it, if it is not good enough.
+    pub better: Option<MoEPlanSpec>,
+    /// Time from the question to the answer.
+    pub elapsed: Duration,
+    /// Number of the wake.
+    pub wake: u64,
+}
+
 /// The plan that was decided for.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Planned {
@@ -70,7 +96,11 @@ pub(crate) struct Planned {
     /// A new plan.
     pub new: Option<MoEPlan>,
     /// What is worth saying of it once it is written.
-    pub happening: Option<Happening>,
+    pub happenings: Vec<Happening>,
+    /// Times of the chain at the latest wake, where they are new.
+    pub chain: Option<WakePlanning>,
+    /// Time for which remote functions wait for the plan of a wake.
+    pub remote_waits: Option<Duration>,
     /// The plan that main functions were last told of.
     pub running: Option<String>,
     /// The plan that is to run, as functions.
@@ -116,6 +146,10 @@ pub(crate) fn task(owner: &MoEDeployment, observed: &Observed, known: &Known, ar
     let hash = running(owner, observed);
     let revision = next_revision(&observed.plans);
     if let Some((made, plan)) = made {
+        if let Some((wake, better, elapsed)) = arrived(owner, observed, &planning, plan) {
+            let (hash, plan) = (made, plan.spec.clone());
+            return Task::Take(Box::new(Take { planning, hash, plan, better, elapsed, wake }));
+        }
         // Not in the look that takes one back.
         let cause = due(owner, observed, plan, &made, hash.as_deref()).filter(|_| given_up.is_empty());
         let heard = cause.and_then(|of| Some((of, heard(owner, observed, model, of, revision)?)));
@@ -141,6 +175,29 @@ pub(crate) fn task(owner: &MoEDeployment, observed: &Observed, known: &Known, ar
     let is_wanted = owner.spec.prediction.replan == Replan::Auto;
     let expecting = expected.filter(|_| is_wanted).and_then(|it| planning.clone().expecting(it).ok());
     Task::Solve { planning: Box::new(expecting.unwrap_or(planning)), previous }
+}
+
+/// Returns the number of the present wake, the plan for it, if it is not `plan` or an earlier one, and the time that it
+/// took. Main functions have started by `plan`: one with another size of theirs comes too late.
+fn arrived(
+    owner: &MoEDeployment,
+    observed: &Observed,
+    planning: &Planning,
+    plan: &MoEPlan,
+) -> Option<(u64, Option<MoEPlanSpec>, Duration)> {
+    let demand = observed.demand.as_ref().filter(|demand| demand.spec.phase == DemandPhase::Waking)?;
+    let wake_plan = observed.wake_plan.as_ref().filter(|plan| plan.wake == demand.spec.wakes)?;
+    let is_told = demand.spec.planning.is_some_and(|told| told.wake == wake_plan.wake && told.plan_us > 0);
+    let Progress::Done { outcome, elapsed } = &wake_plan.progress else { return None };
+    if is_told || owner.spec.mode != Mode::Active {
+        return None;
+    }
+    let better = outcome.as_ref().ok().and_then(Option::as_deref).filter(|better| {
+        revision_of(better) > revision_of(&plan.spec)
+            && better.main == plan.spec.main
+            && is_of_spec(better, planning)
+    });
+    Some((wake_plan.wake, better.cloned(), *elapsed))
 }
 
 /// Somebody waits, or did a moment ago, for functions that do not run.
@@ -229,14 +286,17 @@ impl Planned {
         owner: &MoEDeployment,
         observed: &Observed,
         known: &Known,
-        (state, new): (PlanState, Option<MoEPlan>),
+        decision: Decision,
         around: &Surroundings,
     ) -> Self {
+        let Decision { state, new, happenings, chain, .. } = decision;
         let running = running(owner, observed);
         let mut planned = Self {
             state,
             new,
-            happening: None,
+            happenings,
+            chain,
+            remote_waits: None,
             running,
             target: None,
             given_up: Vec::new(),
@@ -284,7 +344,7 @@ impl Planned {
         match owner.spec.mode {
             Mode::Active => match &self.state {
                 PlanState::Planned { hash, plan } => Some((hash.clone(), plan.as_ref().clone())),
-                PlanState::Inspecting { .. } | PlanState::Refused(_) => keep(),
+                PlanState::Inspecting { .. } | PlanState::Planning | PlanState::Refused(_) => keep(),
             },
             Mode::Advisory => {
                 let Some(accepted) = &owner.spec.accepted_plan else { return keep() };
@@ -343,7 +403,7 @@ impl Planned {
     pub(crate) fn in_use(&self, owner: &MoEDeployment) -> Vec<String> {
         let planned = match &self.state {
             PlanState::Planned { hash, .. } => Some(hash),
-            PlanState::Inspecting { .. } | PlanState::Refused(_) => None,
+            PlanState::Inspecting { .. } | PlanState::Planning | PlanState::Refused(_) => None,
         };
         let target = self.target.as_ref().map(|target| &target.revision.plan);
         let in_use = [planned, target, self.running.as_ref()].into_iter().flatten();

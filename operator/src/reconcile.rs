@@ -2,9 +2,9 @@
 //!
 //! `Observed -> Known -> Planned (with its Revision) -> Steps (with what is Demanded) -> Applied -> Status`.
 //!
-//! The stages decide; this module hands on from one to the next, and has plans solved beside everything else.
+//! The stages decide; this module hands on from one to the next. Plans are made beside it ([`planner`](super::planner)).
 
-use super::api::{MixOf, MoEDeployment, MoEPlanSpec};
+use super::api::MoEDeployment;
 use super::applied::{ApplyError, apply};
 use super::build::Surroundings;
 use super::calls::{CallError, Calls};
@@ -19,8 +19,9 @@ use super::load;
 use super::metrics::Metrics;
 use super::observed::{ObserveError, observe};
 use super::per_deployment::PerDeployment;
-use super::planned::{Follow, Planned, Task, followed, solved, task};
-use super::planning::{Planning, PlanningError};
+use super::planned::{Planned, task};
+use super::planner::{Planner, Pooled, plan};
+use super::planning_pool::PlanningPool;
 use super::rest::Rest;
 use super::resting;
 use super::starting::Starting;
@@ -37,12 +38,6 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::join;
-use tokio::time::timeout;
-
-/// A plan that takes longer to make is not made.
-const PLANNING: Duration = Duration::from_secs(120);
-/// While somebody waits for functions, one that takes longer is not waited for: the last one is there.
-const SOON: Duration = Duration::from_millis(250);
 
 /// What every run works with.
 pub(super) struct Context {
@@ -70,6 +65,8 @@ pub(super) struct Context {
     pub(super) rests: PerDeployment<Rest>,
     /// What was said of load of late.
     pub(super) loads: PerDeployment<History>,
+    /// Threads that make plans.
+    pub(super) pool: PlanningPool,
 }
 
 /// Why a run came to nothing.
@@ -191,22 +188,18 @@ async fn attempt(owner: &MoEDeployment, context: &Context) -> Result<Duration, R
     observed.uncertified = !certified.as_ref().is_ok_and(|certified| certified.mains);
     observed.rest = rests.of(owner);
     let known = know(owner, &observed)?;
-    let mut follows = None;
-    let (answer, happening) = match task(owner, &observed, &known, around) {
-        Task::Done(state) => ((state, None), None),
-        Task::Solve { planning, previous } => (solved(owner, solve(*planning, previous).await)?, None),
-        Task::Follow(task) => {
-            let task = *task;
-            let (cause, current) = (task.cause, (task.hash.clone(), task.plan.clone(), task.cause));
-            let (state, new, happening) = followed(owner, current, follow(task).await)?;
-            match new {
-                Some(_) => follows = Some(cause),
-                None => rests.note(owner, rest_after_nothing(owner, &observed)),
-            }
-            ((state, new), happening)
-        }
-    };
-    let mut planned = Planned { happening, ..Planned::new(owner, &observed, &known, answer, around) };
+    let mut planner = Pooled { pool: &context.pool, key: ObjectRef::from_obj(owner) };
+    observed.wake_plan = planner.wake();
+    let task = task(owner, &observed, &known, around);
+    let decision = plan(owner, &observed, around, task, &mut planner)?;
+    if decision.rests {
+        rests.note(owner, rest_after_nothing(owner, &observed));
+    }
+    let follows = decision.cause;
+    // The question for the plan may be as new as this reconcile.
+    let wake_plan = planner.wake();
+    let mut planned = Planned::new(owner, &observed, &known, decision, around);
+    planned.remote_waits = wake_plan.and_then(|plan| plan.holds_remote(observed.demand.as_ref()));
     let mut history = context.loads.take(owner);
     let pods = observed.functions(owner);
     let scaled = load::follow(owner, (&observed, &pods), &mut history, planned.target.as_mut());
@@ -266,35 +259,6 @@ async fn attempt(owner: &MoEDeployment, context: &Context) -> Result<Duration, R
     let look_again = steps.look_again.min(certified?.look_again);
     Ok(load::look_again(owner, &observed, planned.target.as_ref())
         .map_or(look_again, |at| look_again.min(at)))
-}
-
-/// Computes a plan beside everything else.
-async fn solve(planning: Planning, previous: Option<Box<MoEPlanSpec>>) -> Result<MoEPlanSpec, PlanningError> {
-    let solving = tokio::task::spawn_blocking(move || planning.solve(previous.as_deref()));
-    match timeout(PLANNING, solving).await {
-        Ok(Ok(solved)) => solved,
-        Ok(Err(error)) => Err(PlanningError::Aborted(error.to_string())),
-        Err(_elapsed) => {
-            let limit = PLANNING.as_secs();
-            let message = format!("no plan within {limit} s; narrow memoryMB, cpu or maxGroups");
-            Err(PlanningError::Aborted(message))
-        }
-    }
-}
-
-/// A plan that is better for requests as they are; none where there is none, or it cannot be had in time.
-async fn follow(task: Follow) -> Option<MoEPlanSpec> {
-    let Follow { planning, hash, plan, cause } = task;
-    let is_waking = cause == MixOf::Waiting;
-    let solving = tokio::task::spawn_blocking(move || planning.follow(&plan, !is_waking));
-    let why = match timeout(if is_waking { SOON } else { PLANNING }, solving).await {
-        Ok(Ok(Ok(better))) => return better,
-        Ok(Ok(Err(error))) => error.to_string(),
-        Ok(Err(error)) => error.to_string(),
-        Err(_elapsed) => "planning timed out".to_owned(),
-    };
-    tracing::info!(plan = hash, why, "plan kept: replanning failed");
-    None
 }
 
 #[cfg(test)]

@@ -66,6 +66,9 @@ pub(crate) struct Rollout {
     pub settled: bool,
 }
 
+/// Index of the main functions among the functions of a revision.
+pub(crate) const MAIN_FUNCTION: usize = 0;
+
 /// A pod to be made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Creation {

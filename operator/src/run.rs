@@ -10,6 +10,7 @@ use super::identity::gateway;
 use super::lease::Candidate;
 use super::metrics::Metrics;
 use super::per_deployment::PerDeployment;
+use super::planning_pool::PlanningPool;
 use super::reconcile::Context;
 use super::serve::serve;
 use super::settings::{RunSettings, SignerName};
@@ -138,6 +139,7 @@ async fn lead(
         Reporter { controller: "remoe-operator".to_owned(), instance: Some(settings.identity.clone()) };
     let (conversations, news) = Conversations::new();
     let starting = Starting::new(conversations.news());
+    let pool = PlanningPool::new(settings.planning_threads.into(), conversations.news());
     let identities = Arc::new(settings.identities(client, metrics.writes.clone()));
     let has_gateways = around.gateway.is_some();
     let leases = Calls::new(client.clone(), &settings.namespace, metrics.writes.clone());
@@ -155,6 +157,7 @@ async fn lead(
         turns: Turns::default(),
         rests: PerDeployment::default(),
         loads: PerDeployment::default(),
+        pool,
     };
     let working =
         control(context, news, &settings.watch_namespaces, settings.concurrency, ready, shutdown.clone());

@@ -112,6 +112,10 @@ pub struct RunSettings {
     /// Concurrent reconciles.
     #[arg(long, env = "REMOE_CONCURRENCY", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub concurrency: u16,
+    /// Threads for plans, and as many again for plans of wakes. One namespace never has all of them, if there are
+    /// several.
+    #[arg(long, env = "REMOE_PLANNING_THREADS", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub planning_threads: u16,
 }
 
 /// Signer of certificates.

@@ -234,7 +234,7 @@ fn troubles(findings: &Findings<'_>) -> Vec<Trouble> {
         PlanState::Inspecting { trouble: Some(trouble) } | PlanState::Refused(trouble) => {
             all.push(trouble.clone());
         }
-        PlanState::Inspecting { trouble: None } | PlanState::Planned { .. } => {}
+        PlanState::Inspecting { trouble: None } | PlanState::Planning | PlanState::Planned { .. } => {}
     }
     let mut pods: Vec<&PodView> =
         findings.pods.iter().filter(|pod| pod.owned && pod.ends_by.is_none()).collect();
@@ -284,6 +284,7 @@ fn ready(findings: &Findings<'_>, troubles: &[Trouble]) -> Verdict {
 fn planned(findings: &Findings<'_>) -> Verdict {
     match &findings.planning {
         PlanState::Inspecting { trouble: None } => Verdict::no("Inspecting", "Inspecting the model."),
+        PlanState::Planning => Verdict::no("Planning", "Planning."),
         PlanState::Inspecting { trouble: Some(trouble) } | PlanState::Refused(trouble) => {
             Verdict::no(trouble.reason, trouble.message.clone())
         }
@@ -316,6 +317,7 @@ fn progressing(findings: &Findings<'_>, last_progress: Timestamp) -> Verdict {
         }
         // What runs is not what the spec asks for, as far as is known.
         (PlanState::Inspecting { .. }, _) => ("Inspecting", "inspecting the model".to_owned(), PROGRESS),
+        (PlanState::Planning, _) => ("Planning", "planning".to_owned(), PROGRESS),
         (_, Some((target, _))) if findings.settled => {
             return Verdict::no("Settled", format!("Plan {} is rolled out.", target.plan));
         }
@@ -369,7 +371,9 @@ fn active(findings: &Findings<'_>) -> Verdict {
         Verdict::no("Asleep", scaled_to_zero(findings.deployment.spec.idle_window()))
     } else if findings.target.is_some() {
         let woken = findings.demanded.timeline.as_ref();
-        let woken = woken.map_or_else(String::new, |wake| format!("; {}", timeline(wake)));
+        let woken = woken.map_or_else(String::new, |wake| {
+            format!("; {}", timeline(wake, findings.demanded.planning.as_ref()))
+        });
         Verdict::yes("Running", format!("Functions are running{woken}."))
     } else if findings.deployment.spec.mode == Mode::Advisory {
         Verdict::no("Advisory", "No functions; set spec.acceptedPlan to start a plan.")

@@ -19,7 +19,7 @@ use super::inspection::Inspecting;
 use super::known::Known;
 use super::names::Component;
 use super::observed::{Observed, is_owned_by};
-use super::planned::Planned;
+use super::planned::{PlanState, Planned};
 use super::pods::{PodView, Trouble};
 use super::routing::RoutingTable;
 use super::starting::Run;
@@ -167,7 +167,10 @@ pub(crate) fn steps(
     steps.frame(scene);
     steps.model(scene)?;
     steps.writes.extend(planned.new.clone().map(Box::new).map(Write::Plan));
-    planned.happening.iter().cloned().for_each(|happening| steps.say(happening));
+    planned.happenings.iter().cloned().for_each(|happening| steps.say(happening));
+    if planned.state == PlanState::Planning {
+        steps.look_within(LATER);
+    }
     // Before any function is started or ended by it.
     steps.demand(scene);
     steps.roll(scene)?;

@@ -2,7 +2,7 @@
 //!
 //! `cargo run --profile ci -p remoe-planner --example replan_speed [VECTORS [LAYERS [CASE]]]`
 //!
-//! Each vector of shares follows the one before it: drawn anew (Dirichlet, alpha from 0.1 to 10), the last shares in
+//! Each vector of shares follows the one before it: drawn again (Dirichlet, alpha from 0.1 to 10), the last shares in
 //! another order, or the last shares with a small change. The saving is the cost of the last plan under the new shares
 //! less that of the new plan. Seconds are of processor time. The last columns are plans that break a limit, and plans
 //! that cost more than the last one where that keeps the limits.

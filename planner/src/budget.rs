@@ -35,6 +35,14 @@ impl<'a> Budget<'a> {
     }
 }
 
+impl Budget<'_> {
+    /// Returns what the caller says now.
+    #[must_use]
+    pub fn proceed(&self) -> Proceed {
+        self.ask.map_or(Proceed::Continue, |ask| ask())
+    }
+}
+
 impl fmt::Debug for Budget<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Budget").field("is_limited", &self.ask.is_some()).finish()

@@ -32,6 +32,7 @@ pub use alive::{Alive, Alone, AloneTime, Latency, Quantiles, Service, alive, lat
 pub use answer::explain::{Alternative, Binding, Explanation, Saving};
 pub use answer::hysteresis::{Bytes, Change, LayerChange, Reason, Toll};
 pub use answer::infeasible::{Infeasible, Pair};
+pub use answer::preallocated::preallocate_for;
 pub use answer::remedy::Remedy;
 pub use answer::words::{amount, dollars, limit_name, rounded_up, seconds};
 pub use answer::{

@@ -69,6 +69,7 @@ fn told(main: &Main, phase: DemandPhase, model: &str) -> MoEDemandSpec {
         since: MicroTime(Timestamp::UNIX_EPOCH),
         wakes: 0,
         wake_told: 0,
+        planning: None,
         sleeps: true,
         follows_load: false,
         mains: vec![MainFunction {

@@ -30,7 +30,7 @@ pub use record::{Generation, MoERecord, MoERecordSpec, RecordOf, RoutedPod};
 pub use remoe_demand::{
     DemandPhase, FunctionPod, GatewayDemand, GroupDemand, LEASE_LABEL, LEASE_SECONDS, MOST_FUNCTIONS,
     MOST_GATEWAYS, MainFunction, MixOf, MoEDemand, MoEDemandSpec, MoEDemandStatus, PredictionOrder,
-    RELEASE_LABEL, RequestLoad, RequestMix, SHOWN_ANNOTATION, WakeTimeline,
+    RELEASE_LABEL, RequestLoad, RequestMix, SHOWN_ANNOTATION, WakePlanning, WakeTimeline,
 };
 pub use scaling::{RemoteScalingSpec, ScalingSpec};
 pub use sizes::{CpuRange, MemoryRange};

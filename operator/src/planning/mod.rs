@@ -13,16 +13,18 @@ use self::memory::MainMemory;
 use self::numbers::{numbers, shown};
 use self::wishes::wishes;
 use super::api::{
-    ComputeDtype, DenseDtype, Device, MainPlan, MoEDeploymentSpec, MoEPlanSpec, PlanVerdict, PlannedModel,
-    PlannedPrediction, ProfileSource, RemoteMode,
+    ComputeDtype, DenseDtype, Device, MainPlan, MixOf, MoEDeploymentSpec, MoEPlanSpec, PlanVerdict,
+    PlannedModel, PlannedPrediction, ProfileSource, RemoteMode,
 };
 use super::digest::digest;
 use super::facts::ModelFacts;
 use super::quantity::MB;
 use remoe_model::Inspection;
 use remoe_planner::{
-    Account, Answer, Options, PlanDraft, PlanError, Pricing, Problem, Remote, Slo, compare, solve,
+    Account, Answer, Budget, Options, PlanDraft, PlanError, Pricing, Problem, Remote, Slo, compare_within,
+    preallocate_for, replan, solve_within,
 };
+use remoe_predictor::Shares;
 use remoe_profile::Profile;
 
 pub(crate) use basis::account;
@@ -34,6 +36,8 @@ pub(crate) use wishes::workload;
 const NO_LIMIT: f64 = 1e6;
 /// Share of the cost by which a plan of groups may be dearer to keep limits when figures are wrong.
 const STURDY: f64 = 0.02;
+/// Cause of an aborted search.
+const CANCELLED: &str = "no plan within the time limit; narrow memoryMB, cpu or maxGroups";
 /// Characters of a warning.
 const MAX_WARNING: usize = 1000;
 
@@ -91,6 +95,8 @@ pub(crate) struct Planning {
     problem: Problem,
     basis: Basis,
     prediction: Option<PlannedPrediction>,
+    /// Inputs without the prediction.
+    spec_inputs: String,
     /// Hash of all of this but the number of main functions. Plans with the same inputs are the same plan.
     pub inputs: String,
 }
@@ -158,6 +164,7 @@ impl Planning {
             problem,
             basis,
             prediction: None,
+            spec_inputs: inputs.clone(),
             inputs,
         })
     }
@@ -170,7 +177,7 @@ impl Planning {
         let basis = Basis { expected: Some(prediction.shares.clone()), ..self.basis };
         Ok(Self {
             problem: basis.problem()?,
-            inputs: expecting(&self.inputs, &prediction)?,
+            inputs: expecting(&self.spec_inputs, &prediction)?,
             prediction: Some(prediction),
             basis,
             ..self
@@ -182,7 +189,40 @@ impl Planning {
     /// # Errors
     /// A value cannot be written as JSON.
     pub(crate) fn inputs_expecting(&self, prediction: &PlannedPrediction) -> Result<String, PlanningError> {
-        expecting(&self.inputs, prediction)
+        expecting(&self.spec_inputs, prediction)
+    }
+
+    /// Returns the same problem for a plan whose revision number is larger by `by`.
+    ///
+    /// # Errors
+    /// A value cannot be written as JSON.
+    pub(crate) fn revised(mut self, by: u32) -> Result<Self, serde_json::Error> {
+        if let Some(prediction) = &mut self.prediction {
+            prediction.revision = prediction.revision.saturating_add(by);
+            self.inputs = digest(&(&self.spec_inputs, prediction.revision, &prediction.shares))?;
+        }
+        Ok(self)
+    }
+
+    /// Returns the identity of the question for a plan: reports of expert usage that arrive meanwhile do not change it.
+    ///
+    /// # Errors
+    /// A value cannot be written as JSON.
+    pub(crate) fn question(&self, previous: Option<&MoEPlanSpec>) -> Result<String, serde_json::Error> {
+        digest(&(&self.spec_inputs, previous))
+    }
+
+    /// Returns the number of requests whose usage is predicted, and whether they wait or were answered.
+    pub(crate) fn predicted(&self) -> Option<(u32, MixOf)> {
+        self.prediction.as_ref().map(|prediction| (prediction.requests, prediction.of))
+    }
+
+    /// Returns the ids of the layers with experts, and the shares of their experts that `plan` expects ([layers][experts]).
+    pub(crate) fn expected_usage(&self, plan: &MoEPlanSpec) -> Option<(Vec<u32>, Vec<Vec<f64>>)> {
+        let model = &self.basis.model.inspection;
+        let shares = &plan.prediction.as_ref()?.shares;
+        let shares = Shares::from_text(shares, model.moe_layers.len(), model.experts).ok()?;
+        Some((self.moe_layers.clone(), shares.to_rows()))
     }
 
     /// Returns the problem that the plan solves.
@@ -198,42 +238,94 @@ impl Planning {
     ///
     /// # Errors
     /// No plan keeps every limit.
-    pub(crate) fn solve(&self, previous: Option<&MoEPlanSpec>) -> Result<MoEPlanSpec, PlanningError> {
+    pub(crate) fn solve(
+        &self,
+        previous: Option<&MoEPlanSpec>,
+        budget: Budget<'_>,
+    ) -> Result<MoEPlanSpec, PlanningError> {
         let previous = previous.and_then(|plan| self.draft(plan));
-        let (answer, warning) = self.answer(&self.problem, previous.as_ref())?;
-        Ok(self.plan(&answer, warning))
+        let (answer, warning) = self.attempted(&self.problem, |problem, options| {
+            solve_within(problem, previous.as_ref(), options, budget)
+        })?;
+        let verdict = self.verdict_of(&answer, budget);
+        Ok(self.plan(&answer, warning, verdict))
     }
 
-    /// Makes the plan that is to follow `current`; `None` where that is good enough. While main functions serve
-    /// (`mains_serve`) they stay as large as they are: those that go on learn of another placement, and nothing else.
+    /// Makes the plan that is to follow `current` while main functions serve; `None` where that is good enough. They stay
+    /// as large as they are: those that go on learn of another placement, and nothing else.
     ///
     /// # Errors
     /// No plan keeps every limit.
     pub(crate) fn follow(
         &self,
         current: &MoEPlanSpec,
-        mains_serve: bool,
+        budget: Budget<'_>,
     ) -> Result<Option<MoEPlanSpec>, PlanningError> {
         let Some(draft) = self.draft(current) else { return Ok(None) };
-        let problem = match mains_serve {
-            true => {
-                let vcpus = current.main.cpu_millicores.map(|millicores| f64::from(millicores) / 1000.0);
-                self.problem.with_main(f64::from(current.main.memory_mb) * MB as f64, vcpus)
-            }
-            false => self.problem.clone(),
-        };
-        let (answer, warning) = self.answer(&problem, Some(&draft))?;
+        let problem = self.with_main_of(current);
+        let (answer, warning) = self
+            .attempted(&problem, |problem, options| solve_within(problem, Some(&draft), options, budget))?;
+        Ok(self.changed(current, &answer, |answer| {
+            // With the main function held to its size the other ways are not those that there are.
+            self.plan(answer, warning, self.verdict(budget))
+        }))
+    }
+
+    /// Makes the plan for the requests that wait for main functions, which start by `current`: its remote functions as far
+    /// as they are good enough, improved while the budget lasts. `None` if all of it is good enough.
+    ///
+    /// # Errors
+    /// No plan keeps every limit.
+    pub(crate) fn replan(
+        &self,
+        current: &MoEPlanSpec,
+        budget: Budget<'_>,
+    ) -> Result<Option<MoEPlanSpec>, PlanningError> {
+        let Some(draft) = self.draft(current) else { return Ok(None) };
+        let problem = self.with_main_of(current);
+        let (answer, warning) =
+            self.attempted(&problem, |problem, options| replan(problem, &draft, options, budget))?;
+        // A verdict is no matter of a fraction of a second.
+        Ok(self.changed(current, &answer, |answer| self.plan(answer, warning, current.verdict.clone())))
+    }
+
+    /// Returns the plan by which main functions start for the predicted requests before their plan is known: that of
+    /// `current` with the memory that MMP gives main functions (Remoe paper, Algorithm 2), for as many remote experts as
+    /// `current` has. `None` if they have as much already.
+    ///
+    /// # Errors
+    /// No size of the main function keeps the limits.
+    pub(crate) fn preallocated(&self, current: &MoEPlanSpec) -> Result<Option<MoEPlanSpec>, PlanningError> {
+        // A prior errs on the slow side: its bounds say nothing.
+        let Some(draft) = self.draft(current).filter(|_| self.is_sure()) else { return Ok(None) };
+        let answer = preallocate_for(&self.problem, &draft).map_err(|error| match error {
+            PlanError::Infeasible(why) => PlanningError::Infeasible(why.to_string()),
+            error => PlanningError::Profile(error.to_string()),
+        })?;
+        let plan = self.plan(&answer, None, current.verdict.clone());
+        Ok((plan.main != current.main).then_some(plan))
+    }
+
+    /// Returns the plan made of `answer`, if it differs from `current`.
+    fn changed(
+        &self,
+        current: &MoEPlanSpec,
+        answer: &Answer,
+        plan: impl FnOnce(&Answer) -> MoEPlanSpec,
+    ) -> Option<MoEPlanSpec> {
         if answer.change.as_ref().is_some_and(|change| change.kept) {
-            return Ok(None);
+            return None;
         }
-        let mut plan = self.plan(&answer, warning);
+        let plan = plan(answer);
         let is_same =
             (&plan.main, &plan.remote, &plan.groups) == (&current.main, &current.remote, &current.groups);
-        if mains_serve && !is_same {
-            // With the main function held to its size the other ways are not those that there are.
-            plan.verdict = self.verdict();
-        }
-        Ok((!is_same).then_some(plan))
+        (!is_same).then_some(plan)
+    }
+
+    /// Returns the problem with main functions of the size that they have in `current`.
+    fn with_main_of(&self, current: &MoEPlanSpec) -> Problem {
+        let vcpus = current.main.cpu_millicores.map(|millicores| f64::from(millicores) / 1000.0);
+        self.problem.with_main(f64::from(current.main.memory_mb) * MB as f64, vcpus)
     }
 
     /// Whether figures are good enough to say who is cheapest: a prior errs on the slow side.
@@ -242,16 +334,24 @@ impl Planning {
     }
 
     /// Every way to serve beside the others, whatever the spec allows.
-    fn verdict(&self) -> Option<PlanVerdict> {
-        // There is a plan, so that there is an answer to this as well.
-        compare(&self.problem).ok().filter(|_| self.is_sure()).map(|found| verdict::of(&found))
+    fn verdict(&self, budget: Budget<'_>) -> Option<PlanVerdict> {
+        // There is a plan, so that there is an answer to this as well, unless the search is cancelled.
+        compare_within(&self.problem, budget).ok().filter(|_| self.is_sure()).map(|found| verdict::of(&found))
     }
 
-    /// The best plan for `problem`, and a warning where it may miss limits.
-    fn answer(
+    fn verdict_of(&self, answer: &Answer, budget: Budget<'_>) -> Option<PlanVerdict> {
+        match self.mode {
+            // Of ways that were not allowed that answer knows nothing.
+            RemoteMode::Never => self.verdict(budget),
+            RemoteMode::Auto | RemoteMode::Always => self.is_sure().then(|| verdict::of(&answer.verdict)),
+        }
+    }
+
+    /// The best plan for `problem` that `search` finds, and a warning where it may miss limits.
+    fn attempted(
         &self,
         problem: &Problem,
-        previous: Option<&PlanDraft>,
+        search: impl Fn(&Problem, &Options) -> Result<Answer, PlanError>,
     ) -> Result<(Answer, Option<String>), PlanningError> {
         let mut refusal = None;
         for attempt in self.attempts() {
@@ -260,11 +360,12 @@ impl Planning {
                 problem.slo = Slo::new(NO_LIMIT, NO_LIMIT);
             }
             let options = Options { remote: attempt.remote, sturdy: STURDY, ..Options::default() };
-            match solve(&problem, previous, &options) {
+            match search(&problem, &options) {
                 Ok(answer) => return Ok((answer, attempt.relaxed.then(|| refusal.unwrap_or_default()))),
                 Err(PlanError::Infeasible(why)) => {
                     refusal = Some(why.to_string());
                 }
+                Err(PlanError::Cancelled) => return Err(PlanningError::Aborted(CANCELLED.to_owned())),
                 Err(error) => return Err(PlanningError::Profile(error.to_string())),
             }
         }
@@ -288,8 +389,13 @@ impl Planning {
         remotes.into_iter().flat_map(both).collect()
     }
 
-    /// `answer` as it is published, with a `warning` about it.
-    pub(crate) fn plan(&self, answer: &Answer, warning: Option<String>) -> MoEPlanSpec {
+    /// `answer` as it is published, with a `warning` about it and the `verdict` on remote experts.
+    pub(crate) fn plan(
+        &self,
+        answer: &Answer,
+        warning: Option<String>,
+        verdict: Option<PlanVerdict>,
+    ) -> MoEPlanSpec {
         let device_bytes = match self.device {
             Device::Cpu => answer.evaluation.gpu_bytes,
             Device::Cuda => 0.0,
@@ -308,11 +414,6 @@ impl Planning {
             false => Vec::new(),
         };
         let numbers = numbers(answer);
-        let verdict = match self.mode {
-            // Of ways that were not allowed that answer knows nothing.
-            RemoteMode::Never => self.verdict(),
-            RemoteMode::Auto | RemoteMode::Always => self.is_sure().then(|| verdict::of(&answer.verdict)),
-        };
         MoEPlanSpec {
             deployment: self.deployment.clone(),
             inputs: self.inputs.clone(),

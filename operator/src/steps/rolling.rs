@@ -50,7 +50,14 @@ impl Steps {
             others: scene.observed.others,
             now: scene.observed.now,
         })?;
-        self.start(scene, &target.revision, &rollout.create);
+        let held = scene.planned.remote_waits;
+        let remote = |creation: &rollout::Creation| creation.function != rollout::MAIN_FUNCTION;
+        let (waiting, create): (Vec<_>, Vec<_>) =
+            rollout.create.into_iter().partition(|creation| held.is_some() && remote(creation));
+        self.start(scene, &target.revision, &create);
+        if let Some(time) = held.filter(|_| !waiting.is_empty()) {
+            self.look_within(time);
+        }
         self.writes.extend(rollout.delete.into_iter().map(Write::Delete));
         self.relabel(scene, &target.revision);
         self.troubles.extend(rollout.held);

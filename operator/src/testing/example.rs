@@ -91,7 +91,7 @@ fn shares(hot: &[usize]) -> Shares {
 
 pub fn mix(of: MixOf, hot: &[usize]) -> RequestMix {
     let text = shares(hot).to_text(1000).unwrap();
-    RequestMix { of, model: "f00d".to_owned(), requests: 20, tokens: 2000, shares: text }
+    RequestMix { of, model: "f00d".to_owned(), requests: 20, tokens: 2000, shares: text, predicted_us: 1500 }
 }
 
 pub fn prior() -> KnownProfile {
@@ -136,7 +136,7 @@ pub fn plan_of_groups(owner: &MoEDeployment, groups: u32) -> MoEPlanSpec {
     };
     // Their order says nothing.
     answer.plan.groups = (0..groups).rev().map(group).collect();
-    planning.plan(&answer, None)
+    planning.plan(&answer, None, None)
 }
 
 /// The functions of a plan.

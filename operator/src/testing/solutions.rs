@@ -3,6 +3,7 @@
 use crate::api::MoEPlanSpec;
 use crate::digest::digest;
 use crate::planning::{Planning, PlanningError};
+use remoe_planner::Budget;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,8 +23,8 @@ pub(crate) fn solve(
     let known = SOLUTIONS.lock().unwrap().get(&asked).cloned();
     known.unwrap_or_else(|| {
         let solution = match shared(&asked) {
-            Some(path) => read_or_solve(&path, || planning.solve(previous)),
-            None => planning.solve(previous),
+            Some(path) => read_or_solve(&path, || planning.solve(previous, Budget::UNLIMITED)),
+            None => planning.solve(previous, Budget::UNLIMITED),
         };
         let mut solutions = SOLUTIONS.lock().unwrap();
         if solutions.len() >= MAX_SOLUTIONS {

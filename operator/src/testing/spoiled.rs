@@ -294,6 +294,9 @@ impl Dice<'_> {
     }
 }
 
+/// Position of the tenant whose functions may sleep. The next one is that tenant with functions that always run.
+pub const SLEEPING: usize = 3;
+
 /// Deployments as tenants have them, settled, in which everything is that they can consist of.
 pub fn tenants() -> Vec<World> {
     let sleeps = json!({

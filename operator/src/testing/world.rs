@@ -1,9 +1,7 @@
 //! A cluster in memory for the whole line, from what is observed to what is written: nodes that do what they
 //! should, an inspector, a profiler and main functions that answer.
 
-use crate::api::{
-    GatewayDemand, MixOf, MoEDemand, MoEDeployment, MoEDeploymentStatus, MoERecord, ModelStatus,
-};
+use crate::api::{GatewayDemand, MoEDemand, MoEDeployment, MoEDeploymentStatus, MoERecord, ModelStatus};
 use crate::build::Surroundings;
 use crate::conversations::Heard;
 use crate::facts::ModelFacts;
@@ -12,7 +10,9 @@ use crate::known::{Lacking, know, lacking};
 use crate::load;
 use crate::names::{COMPONENT, Component, label};
 use crate::observed::Observed;
-use crate::planned::{Planned, Task, followed, solved, task};
+use crate::planned::{Planned, task};
+use crate::planner::{Planner, Question, WakePlan, plan};
+use crate::planning_pool::{Lane, Progress};
 use crate::resting;
 use crate::routing::RoutingTable;
 use crate::status::{Findings, status};
@@ -23,11 +23,13 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::api::ObjectMeta;
 use kube::{Resource, ResourceExt};
+use remoe_planner::Budget;
 use remoe_profile::Profile;
 use remoe_scaling::History;
 use remoe_wire::placement_digest;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 /// More looks than anything here takes.
 const ENOUGH: usize = 60;
@@ -45,11 +47,73 @@ pub struct World {
     pub network: &'static str,
     /// What the operator remembers of load.
     pub history: History,
+    /// Makes plans.
+    pub planner: Immediate,
     /// What the next look sees in place of what is there, where it is given old lists.
     pub stale: Option<Observed>,
     /// Whether that ever was so.
     stale_seen: bool,
     uids: u32,
+}
+
+/// Makes plans at once, unless it is slow.
+#[derive(Clone, Default)]
+pub struct Immediate {
+    /// Plans for wakes take this long, and are there once they are told to be.
+    pub slow: Option<Duration>,
+    pub(crate) wake: Option<WakePlan>,
+    pub(crate) asked: Option<(u64, crate::planning_pool::Outcome)>,
+}
+
+impl Immediate {
+    /// The plan for the wake is there.
+    pub fn arrive(&mut self) {
+        let (wake, outcome) = self.asked.take().unwrap();
+        let elapsed = self.slow.unwrap_or_default();
+        self.wake = Some(WakePlan { wake, progress: Progress::Done { outcome, elapsed } });
+    }
+}
+
+impl Immediate {
+    /// The plan for the wake has been awaited for this long.
+    pub fn wait(&mut self, elapsed: Duration) {
+        if let Some(wake) = &mut self.wake {
+            wake.progress = Progress::Underway { elapsed };
+        }
+    }
+}
+
+impl Planner for Immediate {
+    fn ask(&mut self, lane: Lane, id: &str, question: Question) -> Progress {
+        let outcome = match question {
+            Question::Solve { planning, previous } => {
+                solutions::solve(&planning, previous.as_deref()).map(|plan| Some(Box::new(plan)))
+            }
+            question => question.answer(Budget::UNLIMITED),
+        };
+        if lane == Lane::Full {
+            return Progress::Done { outcome, elapsed: Duration::ZERO };
+        }
+        let wake = id.parse().unwrap();
+        if let Some(known) = self.wake.as_ref().filter(|known| known.wake == wake) {
+            return known.progress.clone();
+        }
+        let progress = match self.slow {
+            Some(_) => {
+                self.asked = Some((wake, outcome));
+                Progress::Underway { elapsed: Duration::ZERO }
+            }
+            None => Progress::Done { outcome, elapsed: Duration::ZERO },
+        };
+        self.wake = Some(WakePlan { wake, progress: progress.clone() });
+        progress
+    }
+
+    fn wake(&self) -> Option<WakePlan> {
+        self.wake.clone()
+    }
+
+    fn forget(&mut self, _lane: Lane) {}
 }
 
 /// What becomes of a write on a bad day of the API server.
@@ -72,6 +136,7 @@ impl World {
             printed: None,
             network: "10.0.0.",
             history: History::default(),
+            planner: Immediate::default(),
             stale: None,
             stale_seen: false,
             uids: 0,
@@ -129,24 +194,16 @@ impl World {
             };
         }
         let known = know(&self.owner, &observed).unwrap();
-        let (answer, happening) = match task(&self.owner, &observed, &known, &self.around) {
-            Task::Done(state) => ((state, None), None),
-            Task::Solve { planning, previous } => {
-                (solved(&self.owner, solutions::solve(&planning, previous.as_deref())).unwrap(), None)
-            }
-            Task::Follow(task) => {
-                let better =
-                    task.planning.follow(&task.plan, task.cause == MixOf::Answered).unwrap_or_default();
-                if better.is_none() {
-                    self.there.rest = rest_after_nothing(&self.owner, &observed);
-                }
-                let current = (task.hash, task.plan, task.cause);
-                let (state, new, happening) = followed(&self.owner, current, better).unwrap();
-                ((state, new), happening)
-            }
-        };
-        let planned = Planned::new(&self.owner, &observed, &known, answer, &self.around);
-        let mut planned = Planned { happening, ..planned };
+        observed.wake_plan = self.planner.wake();
+        let task = task(&self.owner, &observed, &known, &self.around);
+        let decision = plan(&self.owner, &observed, &self.around, task, &mut self.planner).unwrap();
+        if decision.rests {
+            self.there.rest = rest_after_nothing(&self.owner, &observed);
+        }
+        let wake_plan = self.planner.wake();
+        let mut planned = Planned::new(&self.owner, &observed, &known, decision, &self.around);
+        planned.remote_waits = wake_plan.and_then(|plan| plan.holds_remote(observed.demand.as_ref()));
+
         let pods = observed.functions(&self.owner);
         load::follow(&self.owner, (&observed, &pods), &mut self.history, planned.target.as_mut());
         planned.resting = resting::follow(&self.owner, (&observed, &pods), &known, planned.target.as_mut());

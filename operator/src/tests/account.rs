@@ -4,7 +4,7 @@ use crate::api::{MoEDeployment, MoEPlanSpec};
 use crate::planning::account;
 use crate::testing::example::{built, deployment, facts, plan, plan_of_groups, planning, prior};
 use crate::tests::rollout::World;
-use remoe_planner::{Account, PlanDraft, evaluate};
+use remoe_planner::{Account, Budget, PlanDraft, evaluate};
 use serde_json::{Value, json};
 
 /// Equal but for the last digit of numbers, which reading them may change.
@@ -33,7 +33,7 @@ fn read(plan: &MoEPlanSpec) -> Account {
 #[test]
 fn main_functions_expect_what_the_plan_does() {
     let owner = deployment(json!({}));
-    let plan = planning(&owner).solve(None).unwrap();
+    let plan = planning(&owner).solve(None, Budget::UNLIMITED).unwrap();
     let workload = &plan.workload;
     let steps = workload.typical_output_tokens as usize - 1;
     let expected = read(&plan).expect(workload.typical_input_tokens as usize, steps);
@@ -103,7 +103,7 @@ fn what_is_kept_of_a_large_model_is_small() {
     let owner: MoEDeployment = deployment(json!({"remoteExperts": {"mode": "Never"}}));
     let planning = crate::planning::Planning::new("demo", &owner.spec, &large, &prior());
     let planning = planning.unwrap();
-    let plan = planning.solve(None).unwrap();
+    let plan = planning.solve(None, Budget::UNLIMITED).unwrap();
     let kept = plan.basis.as_ref().unwrap().len();
     let told = account(&plan).unwrap().unwrap().len();
     assert!(kept < 16 << 10 && told < 4 << 20, "{kept} bytes kept, {told} told");

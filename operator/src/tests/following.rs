@@ -5,6 +5,7 @@ use crate::api::{
     ProfileSource, RequestMix,
 };
 use crate::names::{COMPONENT, Component, FUNCTION, REPLICA, label};
+use crate::planner::SOON;
 use crate::steps::{Steps, Write};
 use crate::testing::example::{EXPERTS, LAYERS, around, built, deployment, large, mix, plan};
 use crate::testing::world::World;
@@ -15,6 +16,7 @@ use remoe_predictor::Shares;
 use remoe_wire::v1::LayerExperts;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 /// More looks than anything here takes.
 const ENOUGH: usize = 120;
@@ -187,6 +189,81 @@ fn a_wake_is_planned_for_those_who_wait() {
     assert_eq!(scene.newest().spec.prediction.as_ref().unwrap().revision, 2);
     scene.until(DemandPhase::Active);
     assert_eq!(hot_remote(&scene.newest().spec, &others), 0);
+}
+
+/// The chain of the Remoe paper at a wake: the main function starts first, with the size that it is pre-allocated.
+#[test]
+fn main_functions_start_before_the_plan_of_a_wake_is_there() {
+    let mut scene = Scene::new(spec());
+    scene.until(DemandPhase::Asleep);
+    let first = scene.newest().clone();
+    let hot = away(&first.spec);
+    scene.world.planner.slow = Some(Duration::from_millis(40));
+    scene.say("a", 3, 0, Some(mix(MixOf::Waiting, &hot)));
+    let (planned, steps) = scene.world.look();
+    let reasons = |steps: &Steps| -> Vec<String> {
+        steps.said(usize::MAX).into_iter().map(|happening| happening.reason).collect()
+    };
+    let said = reasons(&steps);
+    assert!(
+        ["Predicted", "Preallocated", "Waking"].iter().all(|it| said.iter().any(|said| said == it)),
+        "{said:?}"
+    );
+    assert!(!said.iter().any(|said| said == "Planned"), "{said:?}");
+    scene.world.write(&steps, usize::MAX);
+    let mains = scene.pods(Component::Main);
+    assert_eq!((mains.len(), scene.pods(Component::RemoteExpert).len()), (1, 0), "remote functions wait");
+    assert!(steps.look_again <= SOON);
+    let size = planned.target.unwrap().plan.main;
+    // The plan arrives: main functions go on, remote ones are those of the plan.
+    scene.world.planner.arrive();
+    let (planned, steps) = scene.world.look();
+    let said = reasons(&steps);
+    assert!(
+        ["Planned", "Partitioned", "Replanned"].iter().all(|it| said.iter().any(|said| said == it)),
+        "{said:?}"
+    );
+    let target = planned.target.clone().unwrap().plan;
+    assert_eq!((target.main, target.prediction.as_ref().unwrap().of), (size, MixOf::Waiting));
+    assert_eq!(hot_remote(&target, &hot), 0, "{:?}", remote(&target));
+    scene.world.write(&steps, usize::MAX);
+    assert_eq!(scene.pods(Component::Main), mains, "main functions keep what they were given");
+    assert!(!scene.pods(Component::RemoteExpert).is_empty());
+    let chain = scene.world.demand().spec.planning.unwrap();
+    assert_eq!((chain.wake, chain.predict_us, chain.plan_us), (1, 1500, 40_000));
+    scene.say("a", 0, 3, None);
+    scene.until(DemandPhase::Active);
+    assert_eq!(scene.world.look().0.running, planned.target.map(|target| target.revision.plan));
+}
+
+#[test]
+fn remote_functions_of_a_wake_start_by_the_last_plan_if_theirs_is_late() {
+    let mut scene = Scene::new(spec());
+    scene.until(DemandPhase::Asleep);
+    let hot = away(&scene.newest().spec);
+    scene.world.planner.slow = Some(Duration::from_secs(1));
+    scene.say("a", 3, 0, Some(mix(MixOf::Waiting, &hot)));
+    scene.step();
+    let by = scene.newest().name_any();
+    assert!(scene.pods(Component::RemoteExpert).is_empty());
+    scene.world.planner.wait(SOON);
+    scene.step();
+    let started = scene.pods(Component::RemoteExpert);
+    assert!(!started.is_empty(), "they wait no longer");
+    assert_eq!(scene.newest().name_any(), by);
+    // What comes later is a revision: main functions go on.
+    let mains = scene.pods(Component::Main);
+    scene.world.planner.arrive();
+    scene.step();
+    assert_ne!(scene.newest().name_any(), by);
+    assert_eq!(scene.pods(Component::Main), mains);
+    scene.say("a", 0, 3, None);
+    scene.until(DemandPhase::Active);
+    for _ in 0..ENOUGH {
+        scene.step();
+    }
+    assert_eq!(hot_remote(&scene.newest().spec, &hot), 0);
+    assert_ne!(scene.pods(Component::RemoteExpert), started, "the revision is rolled out");
 }
 
 /// Where nodes have little room the scheduler gives it to the pods that were made first.

@@ -8,6 +8,7 @@ use crate::testing::example::{around, built, deployment, facts, plan, plan_of_gr
 use crate::tests::rollout::World;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
+use remoe_planner::Budget;
 use remoe_wire::parse_listing;
 use remoe_wire::v1::LayerExperts;
 use serde_json::{Value, json};
@@ -257,11 +258,11 @@ fn experts_that_the_model_does_not_have_are_named() {
 fn a_previous_plan_that_cannot_be_is_none() {
     let owner = deployment(json!({}));
     let planning = crate::testing::example::planning(&owner);
-    let fresh = planning.solve(None).unwrap();
+    let fresh = planning.solve(None, Budget::UNLIMITED).unwrap();
     let good = plan_of_groups(&owner, 2);
     for experts in ["9:0", "1:0-60000", "nonsense", ""] {
         let bad = spoiled(&good, |groups| groups[0]["experts"] = json!(experts));
-        assert_eq!(planning.solve(Some(&bad)).unwrap(), fresh, "{experts}");
+        assert_eq!(planning.solve(Some(&bad), Budget::UNLIMITED).unwrap(), fresh, "{experts}");
     }
     assert_eq!(parse_listing("1:0").unwrap().len(), 1);
 }

@@ -5,7 +5,7 @@ use crate::facts::ModelFacts;
 use crate::planning::{KnownProfile, Planning, PlanningError, served};
 use crate::testing::example::{built, deployment, facts, plan, planning, prior};
 use remoe_model::Inspection;
-use remoe_planner::VcpuRange;
+use remoe_planner::{Budget, VcpuRange};
 use remoe_predictor::Shares;
 use remoe_profile::Profile;
 use serde_json::{Value, json};
@@ -31,7 +31,8 @@ fn under_a_prior_a_missed_limit_is_a_warning_and_under_measurements_a_refusal() 
     let warned = plan(&strict);
     assert!(warned.warning.unwrap().contains("infeasible"));
     let measured = KnownProfile { source: ProfileSource::Measured, ..prior() };
-    let refused = Planning::new("demo", &strict.spec, &facts(), &measured).unwrap().solve(None);
+    let refused =
+        Planning::new("demo", &strict.spec, &facts(), &measured).unwrap().solve(None, Budget::UNLIMITED);
     assert!(matches!(refused, Err(PlanningError::Infeasible(_))), "{refused:?}");
 }
 
@@ -135,7 +136,10 @@ fn inputs_tell_plans_apart_and_nothing_else_does() {
 fn a_plan_that_runs_stays_where_a_new_one_saves_little() {
     let measured = KnownProfile { source: ProfileSource::Measured, ..prior() };
     let solve = |spec, previous: Option<&_>| {
-        Planning::new("demo", &deployment(spec).spec, &facts(), &measured).unwrap().solve(previous).unwrap()
+        Planning::new("demo", &deployment(spec).spec, &facts(), &measured)
+            .unwrap()
+            .solve(previous, Budget::UNLIMITED)
+            .unwrap()
     };
     let first = solve(json!({"slo": {"ttft": "9s"}}), None);
     let second = solve(json!({"pricing": {"cpuCoreHour": "0.0301"}, "slo": {"ttft": "9s"}}), Some(&first));
@@ -219,8 +223,9 @@ fn what_sleeps_is_paid_for_while_it_is_awake_and_has_limits_of_its_own() {
     assert_eq!(idle(&spec(json!({"min": 1, "idleWindow": "1m"}), json!({}))), None);
     // What sleeps costs the time that it is awake: a request a part of what it costs where nothing ever sleeps.
     let measured = KnownProfile { source: ProfileSource::Measured, ..prior() };
-    let solve =
-        |owner: &MoEDeployment| Planning::new("demo", &owner.spec, &facts(), &measured).unwrap().solve(None);
+    let solve = |owner: &MoEDeployment| {
+        Planning::new("demo", &owner.spec, &facts(), &measured).unwrap().solve(None, Budget::UNLIMITED)
+    };
     let cost = |owner| solve(&owner).unwrap().numbers.costs.total;
     let (asleep, awake) = (cost(spec(sleeps(), json!({}))), cost(spec(json!({}), json!({}))));
     assert!(asleep < 0.6 * awake, "{asleep} of {awake}");
@@ -243,7 +248,7 @@ fn a_plan_says_whether_remote_experts_pay() {
         let owner = deployment(json!({"remoteExperts": {"mode": mode}}));
         Planning::new("demo", &owner.spec, &facts(), &measured).unwrap()
     };
-    let verdict = |mode: &str| planning(mode).solve(None).unwrap().verdict.unwrap();
+    let verdict = |mode: &str| planning(mode).solve(None, Budget::UNLIMITED).unwrap().verdict.unwrap();
     let auto = verdict("Auto");
     let (cheapest, rival) = (auto.cheapest.unwrap(), auto.rival.unwrap());
     let is_remote = |way| matches!(way, ServingWay::Sliced | ServingWay::Layers);
@@ -269,7 +274,7 @@ fn a_plan_that_follows_is_beside_what_there_would_be_without_it() {
     let profile = Profile::prior(&facts.inspection, "bfloat16");
     let known = KnownProfile { profile, source: ProfileSource::Measured };
     let planning = Planning::new("demo", &owner.spec, &facts, &known).unwrap();
-    let first = planning.solve(None).unwrap();
+    let first = planning.solve(None, Budget::UNLIMITED).unwrap();
     // What is remote turns out to be what all requests use.
     let sets = built(&owner, &first).remote_sets();
     let weights = |layer: u32| {
@@ -280,7 +285,7 @@ fn a_plan_that_follows_is_beside_what_there_would_be_without_it() {
     let shares = shares.to_text(1000).unwrap();
     let prediction = PlannedPrediction { revision: 1, of: MixOf::Answered, requests: 20, shares };
     let planning = planning.expecting(prediction).unwrap();
-    let followed = planning.follow(&first, true).unwrap().expect("another plan");
+    let followed = planning.follow(&first, Budget::UNLIMITED).unwrap().expect("another plan");
     assert_eq!(followed.main.memory_mb, first.main.memory_mb);
     assert_ne!((&followed.remote, &followed.groups), (&first.remote, &first.groups));
     let verdict = followed.verdict.unwrap();

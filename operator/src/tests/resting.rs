@@ -265,8 +265,14 @@ fn a_wake_starts_what_those_who_wait_need() {
     };
     let shares = Shares::from_weights(16, (0..48).map(weight).collect()).unwrap();
     let text = shares.to_text(1000).unwrap();
-    let mix =
-        RequestMix { of: MixOf::Waiting, model: "f00d".to_owned(), requests: 2, tokens: 100, shares: text };
+    let mix = RequestMix {
+        of: MixOf::Waiting,
+        model: "f00d".to_owned(),
+        requests: 2,
+        tokens: 100,
+        shares: text,
+        predicted_us: 0,
+    };
     say(&mut scene, 2, Some(mix));
     let needs = |sets: &[LayerExperts]| need::work(sets, &[1, 2, 3], &shares.to_rows()) * 100.0 * 2.0 >= 1.0;
     let expected: BTreeSet<String> =

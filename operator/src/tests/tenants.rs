@@ -3,11 +3,12 @@
 
 use crate::api::GatewayDemand;
 use crate::fleet::{Others, Silence};
-use crate::testing::spoiled::{AT_ONCE, Dice, as_read, check, is_healed, tenants};
+use crate::testing::spoiled::{AT_ONCE, Dice, SLEEPING, as_read, check, is_healed, tenants};
 use crate::testing::world::World;
 use k8s_openapi::serde::de::DeserializeOwned;
 use kube::ResourceExt;
 use serde_json::{Value, json};
+use std::ops::Range;
 use std::thread;
 
 /// Objects that are spoiled, a few of them for each look: in every change, and by `make nightly`.
@@ -61,15 +62,35 @@ fn with_limits<K: serde::Serialize + DeserializeOwned>(object: &K) -> Vec<K> {
     changed.into_iter().step_by(stride).filter_map(|object| serde_json::from_value(object).ok()).collect()
 }
 
-#[test]
-fn numbers_at_their_limits_are_looked_at() {
-    // Thousands of looks, each with a plan: every tenant on a thread of its own.
+/// Thousands of reconciles, each with a plan: every tenant on a thread of its own.
+fn look_at_limits_of(positions: Range<usize>) {
+    let tenants = tenants();
     let looks: usize = thread::scope(|threads| {
-        let tenants = tenants().into_iter().map(|tenant| threads.spawn(move || look_at_limits(&tenant)));
+        let tenants = tenants[positions].iter().map(|tenant| threads.spawn(move || look_at_limits(tenant)));
         let tenants: Vec<_> = tenants.collect();
         tenants.into_iter().map(|looks| looks.join().unwrap()).sum()
     });
     println!("{looks} numbers at their limits");
+}
+
+#[test]
+fn numbers_at_their_limits_are_reconciled() {
+    look_at_limits_of(0..SLEEPING);
+}
+
+#[test]
+fn numbers_of_a_sleeping_tenant_at_their_limits_are_reconciled() {
+    look_at_limits_of(SLEEPING..SLEEPING + 1);
+}
+
+#[test]
+fn numbers_of_a_busy_tenant_at_their_limits_are_reconciled() {
+    look_at_limits_of(SLEEPING + 1..SLEEPING + 2);
+}
+
+#[test]
+fn numbers_of_other_tenants_at_their_limits_are_reconciled() {
+    look_at_limits_of(SLEEPING + 2..tenants().len());
 }
 
 /// Looks at `tenant` with each of its numbers at each limit; how often that was.

@@ -6,6 +6,7 @@ pub(crate) mod hysteresis;
 pub(crate) mod infeasible;
 mod near;
 pub(crate) mod plans;
+pub(crate) mod preallocated;
 pub(crate) mod remedy;
 pub(crate) mod words;
 

@@ -1,21 +1,25 @@
 //! How the placement of one model follows what its requests use.
 
-use super::replan::{Basis, Better, Question};
+use super::replan::{Basis, Better, Moment, Question};
 use super::seer::Seer;
 use super::tariff::Tariff;
 use crate::deployment::Wanted;
 use crate::exit::CliError;
 use crate::output::progress::print_warning;
 use remoe_foresight::ModelForesightMetrics;
-use remoe_planner::Pricing;
+use remoe_planner::{Budget, Pricing, Proceed};
 use remoe_predictor::Shares;
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-/// What a wake waits for another plan, at most: the last one is there.
-const PLAN: Duration = Duration::from_millis(250);
+/// Deadline of the plan for a wake: the best one found by then is taken.
+const DEADLINE: Duration = Duration::from_millis(150);
+/// Time that a wake waits for its plan at most. Then it goes on with the last one.
+const PATIENCE: Duration = Duration::from_millis(250);
 
 /// What it takes to follow.
 pub(super) struct Following {
@@ -29,16 +33,55 @@ pub(super) struct Following {
     pub(super) tell: watch::Sender<Option<Tariff>>,
 }
 
-/// An answer on its way.
-pub(super) type Answering = JoinHandle<Result<Option<Better>, CliError>>;
+/// An answer on its way. Dropping it cancels the search.
+pub(super) struct Answering {
+    answer: JoinHandle<Result<Option<Better>, CliError>>,
+    cancelled: Arc<AtomicBool>,
+}
+
+impl Answering {
+    fn start(question: Question, deadline: Option<Duration>) -> Self {
+        let cancelled = Arc::<AtomicBool>::default();
+        let (flag, started) = (cancelled.clone(), Instant::now());
+        let answer = tokio::task::spawn_blocking(move || {
+            let proceed = || match deadline {
+                _ if flag.load(Ordering::Relaxed) => Proceed::Cancel,
+                Some(deadline) if started.elapsed() >= deadline => Proceed::Finish,
+                _ => Proceed::Continue,
+            };
+            question.answer(Budget::new(&proceed))
+        });
+        Self { answer, cancelled }
+    }
+
+    /// Waits for the answer. It is safe to cancel this.
+    pub(super) async fn answered(
+        &mut self,
+    ) -> Result<Result<Option<Better>, CliError>, tokio::task::JoinError> {
+        (&mut self.answer).await
+    }
+}
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        self.cancelled.store(true, Ordering::Relaxed);
+    }
+}
 
 impl Following {
-    /// A better placement for those that wait and use experts by `shares`; none where the last one is good enough, or planning
-    /// takes too long.
+    /// Returns `wanted` with the main function that is pre-allocated for waiting requests that use experts by `shares`; none
+    /// if it has that size already.
+    pub(super) async fn preallocated(&self, wanted: &Wanted, shares: Shares) -> Option<Better> {
+        let question = Question::new(&self.basis, wanted, shares, Moment::Wakes);
+        taken(tokio::task::spawn_blocking(move || question.preallocated()).await)
+    }
+
+    /// Returns a better placement for waiting requests that use experts by `shares`, beside a main function that starts; none
+    /// if the last one is good enough, or planning takes too long.
     pub(super) async fn for_waiters(&self, wanted: &Wanted, shares: Shares) -> Option<Better> {
-        let question = Question::new(&self.basis, wanted, shares, false);
-        let answering = tokio::task::spawn_blocking(move || question.answer());
-        taken(timeout(PLAN, answering).await.ok()?)
+        let question = Question::new(&self.basis, wanted, shares, Moment::Wakes);
+        let mut answering = Answering::start(question, Some(DEADLINE));
+        taken(timeout(PATIENCE, answering.answered()).await.ok()?)
     }
 
     /// Asks for a better placement for what was used of late, where anything was since it was last asked.
@@ -47,8 +90,8 @@ impl Following {
             return None;
         }
         let shares = self.seer.observed.borrow_and_update().clone()?;
-        let question = Question::new(&self.basis, wanted, shares, true);
-        Some(tokio::task::spawn_blocking(move || question.answer()))
+        let question = Question::new(&self.basis, wanted, shares, Moment::Serves);
+        Some(Answering::start(question, None))
     }
 }
 

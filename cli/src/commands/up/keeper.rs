@@ -14,6 +14,7 @@ use remoe_gateway::{Backend, FunctionLine, Model, Running, WakeMarks, Want, Want
 use remoe_launcher::decide::Desired;
 use remoe_launcher::functions::DEFAULT_MAX_BATCH;
 use remoe_launcher::{FunctionState, FunctionStatus, Status, Supervisor, control, need};
+use remoe_predictor::Shares;
 use remoe_wire::v1::LayerExperts;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -144,7 +145,7 @@ impl Keeper {
             let late = until(seen.revision.as_ref().and_then(|revision| revision.until));
             let answered = async {
                 match &mut seen.answering {
-                    Some(answering) => answering.await,
+                    Some(answering) => answering.answered().await,
                     None => std::future::pending().await,
                 }
             };
@@ -215,13 +216,10 @@ impl Keeper {
             // Where nothing is known of those who wait, what was used of late.
             let of_late = || self.following.as_ref().filter(|_| !asleep)?.seer.of_late();
             let expected = mix.as_ref().map(|mix| mix.shares.clone()).or_else(of_late);
-            if let Some((following, shares)) = self.following.as_ref().zip(expected.clone())
+            if let Some(shares) = expected.clone()
                 && self.is_gone(seen.change)
-                && let Some(better) = following.for_waiters(&self.report.wanted, shares).await
             {
-                following.metrics.replanned("wake");
-                self.charge(&better.wanted);
-                self.adopt(better, "waiting requests");
+                self.plan_wake(shares, seen).await;
             }
             if let Some(tiers) = &mut seen.tiers {
                 tiers.begin(&self.report.wanted, mix.as_ref());
@@ -237,6 +235,37 @@ impl Keeper {
             seen.wake = WakeMarks::default();
         }
         seen.order = want.order;
+    }
+
+    /// Plans a wake for waiting requests that use experts by `shares`, as the operator does: the main function starts with
+    /// the size that it is pre-allocated, and the remote functions are planned while it starts.
+    async fn plan_wake(&mut self, shares: Shares, seen: &mut Seen) {
+        let Some(following) = &self.following else { return };
+        let started = Instant::now();
+        let preallocated = following.preallocated(&self.report.wanted, shares.clone()).await;
+        let preallocating = started.elapsed();
+        if let Some(sized) = preallocated {
+            self.charge(&sized.wanted);
+            self.adopt(sized, "waiting requests");
+        }
+        let mut first = self.desired(seen);
+        first.functions.retain(|function| function.role == Role::Main);
+        (first.placed, first.asleep) = (false, false);
+        seen.change = self.supervisor.change(first);
+        let Some(following) = &self.following else { return };
+        let asked = Instant::now();
+        let better = following.for_waiters(&self.report.wanted, shares).await;
+        let planning = asked.elapsed();
+        if let Some(better) = better {
+            following.metrics.replanned("wake");
+            self.charge(&better.wanted);
+            self.adopt(better, "waiting requests");
+        }
+        self.report.note(&format!(
+            "wake planned while the main function starts: preallocate {:.1} ms, plan {:.1} ms",
+            preallocating.as_secs_f64() * 1e3,
+            planning.as_secs_f64() * 1e3
+        ));
     }
 
     /// What is to run, less what rests.

@@ -5,7 +5,9 @@ use crate::exit::CliError;
 use crate::planning::{RemoteArg, STURDY};
 use remoe_launcher::Placement;
 use remoe_launcher::placement::RemoteProcess;
-use remoe_planner::{Answer, Options, PlanDraft, PlanError, Problem, dollars, solve};
+use remoe_planner::{
+    Answer, Budget, Options, PlanDraft, PlanError, Problem, dollars, preallocate_for, replan, solve_within,
+};
 use remoe_predictor::Shares;
 
 /// By which share a new placement must be better to replace the one that there is.
@@ -26,8 +28,16 @@ pub(super) struct Question {
     basis: Basis,
     wanted: Wanted,
     shares: Shares,
-    /// The main function goes on: its size stays.
-    main_runs: bool,
+    moment: Moment,
+}
+
+/// When a placement is asked for. The main function keeps its size in any case.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Moment {
+    /// A wake: requests wait.
+    Wakes,
+    /// The main function serves.
+    Serves,
 }
 
 /// A placement that is better than the one that there is.
@@ -41,14 +51,40 @@ pub(super) struct Better {
 
 impl Question {
     /// Whether `wanted` is to be placed in another way where requests use experts by `shares`.
-    pub(super) fn new(basis: &Basis, wanted: &Wanted, shares: Shares, main_runs: bool) -> Self {
-        Self { basis: basis.clone(), wanted: wanted.clone(), shares, main_runs }
+    pub(super) fn new(basis: &Basis, wanted: &Wanted, shares: Shares, moment: Moment) -> Self {
+        Self { basis: basis.clone(), wanted: wanted.clone(), shares, moment }
     }
 
-    /// The better placement; `None` where the one that there is stays.
-    pub(super) fn answer(self) -> Result<Option<Better>, CliError> {
+    /// Returns the present placement with the memory that MMP gives the main function (Remoe paper, Algorithm 2); `None` if it
+    /// has that, or nothing was planned.
+    pub(super) fn preallocated(self) -> Result<Option<Better>, CliError> {
         let usage = self.shares.to_rows();
-        let Self { basis, mut wanted, main_runs, .. } = self;
+        let Self { basis: Basis::Planned(problem, _), mut wanted, .. } = self else { return Ok(None) };
+        let Some(plan) = wanted.account.as_ref().map(|account| account.plan().clone()) else {
+            return Ok(None);
+        };
+        let problem = Problem { prediction: Some(usage), prediction_p95: None, ..*problem };
+        let answer = match preallocate_for(&problem, &PlanDraft::from(&plan)) {
+            Ok(answer) if answer.plan.main_bytes != plan.main_bytes => answer,
+            // No size is safe: the last one is as good as any.
+            Ok(_) | Err(PlanError::Infeasible(_)) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let why = format!(
+            "main function of {:.0} MB, was {:.0} MB",
+            answer.plan.main_bytes / 1e6,
+            plan.main_bytes / 1e6
+        );
+        let revision = wanted.placement.revision().wrapping_add(1).max(1);
+        wanted.place_as_planned(&problem, &answer)?;
+        wanted.placement = wanted.placement.revised(revision);
+        Ok(Some(Better { wanted, why }))
+    }
+
+    /// Returns the better placement that is found within `budget`; `None` where the one that there is stays.
+    pub(super) fn answer(self, budget: Budget<'_>) -> Result<Option<Better>, CliError> {
+        let usage = self.shares.to_rows();
+        let Self { basis, mut wanted, moment, .. } = self;
         // Its functions have names of their own: they can run beside those that there are.
         let revision = wanted.placement.revision().wrapping_add(1).max(1);
         match basis {
@@ -67,20 +103,23 @@ impl Question {
                 let Some(plan) = wanted.account.as_ref().map(|account| account.plan().clone()) else {
                     return Ok(None);
                 };
-                let mut problem = Problem { prediction: Some(usage), prediction_p95: None, ..*problem };
-                if main_runs {
-                    problem = problem.with_main(plan.main_bytes, None);
-                }
+                let problem = Problem { prediction: Some(usage), prediction_p95: None, ..*problem };
+                let problem = problem.with_main(plan.main_bytes, plan.main_vcpus);
                 let options = Options {
                     remote: remote.into(),
                     sturdy: STURDY,
                     hysteresis: HYSTERESIS,
                     ..Options::default()
                 };
-                let answer = match solve(&problem, Some(&PlanDraft::from(&plan)), &options) {
+                let draft = PlanDraft::from(&plan);
+                let found = match moment {
+                    Moment::Wakes => replan(&problem, &draft, &options, budget),
+                    Moment::Serves => solve_within(&problem, Some(&draft), &options, budget),
+                };
+                let answer = match found {
                     Ok(answer) => answer,
-                    // Nothing would keep the limits: what runs goes on.
-                    Err(PlanError::Infeasible(_)) => return Ok(None),
+                    // Nothing would keep the limits, or the answer comes too late: what runs goes on.
+                    Err(PlanError::Infeasible(_) | PlanError::Cancelled) => return Ok(None),
                     Err(error) => return Err(error.into()),
                 };
                 let Answer { change: Some(change), .. } = &answer else { return Ok(None) };
@@ -97,7 +136,7 @@ impl Question {
                     (process.hosted.clone(), process.memory_bytes, process.cpu_millis)
                 };
                 // What would run is what runs: only the main function's account is another.
-                if main_runs && before.iter().map(of).eq(wanted.placement.processes().iter().map(of)) {
+                if before.iter().map(of).eq(wanted.placement.processes().iter().map(of)) {
                     return Ok(None);
                 }
                 wanted.placement = wanted.placement.revised(revision);
