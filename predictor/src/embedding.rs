@@ -218,6 +218,25 @@ impl Embedding {
         }
     }
 
+    /// This embedding in fewer `dimensions`, as [`EmbeddingType::sketch`] makes it; every token counts alike.
+    ///
+    /// # Errors
+    /// `dimensions` is 0.
+    pub fn sketched(&self, dimensions: usize) -> Result<Self, PredictError> {
+        Self::new(
+            dimensions,
+            EmbeddingType::F16,
+            self.kind.sketch(self.hidden, dimensions, &self.table).into(),
+        )
+    }
+
+    /// A row scaled to length 1, [hidden]; zeros where the row is zero.
+    pub(crate) fn unit_row(&self, id: usize) -> Vec<f32> {
+        let mut row = vec![0.0; self.hidden];
+        self.add_row(id, self.inverse_norms.get(id).copied().unwrap_or(0.0), &mut row);
+        row
+    }
+
     /// Refuses a prompt without tokens, or with one that the model does not have.
     ///
     /// # Errors

@@ -8,8 +8,9 @@ use crate::predictor::Popularity;
 use crate::record::ActivationRecord;
 use crate::sps::SimilarPrompts;
 use crate::tokens::TokenTable;
-use crate::training::{DEFAULT_TEMPERATURE, HELD_OUT, TrainingOptions};
+use crate::training::{HELD_OUT, TrainingOptions};
 use crate::tree::Clustering;
+use crate::tuning::DEFAULT_TEMPERATURE;
 
 /// SPS whose prompt vectors leave out what all prompts share and count a token by
 /// [`TokenTable::information`]: two prompts are similar when the tokens that decide routing are.

@@ -33,6 +33,7 @@ pub mod layerwise;
 mod mixture;
 mod packed;
 mod phase;
+mod portable;
 mod predictor;
 pub mod prompts;
 mod random;
@@ -42,9 +43,11 @@ mod rows;
 mod saved;
 mod shares;
 mod sps;
+mod subspace;
 mod tokens;
 mod training;
 mod tree;
+mod tuning;
 mod vector;
 
 pub use activations::{Activations, MAX_ACTIVATIONS_BYTES};
@@ -58,11 +61,15 @@ pub use history::{Experience, History};
 pub use informed::informed_sps;
 pub use mixture::Mixture;
 pub use phase::{ByPhase, Phase};
+pub use portable::{
+    DEFAULT_DIMENSIONS, MAX_PORTABLE_BYTES, MAX_SKETCH_BYTES, PORTABLE_FILE, Portable, sketch_dimensions,
+};
 pub use predictor::{Popularity, Predictor, Uniform};
 pub use regrowth::Regrowth;
 pub use saved::PREDICTOR_FILE;
 pub use shares::Shares;
 pub use sps::{Index, Learned, SimilarPrompts, UNTEMPERED};
 pub use tokens::{DEFAULT_ROUNDS, MAX_ROUNDS, TokenFit, TokenTable};
-pub use training::{FitStage, Method, Prediction, Trained, TrainingOptions, Tuning};
+pub use training::{FitStage, Method, Trained, TrainingOptions};
 pub use tree::{Clustering, Effort, Neighbour, Tree, TreeOptions, exhaustive};
+pub use tuning::{Prediction, TunedPredictor, Tuning};

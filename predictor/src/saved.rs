@@ -13,8 +13,9 @@ use crate::rows::Rows;
 use crate::shares::Shares;
 use crate::sps::{Index, SimilarPrompts};
 use crate::tokens::TokenTable;
-use crate::training::{Parts, Trained, Tuning};
+use crate::training::{Parts, Trained};
 use crate::tree::{Clustering, Sketches, Tree, TreeOptions, TreeParts};
+use crate::tuning::Tuning;
 use bytes::Bytes;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde::{Deserialize, Serialize};
@@ -25,7 +26,7 @@ use zerocopy::IntoBytes;
 /// Name of the file in its folder.
 pub const PREDICTOR_FILE: &str = "predictor.safetensors";
 /// Metadata key of the JSON text.
-const KEY: &str = "remoe";
+pub(crate) const KEY: &str = "remoe";
 /// Version of the file.
 const VERSION: u32 = 3;
 
@@ -62,16 +63,14 @@ struct Preamble {
 impl Manifest {
     /// Of a file of this version.
     fn of(bytes: &[u8]) -> Result<Self, PredictError> {
-        let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(saved)?;
-        let text = metadata.metadata().as_ref().and_then(|metadata| metadata.get(KEY));
-        let text = text.ok_or_else(|| saved("the file was not written by `remoe predictor build`"))?;
-        let Preamble { version } = serde_json::from_str(text).map_err(saved)?;
+        let text = metadata(bytes)?;
+        let Preamble { version } = serde_json::from_str(&text).map_err(saved)?;
         if version != VERSION {
             return Err(saved(format!(
                 "version mismatch: expected {VERSION}, got {version}; build it again"
             )));
         }
-        serde_json::from_str(text).map_err(saved)
+        serde_json::from_str(&text).map_err(saved)
     }
 
     /// The model, as records name it.
@@ -87,8 +86,15 @@ impl Manifest {
     }
 }
 
-fn saved(message: impl std::fmt::Display) -> PredictError {
+pub(crate) fn saved(message: impl std::fmt::Display) -> PredictError {
     PredictError::Saved(quoted(message.to_string()))
+}
+
+/// The JSON text of a file.
+pub(crate) fn metadata(bytes: &[u8]) -> Result<String, PredictError> {
+    let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(saved)?;
+    let text = metadata.metadata().as_ref().and_then(|metadata| metadata.get(KEY));
+    text.cloned().ok_or_else(|| saved("the file was not written by `remoe predictor build`"))
 }
 
 impl Trained {
@@ -185,13 +191,9 @@ impl Trained {
             return Err(saved(message));
         }
         for phase in Phase::ALL {
-            let Tuning { temperature, mixture, .. } = manifest.tuning.of(phase);
-            if !(*temperature > 0.0 && temperature.is_finite()) {
-                return Err(saved(format!("invalid temperature {temperature}")));
-            }
-            PredictError::require_size("the mixture", header.layers.len(), mixture.weights().len())?;
+            manifest.tuning.of(phase).check(header.layers.len())?;
         }
-        let file = File { bytes, tensors: SafeTensors::deserialize(bytes).map_err(saved)? };
+        let file = File::of(bytes)?;
         let (layers, experts, cells) = (header.layers.len(), header.experts as usize, header.cells());
         let history = file.history(embedding, layers, experts)?;
         let Manifest { beta, breadth, rerank, forks, seed, .. } = manifest;
@@ -226,13 +228,17 @@ impl Trained {
 }
 
 /// Tensors of a file that is in memory.
-struct File<'a> {
+pub(crate) struct File<'a> {
     bytes: &'a Bytes,
     tensors: SafeTensors<'a>,
 }
 
-impl File<'_> {
-    fn tensor(&self, name: &'static str, kind: Dtype) -> Result<Bytes, PredictError> {
+impl<'a> File<'a> {
+    pub(crate) fn of(bytes: &'a Bytes) -> Result<Self, PredictError> {
+        Ok(Self { bytes, tensors: SafeTensors::deserialize(bytes).map_err(saved)? })
+    }
+
+    pub(crate) fn tensor(&self, name: &'static str, kind: Dtype) -> Result<Bytes, PredictError> {
         let view = self.tensors.tensor(name).map_err(saved)?;
         if view.dtype() != kind {
             return Err(saved(format!("tensor `{name}` is {:?}, expected {kind:?}", view.dtype())));
@@ -240,7 +246,7 @@ impl File<'_> {
         Ok(self.bytes.slice_ref(view.data()))
     }
 
-    fn rows(&self, name: &'static str, width: usize) -> Result<Rows, PredictError> {
+    pub(crate) fn rows(&self, name: &'static str, width: usize) -> Result<Rows, PredictError> {
         Rows::from_bytes(name, width, self.tensor(name, Dtype::F32)?)
     }
 

@@ -219,30 +219,14 @@ impl SimilarPrompts {
         if cases.is_empty() {
             return Ok(());
         }
-        let error = |log: f64| -> Result<f64, PredictError> {
-            let temperature = log.exp() as f32;
+        let error = |temperature: f32| {
             let errors = cases.iter().map(|(neighbours, truth)| {
                 let weights = softmax(neighbours, temperature);
                 Ok(divergence::mean(&mix(&self.history, neighbours, &weights, phase)?, truth))
             });
             errors.sum()
         };
-        let inverse_phi = (5.0_f64.sqrt() - 1.0) / 2.0;
-        let (mut low, mut high) = (TEMPERATURES.0.ln(), TEMPERATURES.1.ln());
-        let (mut a, mut b) = (high - inverse_phi * (high - low), low + inverse_phi * (high - low));
-        let (mut error_a, mut error_b) = (error(a)?, error(b)?);
-        for _ in 0..STEPS {
-            if error_a < error_b {
-                (high, b, error_b) = (b, a, error_a);
-                a = high - inverse_phi * (high - low);
-                error_a = error(a)?;
-            } else {
-                (low, a, error_a) = (a, b, error_b);
-                b = low + inverse_phi * (high - low);
-                error_b = error(b)?;
-            }
-        }
-        *self.temperature.of_mut(phase) = ((low + high) / 2.0).exp() as f32;
+        *self.temperature.of_mut(phase) = best_temperature(error)?;
         Ok(())
     }
 
@@ -354,8 +338,31 @@ impl Predictor for SimilarPrompts {
     }
 }
 
+/// Returns the temperature with the least `error`, by golden-section search over its logarithm.
+pub(crate) fn best_temperature(
+    error: impl Fn(f32) -> Result<f64, PredictError>,
+) -> Result<f32, PredictError> {
+    let error = |log: f64| error(log.exp() as f32);
+    let inverse_phi = (5.0_f64.sqrt() - 1.0) / 2.0;
+    let (mut low, mut high) = (TEMPERATURES.0.ln(), TEMPERATURES.1.ln());
+    let (mut a, mut b) = (high - inverse_phi * (high - low), low + inverse_phi * (high - low));
+    let (mut error_a, mut error_b) = (error(a)?, error(b)?);
+    for _ in 0..STEPS {
+        if error_a < error_b {
+            (high, b, error_b) = (b, a, error_a);
+            a = high - inverse_phi * (high - low);
+            error_a = error(a)?;
+        } else {
+            (low, a, error_a) = (a, b, error_b);
+            b = low + inverse_phi * (high - low);
+            error_b = error(b)?;
+        }
+    }
+    Ok(((low + high) / 2.0).exp() as f32)
+}
+
 /// Softmax of similarity / temperature.
-fn softmax(neighbours: &[Neighbour], temperature: f32) -> Vec<f32> {
+pub(crate) fn softmax(neighbours: &[Neighbour], temperature: f32) -> Vec<f32> {
     let best = neighbours.iter().map(|neighbour| neighbour.similarity).fold(f32::NEG_INFINITY, f32::max);
     let raised: Vec<f32> =
         neighbours.iter().map(|neighbour| ((neighbour.similarity - best) / temperature).exp()).collect();

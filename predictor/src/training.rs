@@ -5,33 +5,27 @@
 //! errors. Then all parts are fitted again to the whole history, with what was tuned. Prefill and decode are
 //! tuned and measured apart: their work spreads differently.
 
-use crate::divergence;
 use crate::embedding::Embedding;
 use crate::error::PredictError;
-use crate::error_bars::{ErrorBars, ErrorClass, error_classes};
+use crate::error_bars::ErrorBars;
 use crate::history::History;
 use crate::mixture::Mixture;
 use crate::phase::{ByPhase, Phase};
+use crate::portable::{Portable, Reduced};
 use crate::predictor::{Popularity, Predictor};
 use crate::random::Random;
 use crate::record::{ActivationRecord, RecordHeader};
 use crate::shares::Shares;
 use crate::sps::SimilarPrompts;
-use crate::tokens::{DEFAULT_ROUNDS, MAX_ROUNDS, TokenFit, TokenTable};
+use crate::tokens::TokenTable;
 use crate::tree::{Clustering, TreeOptions};
-use rayon::prelude::*;
+use crate::tuning::{DEFAULT_TEMPERATURE, HeldOut, Prediction, TunedPredictor, Tuning, best_table};
 use serde::{Deserialize, Serialize};
 
 /// One prompt in so many tunes, and one in so many checks.
 pub(crate) const HELD_OUT: usize = 10;
 /// Shorter histories are not divided: a tenth of them says nothing.
 const LEAST_DIVIDED: usize = 100;
-/// Temperature where nothing could be fitted: similarities of prompts differ by some hundredths.
-pub(crate) const DEFAULT_TEMPERATURE: f32 = 0.03;
-/// Classes of disagreement that errors of the default method are kept for.
-const CLASSES: usize = 3;
-/// Rounds without progress after which a fit of token tables is given up.
-const PATIENCE: usize = 5;
 
 /// What a fit goes through, in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,35 +104,6 @@ impl Default for TrainingOptions {
     }
 }
 
-/// What was tuned for a phase on held-out prompts of the history.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Tuning {
-    /// Temperature of SPS.
-    pub temperature: f32,
-    /// Rounds of the token table.
-    pub rounds: usize,
-    /// Weights of dop, sps and tokens in the blend.
-    pub mixture: Mixture,
-    /// Which method answers.
-    pub default: Method,
-    /// Errors of each method on prompts that nothing was tuned on; empty for a history that is too short.
-    pub errors: Vec<(Method, ErrorBars)>,
-    /// Errors of the default method by how far `sps` and `tokens` are apart; empty where prompts are too few.
-    pub classes: Vec<ErrorClass>,
-}
-
-/// A prediction with what is known about its error.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Prediction<'a> {
-    /// The predicted shares.
-    pub shares: Shares,
-    /// Errors of this method on held-out prompts, where the history was long enough; on those about which its parts
-    /// were as much at odds as about this one, where there were many.
-    pub errors: Option<&'a ErrorBars>,
-    /// How far the parts that look at the prompt are apart: Jensen-Shannon divergence in nats, mean over layers.
-    pub disagreement: f64,
-}
-
 /// The parts that methods are made of.
 #[derive(Debug, Clone)]
 pub(crate) struct Parts {
@@ -171,7 +136,7 @@ impl Parts {
     }
 
     /// dop, sps and tokens, in the order of the mixture's weights.
-    fn all(&self, prompt: &[u32], phase: Phase) -> Result<[Shares; 3], PredictError> {
+    pub(crate) fn all(&self, prompt: &[u32], phase: Phase) -> Result<[Shares; 3], PredictError> {
         Ok([
             self.popularity.predict(prompt, phase)?,
             self.sps.predict(prompt, phase)?,
@@ -193,22 +158,6 @@ impl Parts {
             Method::Blend => mixture.combine(&self.all(prompt, phase)?),
         }
     }
-}
-
-/// One method's prediction from those of all parts.
-fn of_parts(method: Method, mixture: &Mixture, parts: &[Shares; 3]) -> Result<Shares, PredictError> {
-    let [dop, sps, tokens] = parts;
-    match method {
-        Method::Dop => Ok(dop.clone()),
-        Method::Sps => Ok(sps.clone()),
-        Method::Tokens => Ok(tokens.clone()),
-        Method::Blend => mixture.combine(parts),
-    }
-}
-
-/// How far the two parts that look at the prompt are apart.
-fn disagreement([_, sps, tokens]: &[Shares; 3]) -> f64 {
-    divergence::mean(sps, tokens)
 }
 
 impl Trained {
@@ -237,28 +186,25 @@ impl Trained {
         options: TrainingOptions,
         begun: &mut dyn FnMut(FitStage),
     ) -> Result<Self, PredictError> {
-        options.tree.check(options.alpha)?;
-        let (layers, experts) = (header.layers.len(), header.experts as usize);
-        let history = |records: &[ActivationRecord]| History::of(embedding, layers, experts, records);
-        let tuning = if records.len() < LEAST_DIVIDED {
-            ByPhase::both(Tuning::unknown(layers))
-        } else {
-            let order = Random::new(options.tree.seed).sample(records.len(), records.len());
-            let chosen = |range: &[u32]| -> Vec<ActivationRecord> {
-                range.iter().filter_map(|&index| records.get(index as usize).cloned()).collect()
-            };
-            let (check, rest) = order.split_at(records.len() / HELD_OUT);
-            let (tune, fit) = rest.split_at(records.len() / HELD_OUT);
-            begun(FitStage::Divided);
-            let divided = (history(&chosen(fit))?, chosen(tune), chosen(check));
-            tune_and_check(embedding, &divided.0, &divided.1, &divided.2, options, begun)?
-        };
-        begun(FitStage::Whole);
-        let history = history(records)?;
-        let table = |phase| TokenTable::fit(embedding, &history, phase, tuning.of(phase).rounds);
-        let temperature = ByPhase { prefill: tuning.prefill.temperature, decode: tuning.decode.temperature };
-        let parts = Parts::of(embedding, &history, options, temperature, ByPhase::try_each(table)?)?;
-        Ok(Self { header, parts, tuning })
+        let (trained, _) = fit(header, records, embedding, None, options, begun)?;
+        Ok(trained)
+    }
+
+    /// As [`Self::fit_in_stages`], with the predictor that gateways get beside it: the same parts over `sketch`, a sketch
+    /// of `embedding`, tuned and measured on the same held-out prompts.
+    ///
+    /// # Errors
+    /// As [`Self::fit`]; or `sketch` has another vocabulary.
+    pub fn fit_with_portable(
+        header: RecordHeader,
+        records: &[ActivationRecord],
+        (embedding, sketch): (&Embedding, &Embedding),
+        options: TrainingOptions,
+        begun: &mut dyn FnMut(FitStage),
+    ) -> Result<(Self, Portable), PredictError> {
+        let (trained, tuning) = fit(header, records, embedding, Some(sketch), options, begun)?;
+        let portable = Portable::with_tuning(&trained, embedding, sketch, tuning)?;
+        Ok((trained, portable))
     }
 
     /// Model and form of the records it was fitted to.
@@ -312,19 +258,13 @@ impl Trained {
     /// # Errors
     /// The prompt is empty or has a token that the model does not have.
     pub fn predict_with_errors(&self, prompt: &[u32], phase: Phase) -> Result<Prediction<'_>, PredictError> {
-        let Tuning { default, mixture, classes, .. } = self.tuning.of(phase);
-        let parts = self.parts.all(prompt, phase)?;
-        let shares = of_parts(*default, mixture, &parts)?;
-        let apart = disagreement(&parts);
-        let class = classes.iter().find(|class| apart <= class.disagreement).or(classes.last());
-        let errors = class.map(|class| &class.errors).or_else(|| self.errors_of(*default, phase));
-        Ok(Prediction { shares, errors, disagreement: apart })
+        self.tuning.of(phase).prediction(&self.parts.all(prompt, phase)?)
     }
 
     /// Errors of `method` about a phase of held-out prompts, where the history was long enough.
     #[must_use]
     pub fn errors_of(&self, method: Method, phase: Phase) -> Option<&ErrorBars> {
-        self.tuning.of(phase).errors.iter().find(|(known, _)| *known == method).map(|(_, bars)| bars)
+        self.tuning.of(phase).errors_of(method)
     }
 
     /// One of its methods as a predictor.
@@ -373,45 +313,67 @@ impl Predictor for OneMethod<'_> {
     }
 }
 
-impl Tuning {
-    /// Where the history is too short to tune anything.
-    fn unknown(layers: usize) -> Self {
-        Self {
-            temperature: DEFAULT_TEMPERATURE,
-            rounds: DEFAULT_ROUNDS,
-            mixture: Mixture::equal(layers, 3),
-            default: Method::Sps,
-            errors: Vec::new(),
-            classes: Vec::new(),
-        }
+impl TunedPredictor for Trained {
+    fn popularity(&self) -> &Popularity {
+        &self.parts.popularity
+    }
+
+    fn tuning(&self, phase: Phase) -> &Tuning {
+        self.tuning.of(phase)
+    }
+
+    fn parts(&self, prompt: &[u32], phase: Phase) -> Result<[Shares; 3], PredictError> {
+        self.parts.all(prompt, phase)
     }
 }
 
-/// Records with what was true of a phase; those without any are left out.
-fn with_truths<'a>(
-    history: &History,
-    records: &'a [ActivationRecord],
-    phase: Phase,
-) -> Result<Vec<(&'a [u32], Shares)>, PredictError> {
-    let with_truth = |record: &'a ActivationRecord| {
-        let truth = history.shares_of(record, phase);
-        truth.map(|truth| Some((&record.prompt[..], truth?))).transpose()
-    };
-    records.iter().filter_map(with_truth).collect()
-}
-
-/// Fits the parts to `history`, tunes them on `tune`, measures them on `check`, each phase by itself.
-fn tune_and_check(
+/// Fits and tunes everything; the second tuning is that of the parts over `sketch`, where there is one.
+fn fit(
+    header: RecordHeader,
+    records: &[ActivationRecord],
     embedding: &Embedding,
-    history: &History,
-    tune: &[ActivationRecord],
-    check: &[ActivationRecord],
+    sketch: Option<&Embedding>,
     options: TrainingOptions,
     begun: &mut dyn FnMut(FitStage),
-) -> Result<ByPhase<Tuning>, PredictError> {
-    let held_out = ByPhase::try_each(|phase| with_truths(history, tune, phase))?;
+) -> Result<(Trained, ByPhase<Tuning>), PredictError> {
+    options.tree.check(options.alpha)?;
+    let (layers, experts) = (header.layers.len(), header.experts as usize);
+    let history = |records: &[ActivationRecord]| History::of(embedding, layers, experts, records);
+    let (tuning, portable) = if records.len() < LEAST_DIVIDED {
+        let unknown = ByPhase::both(Tuning::unknown(layers));
+        (unknown.clone(), unknown)
+    } else {
+        let order = Random::new(options.tree.seed).sample(records.len(), records.len());
+        let chosen = |range: &[u32]| -> Vec<ActivationRecord> {
+            range.iter().filter_map(|&index| records.get(index as usize).cloned()).collect()
+        };
+        let (check, rest) = order.split_at(records.len() / HELD_OUT);
+        let (tune, fit) = rest.split_at(records.len() / HELD_OUT);
+        begun(FitStage::Divided);
+        let (tune, check) = (chosen(tune), chosen(check));
+        let history = history(&chosen(fit))?;
+        let held_out = HeldOut::of(&history, &tune, &check)?;
+        tune_and_check((embedding, sketch), &history, &tune, &held_out, options, begun)?
+    };
+    begun(FitStage::Whole);
+    let history = history(records)?;
+    let table = |phase| TokenTable::fit(embedding, &history, phase, tuning.of(phase).rounds);
+    let temperature = ByPhase { prefill: tuning.prefill.temperature, decode: tuning.decode.temperature };
+    let parts = Parts::of(embedding, &history, options, temperature, ByPhase::try_each(table)?)?;
+    Ok((Trained { header, parts, tuning }, portable))
+}
+
+/// Fits the parts to `history`, and tunes and measures them on what is held out, each phase by itself.
+fn tune_and_check(
+    (embedding, sketch): (&Embedding, Option<&Embedding>),
+    history: &History,
+    tune: &[ActivationRecord],
+    held_out: &HeldOut<'_>,
+    options: TrainingOptions,
+    begun: &mut dyn FnMut(FitStage),
+) -> Result<(ByPhase<Tuning>, ByPhase<Tuning>), PredictError> {
     begun(FitStage::Tables);
-    let tables = ByPhase::try_each(|phase| best_table(embedding, history, phase, held_out.of(phase)))?;
+    let tables = ByPhase::try_each(|phase| best_table(embedding, history, phase, held_out.tune.of(phase)))?;
     let rounds = ByPhase { prefill: tables.prefill.1, decode: tables.decode.1 };
     let tokens = ByPhase { prefill: tables.prefill.0, decode: tables.decode.0 };
     let mut parts = Parts::of(embedding, history, options, ByPhase::both(DEFAULT_TEMPERATURE), tokens)?;
@@ -420,68 +382,11 @@ fn tune_and_check(
         parts.sps.fit_temperature(tune, phase)?;
     }
     begun(FitStage::Mixture);
-    let mut tuning = ByPhase::try_each(|phase| {
-        let cases = held_out.of(phase).par_iter();
-        let cases: Vec<_> = cases
-            .map(|(prompt, truth)| Ok((parts.all(prompt, phase)?, truth.clone())))
-            .collect::<Result<_, PredictError>>()?;
-        let mixture = Mixture::fit(history.layers(), &cases);
-        let check = with_truths(history, check, phase)?;
-        let predicted: Vec<_> = check
-            .par_iter()
-            .map(|(prompt, _)| parts.all(prompt, phase))
-            .collect::<Result<_, PredictError>>()?;
-        let truths: Vec<Shares> = check.into_iter().map(|(_, truth)| truth).collect();
-        let of_method = |method| {
-            predicted.iter().map(|parts| of_parts(method, &mixture, parts)).collect::<Result<Vec<_>, _>>()
-        };
-        let measured = Method::ALL.map(|method| Ok((method, ErrorBars::of(&of_method(method)?, &truths))));
-        let errors = measured.into_iter().collect::<Result<Vec<_>, PredictError>>()?;
-        let best = errors.iter().min_by(|a, b| a.1.js_mean.total_cmp(&b.1.js_mean));
-        let default = best.map_or(Method::Sps, |(method, _)| *method);
-        if truths.is_empty() {
-            return Ok(Tuning::unknown(history.layers()));
-        }
-        let cases = predicted.iter().map(disagreement).zip(of_method(default)?).zip(truths);
-        let cases = cases.map(|((apart, prediction), truth)| (apart, prediction, truth)).collect();
-        let classes = error_classes(cases, CLASSES);
-        let (temperature, rounds) = (*parts.sps.temperature().of(phase), *rounds.of(phase));
-        Ok(Tuning { temperature, rounds, mixture, default, errors, classes })
-    })?;
-    if !history.has_decode() {
-        // The prefill's shares stand for the decode steps; how far off they are there is not known.
-        tuning.decode = Tuning { errors: Vec::new(), classes: Vec::new(), ..tuning.prefill.clone() };
-    }
-    Ok(tuning)
-}
-
-/// The token table of a phase after the number of rounds that predicts the held-out prompts best, and that
-/// number.
-fn best_table(
-    embedding: &Embedding,
-    history: &History,
-    phase: Phase,
-    held_out: &[(&[u32], Shares)],
-) -> Result<(TokenTable, usize), PredictError> {
-    let mut fit = TokenFit::new(embedding, history, phase)?;
-    if held_out.is_empty() {
-        (0..DEFAULT_ROUNDS).for_each(|_| fit.advance());
-        return Ok((fit.table(), DEFAULT_ROUNDS));
-    }
-    let mut best = (f64::INFINITY, fit.table(), 0);
-    for round in 1..=MAX_ROUNDS {
-        fit.advance();
-        let table = fit.table();
-        let error = |(prompt, truth): &(&[u32], Shares)| {
-            Ok::<_, PredictError>(divergence::mean(&table.predict(prompt)?, truth))
-        };
-        let errors = held_out.par_iter().map(error).collect::<Result<Vec<_>, _>>()?;
-        let sum: f64 = errors.iter().sum();
-        if sum < best.0 {
-            best = (sum, table, round);
-        } else if round - best.2 >= PATIENCE {
-            break;
-        }
-    }
-    Ok((best.1, best.2))
+    let whole = held_out.tuned(|prompt, phase| parts.all(prompt, phase), parts.sps.temperature(), rounds)?;
+    let Some(sketch) = sketch else { return Ok((whole.clone(), whole)) };
+    let mut reduced = Reduced::of(&parts, embedding, sketch)?;
+    reduced.fit_temperatures(&held_out.tune)?;
+    let portable =
+        held_out.tuned(|prompt, phase| reduced.all(prompt, phase), reduced.temperature(), rounds)?;
+    Ok((whole, portable))
 }

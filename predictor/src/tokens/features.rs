@@ -40,6 +40,22 @@ impl Features {
         &self.tokens
     }
 
+    /// Column of a token; none where it has no feature of its own.
+    pub(super) fn column(&self, token: u32) -> Option<usize> {
+        self.column_of.get(&token).map(|&column| column as usize)
+    }
+
+    /// The linear map from a unit row of the embedding, [`hidden` elements], through the directions to sums of their
+    /// `values`, which has one number per direction.
+    pub(super) fn through_directions(&self, hidden: usize, values: &[f32]) -> Vec<f32> {
+        let Some(projection) = &self.projection else { return values.to_vec() };
+        let mut map = vec![0.0; hidden];
+        for (row, value) in projection.chunks_exact(hidden.max(1)).zip(values) {
+            crate::vector::add_scaled(&mut map, *value, row);
+        }
+        map
+    }
+
     /// Number of features.
     pub(super) fn len(&self) -> usize {
         self.tokens.len() + self.directions

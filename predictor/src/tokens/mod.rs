@@ -17,9 +17,10 @@ use crate::phase::{ByPhase, Phase};
 use crate::predictor::{Popularity, Predictor};
 use crate::rows::Rows;
 use crate::shares::Shares;
-use crate::vector::add_scaled;
+use crate::vector::{add_scaled, dot};
 use features::Features;
 pub use fit::TokenFit;
+use rayon::prelude::*;
 
 /// Weight of the penalty on the squared rows; prompts have shares near 1/16 and the same weight each.
 /// Halving or doubling it changes little, as the number of rounds is chosen on held-out prompts.
@@ -93,6 +94,31 @@ impl TokenTable {
             add_scaled(&mut sum, value, self.rows.row(feature as usize));
         }
         Shares::from_weights(self.experts, sum)
+    }
+
+    /// Adds, for every token of the vocabulary, the coordinates in `basis` [coordinates, layers x experts] of what it adds
+    /// to a prompt of which it is all, to `sums` [vocabulary, coordinates]. A prompt's coordinates are the mean of its
+    /// tokens'.
+    pub(crate) fn add_coordinates(&self, basis: &[&[f32]], sums: &mut [f32]) {
+        let width = basis.len().max(1);
+        let rows = (0..self.rows.len()).into_par_iter();
+        let rows: Vec<Vec<f32>> = rows
+            .map(|row| basis.iter().map(|direction| dot(direction, self.rows.row(row))).collect())
+            .collect();
+        let (of_tokens, of_directions) = rows.split_at(self.features.tokens().len().min(rows.len()));
+        let maps: Vec<Vec<f32>> = (0..basis.len())
+            .map(|at| {
+                let values: Vec<f32> = of_directions.iter().map(|row| row[at]).collect();
+                self.features.through_directions(self.embedding.hidden(), &values)
+            })
+            .collect();
+        sums.par_chunks_exact_mut(width).enumerate().for_each(|(token, sums)| {
+            let unit = self.embedding.unit_row(token);
+            sums.iter_mut().zip(&maps).for_each(|(sum, map)| *sum += dot(map, &unit));
+            if let Some(row) = self.features.column(token as u32).and_then(|column| of_tokens.get(column)) {
+                add_scaled(sums, 1.0, row);
+            }
+        });
     }
 
     /// How much each token of the vocabulary tells about a prefill's routing: half the L1 distance, averaged over

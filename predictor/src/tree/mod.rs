@@ -20,9 +20,8 @@ mod search;
 mod sketches;
 
 pub(crate) use parts::TreeParts;
-use search::best_of;
-pub(crate) use search::sampled;
 pub use search::{Effort, Neighbour, exhaustive};
+pub(crate) use search::{best_of, sampled};
 pub(crate) use sketches::Sketches;
 
 use crate::error::PredictError;

@@ -204,7 +204,7 @@ fn similarity(history: &History, slot: u32, query: &[f32]) -> Neighbour {
 }
 
 /// The `count` most similar, best first; ties go to the lower slot.
-pub(super) fn best_of(mut found: Vec<Neighbour>, count: usize) -> Vec<Neighbour> {
+pub(crate) fn best_of(mut found: Vec<Neighbour>, count: usize) -> Vec<Neighbour> {
     let better =
         |a: &Neighbour, b: &Neighbour| b.similarity.total_cmp(&a.similarity).then(a.slot.cmp(&b.slot));
     if found.len() > count {

@@ -1,15 +1,15 @@
 //! Short stand-ins for prompt vectors, so that a search can look at many prompts and read few vectors.
 //!
 //! A sketch holds the coordinates of a vector in the subspace that the history's vectors reach into most
-//! (their principal components around 0), found by subspace iteration on a sample (Halko, Martinsson and
-//! Tropp 2011, algorithm 4.4). The dot product of two sketches is that of the vectors, less what lies outside.
+//! (their principal components around 0), found on a sample. The dot product of two sketches is that of the vectors, less what lies outside.
 
 use crate::error::PredictError;
 use crate::history::History;
 use crate::random::Random;
 use crate::rows::Rows;
+use crate::subspace::principal_directions;
 use crate::tree::{Neighbour, best_of};
-use crate::vector::{add_scaled, dot};
+use crate::vector::dot;
 use rayon::prelude::*;
 
 /// Dimensions of a sketch, at most.
@@ -18,10 +18,6 @@ const WIDTH: usize = 64;
 const SHRINKING: usize = 2;
 /// Prompts that the subspace is found on, for each of its dimensions.
 const SAMPLE_PER_DIMENSION: usize = 8;
-/// Rounds of subspace iteration.
-const ROUNDS: usize = 2;
-/// A direction that keeps no more than this part of its length when the others are taken off is rounding.
-const DEPENDENT: f32 = 1e-4;
 
 /// The sketch of each slot of a [`History`].
 #[derive(Debug, Clone)]
@@ -116,40 +112,7 @@ fn basis_of(history: &History, slots: &[u32], seed: u64) -> Rows {
         .filter_map(|index| slots.get(index as usize))
         .map(|&slot| history.vector(slot))
         .collect();
-    let mut basis = orthonormalised(sample.iter().take(width).map(|vector| vector.to_vec()).collect());
-    for _ in 0..ROUNDS {
-        let coordinates: Vec<Vec<f32>> =
-            sample.par_iter().map(|vector| basis.iter().map(|row| dot(row, vector)).collect()).collect();
-        basis.par_iter_mut().enumerate().for_each(|(dimension, row)| {
-            row.fill(0.0);
-            for (vector, coordinates) in sample.iter().zip(&coordinates) {
-                add_scaled(row, coordinates[dimension], vector);
-            }
-        });
-        basis = orthonormalised(basis);
-    }
-    Rows::from_values(hidden, basis.concat())
-}
-
-/// Rows of length 1 at right angles to each other (Gram-Schmidt, twice for the sake of rounding); those that
-/// depend on the ones before them are left out.
-fn orthonormalised(rows: Vec<Vec<f32>>) -> Vec<Vec<f32>> {
-    let mut basis: Vec<Vec<f32>> = Vec::with_capacity(rows.len());
-    for mut row in rows {
-        let length = dot(&row, &row).sqrt();
-        for _ in 0..2 {
-            for other in &basis {
-                let along = dot(other, &row);
-                add_scaled(&mut row, -along, other);
-            }
-        }
-        let left = dot(&row, &row).sqrt();
-        if left > DEPENDENT * length {
-            row.iter_mut().for_each(|value| *value /= left);
-            basis.push(row);
-        }
-    }
-    basis
+    principal_directions(&sample, hidden, width)
 }
 
 #[cfg(test)]

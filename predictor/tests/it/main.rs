@@ -4,6 +4,7 @@
 mod effort;
 mod layers;
 mod phases;
+mod portable;
 mod predictions;
 mod records;
 mod similarity;
