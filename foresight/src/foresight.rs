@@ -11,7 +11,7 @@ use crate::store::{Store, StoreError, Stored};
 use crate::unremembered::Unremembered;
 use remoe_predictor::record::RecordHeader;
 use remoe_predictor::{
-    Activations, ByPhase, Embedding, Experience, Method, Phase, PredictError, Shares, Trained,
+    Activations, ByPhase, Embedding, Experience, Method, Phase, PredictError, Shares, TunedPredictor,
 };
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -108,7 +108,7 @@ pub struct Foresight {
     header: RecordHeader,
     embedding: Embedding,
     prompts: Prompts,
-    trained: Option<Trained>,
+    trained: Option<Box<dyn TunedPredictor>>,
     memory: Option<Memory>,
     store: Option<Store>,
     present: HashMap<u64, Present>,
@@ -127,7 +127,7 @@ impl Foresight {
         header: RecordHeader,
         embedding: Embedding,
         prompts: Prompts,
-        trained: Option<Trained>,
+        trained: Option<Box<dyn TunedPredictor>>,
         options: ForesightOptions,
     ) -> Result<Self, StoreError> {
         let (layers, experts, hidden) = (header.layers.len(), header.experts as usize, embedding.hidden());

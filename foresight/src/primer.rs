@@ -1,7 +1,18 @@
-//! What a gateway needs of a model to predict, in one piece: how its text becomes tokens, its embedding or a sketch of
-//! it, and the predictor that came with it. A main function, which has the model, tells it to gateways, which have not.
+//! Files of a model that a gateway needs to predict, in one piece: how its text becomes tokens, its embedding or a sketch
+//! of it, and the predictor that came with it. A main function, which has the model, tells it to gateways, which have not.
 //!
 //! The piece is a line of JSON that says what follows, and then the bytes of that: files, the predictor, the embedding.
+//! Each part is bounded, so that the whole is at most [`MAX_PRIMER`] whatever the model:
+//!
+//! | part | bytes, at most |
+//! | --- | --- |
+//! | the line | [`MAX_HEAD`] |
+//! | files | [`MAX_FILES`] |
+//! | the predictor | [`MAX_PREDICTOR`] |
+//! | the embedding or its sketch | [`MAX_SKETCH_BYTES`] |
+//!
+//! The whole predictor goes with the whole embedding, where both fit. Else the portable one goes with a sketch in its
+//! dimensions.
 
 use crate::body::Prompts;
 use crate::foresight::{Foresight, ForesightOptions};
@@ -10,7 +21,10 @@ use bytes::Bytes;
 use remoe_model::text::TextError;
 use remoe_model::{Checkpoint, CheckpointError, FileRange, Store, StoredDtype, StoredFile, TensorRef};
 use remoe_predictor::record::RecordHeader;
-use remoe_predictor::{Embedding, EmbeddingType, PREDICTOR_FILE, PredictError, Trained};
+use remoe_predictor::{
+    Embedding, EmbeddingType, MAX_PORTABLE_BYTES, MAX_SKETCH_BYTES, PORTABLE_FILE, PREDICTOR_FILE, Portable,
+    PredictError, Trained, TunedPredictor, sketch_dimensions,
+};
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::Path;
@@ -18,22 +32,24 @@ use std::sync::Arc;
 
 /// Bytes of a primer, at most.
 pub const MAX_PRIMER: usize = 96 << 20;
-/// Bytes of an embedding in it. A larger one is sketched.
-const MAX_EMBEDDING: usize = 32 << 20;
-/// Bytes of a predictor.
-const MAX_PREDICTOR: usize = 24 << 20;
+/// Bytes of a predictor, whole or portable.
+const MAX_PREDICTOR: usize = MAX_PORTABLE_BYTES;
 /// Bytes of a file of text; a larger one is left out, and with it what prompts are.
 const MAX_FILE: usize = 16 << 20;
+/// Bytes of all of them; what exceeds that is left out.
+const MAX_FILES: usize = 33 << 20;
 /// Bytes of the line that says what follows.
 const MAX_HEAD: usize = 1 << 20;
 /// Bytes of the embedding that are read at once.
 const BLOCK: usize = 1 << 20;
 /// Memory of a tokenizer over the size of its file, about.
 const TOKENIZER_FACTOR: usize = 8;
-/// Dimensions of a sketch, at least: fewer say nothing.
-const LEAST_DIMENSIONS: usize = 16;
 /// Version of the form.
 const VERSION: u32 = 1;
+/// Version of one with a portable predictor: gateways that know only the first refuse it by name.
+const PORTABLE_VERSION: u32 = 2;
+
+const _: () = assert!(MAX_HEAD + MAX_FILES + MAX_PREDICTOR + MAX_SKETCH_BYTES <= MAX_PRIMER);
 /// What makes tokens of requests.
 const FILES: [&str; 5] = [
     "tokenizer.json",
@@ -76,7 +92,7 @@ struct Head {
     vocabulary: usize,
     /// Names and bytes of the files.
     files: Vec<(String, usize)>,
-    /// Bytes of the predictor; 0: there is none.
+    /// Bytes of the predictor; 0: there is none. In [`PORTABLE_VERSION`] it is a portable one.
     predictor: usize,
     /// Elements of a row of the embedding.
     dimensions: usize,
@@ -126,25 +142,28 @@ pub fn write_primer(
     let (hidden, vocabulary) = (checkpoint.config().hidden_size, checkpoint.config().vocab_size);
     let rows = tensor.shape.first().copied().unwrap_or(0);
     let whole = rows.saturating_mul(hidden).saturating_mul(kind.bytes());
-    let is_sketched = whole > MAX_EMBEDDING;
-    let sketched = MAX_EMBEDDING / rows.saturating_mul(EmbeddingType::F16.bytes()).max(1);
-    let dimensions = if is_sketched { sketched.max(LEAST_DIMENSIONS) } else { hidden };
     let store = checkpoint.store();
     let mut files = Vec::new();
+    let mut left = MAX_FILES;
     for (name, file) in FILES.into_iter().zip(store.open_all(&FILES)?) {
-        if let Some(file) = file.filter(|file| file.size() <= MAX_FILE as u64) {
-            files.push((name.to_owned(), read(&*file)?));
+        if let Some(file) = file.filter(|file| file.size() <= MAX_FILE.min(left) as u64) {
+            let bytes = read(&*file)?;
+            left -= bytes.len().min(left);
+            files.push((name.to_owned(), bytes));
         }
     }
-    // It leans on the whole embedding, and lies beside models in folders only.
-    let beside = store.root().join("predictor").join(PREDICTOR_FILE);
-    let has_predictor = !is_sketched
-        && beside
-            .metadata()
-            .is_ok_and(|file| file.is_file() && (1..=MAX_PREDICTOR as u64).contains(&file.len()));
-    let predictor = if has_predictor { std::fs::read(&beside)? } else { Vec::new() };
+    let saved = Saved::beside(checkpoint, whole)?;
+    let is_sketched = whole > MAX_SKETCH_BYTES || matches!(saved, Saved::Portable { .. });
+    let dimensions = match saved {
+        Saved::Portable { dimensions, .. } => sketch_dimensions(rows, dimensions)?,
+        // As many as fit: only past requests are compared.
+        _ if is_sketched => sketch_dimensions(rows, hidden)?,
+        _ => hidden,
+    };
+    let version = if matches!(saved, Saved::Portable { .. }) { PORTABLE_VERSION } else { VERSION };
+    let predictor = saved.into_bytes();
     let head = Head {
-        version: VERSION,
+        version,
         model: header.clone(),
         vocabulary,
         files: files.iter().map(|(name, bytes)| (name.clone(), bytes.len())).collect(),
@@ -174,6 +193,52 @@ pub fn write_primer(
     Ok(())
 }
 
+/// The predictor beside a checkpoint that gateways get.
+enum Saved {
+    Nothing,
+    Whole(Vec<u8>),
+    Portable { bytes: Vec<u8>, dimensions: usize },
+}
+
+impl Saved {
+    /// Of `checkpoint`, whose embedding has so many bytes. Predictors lie beside models in folders only.
+    fn beside(checkpoint: &Checkpoint, embedding: usize) -> Result<Self, PrimerError> {
+        let folder = checkpoint.store().root().join("predictor");
+        let bytes_of = |name: &str| {
+            let file = folder.join(name).metadata().ok().filter(|file| file.is_file());
+            file.map(|file| file.len()).filter(|length| *length > 0)
+        };
+        let fits = |length: &u64| *length <= MAX_PREDICTOR as u64;
+        let whole = bytes_of(PREDICTOR_FILE);
+        if embedding <= MAX_SKETCH_BYTES && whole.as_ref().is_some_and(fits) {
+            return Ok(Self::Whole(std::fs::read(folder.join(PREDICTOR_FILE))?));
+        }
+        if bytes_of(PORTABLE_FILE).as_ref().is_some_and(fits) {
+            let bytes = std::fs::read(folder.join(PORTABLE_FILE))?;
+            match Portable::dimensions(&bytes) {
+                Ok(dimensions) => return Ok(Self::Portable { bytes, dimensions }),
+                Err(error) => tracing::warn!(%error, "{PORTABLE_FILE} unusable: gateways predict without it"),
+            }
+            return Ok(Self::Nothing);
+        }
+        if whole.is_some() {
+            let folder = folder.display();
+            tracing::warn!(
+                "{folder} has no {PORTABLE_FILE}, and {PREDICTOR_FILE} needs the whole embedding of {embedding} bytes: \
+                 gateways predict without it; run `remoe predictor build --convert`"
+            );
+        }
+        Ok(Self::Nothing)
+    }
+
+    fn into_bytes(self) -> Vec<u8> {
+        match self {
+            Self::Nothing => Vec::new(),
+            Self::Whole(bytes) | Self::Portable { bytes, .. } => bytes,
+        }
+    }
+}
+
 impl Primer {
     /// Reads one that arrived as `bytes`, and shares them.
     ///
@@ -190,7 +255,7 @@ impl Primer {
         let line = rest.split_to(end.ok_or_else(|| wrong("the first line has no end"))? + 1);
         let head: Head =
             serde_json::from_slice(&line).map_err(|error| PrimerError::Form(error.to_string()))?;
-        if head.version != VERSION {
+        if ![VERSION, PORTABLE_VERSION].contains(&head.version) {
             return Err(wrong("version mismatch; update the main function or the gateway"));
         }
         if head.dimensions == 0 {
@@ -205,16 +270,18 @@ impl Primer {
             length => Ok(rest.split_to(length)),
         };
         let mut files: Vec<(String, Bytes)> = Vec::new();
+        let mut left = MAX_FILES;
         for (name, length) in &head.files {
             if !FILES.contains(&name.as_str()) || files.iter().any(|(known, _)| known == name) {
                 return Err(wrong("unexpected or duplicate file"));
             }
-            files.push((name.clone(), part(*length, MAX_FILE, name)?));
+            files.push((name.clone(), part(*length, MAX_FILE.min(left), name)?));
+            left -= length;
         }
         let predictor = part(head.predictor, MAX_PREDICTOR, "predictor")?;
-        if rest.len() > MAX_EMBEDDING {
+        if rest.len() > MAX_SKETCH_BYTES {
             return Err(PrimerError::Form(format!(
-                "embedding too large: expected at most {MAX_EMBEDDING} bytes, got {}",
+                "embedding too large: expected at most {MAX_SKETCH_BYTES} bytes, got {}",
                 rest.len()
             )));
         }
@@ -239,14 +306,16 @@ impl Primer {
     /// # Errors
     /// What it holds cannot be used, or the store of `options` cannot.
     pub fn open(self, options: ForesightOptions) -> Result<Foresight, PrimerError> {
-        let Head { model, vocabulary, dimensions, element, .. } = self.head;
+        let Head { version, model, vocabulary, dimensions, element, .. } = self.head;
         // Only counts are told.
         let header = RecordHeader { tokens: false, ..model };
         let embedding = Embedding::new(dimensions, element.into(), self.embedding)?;
         let prompts = Prompts::open_in(&Told { files: self.files }, vocabulary)?;
-        let trained = match self.predictor.is_empty() {
-            true => None,
-            false => Some(Trained::from_bytes(&self.predictor, &header.model, &embedding)?),
+        let (predictor, model) = (&self.predictor, &header.model);
+        let trained: Option<Box<dyn TunedPredictor>> = match (predictor.is_empty(), version) {
+            (true, _) => None,
+            (false, VERSION) => Some(Box::new(Trained::from_bytes(predictor, model, &embedding)?)),
+            (false, _) => Some(Box::new(Portable::from_bytes(predictor, model, &embedding)?)),
         };
         Ok(Foresight::new(header, embedding, prompts, trained, options)?)
     }
@@ -304,5 +373,74 @@ impl StoredFile for ToldFile {
         let read = rest.len().min(target.len());
         target.iter_mut().zip(rest).for_each(|(target, byte)| *target = *byte);
         Ok(read)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use remoe_predictor::TrainingOptions;
+    use remoe_predictor::record::ActivationRecord;
+
+    /// A folder with the demo model, and `files` in its folder of predictors.
+    fn model_with(files: &[(&str, &[u8])]) -> (tempfile::TempDir, Checkpoint) {
+        let folder = tempfile::tempdir().unwrap();
+        let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../demo/model");
+        for name in ["config.json", "model.safetensors"] {
+            std::os::unix::fs::symlink(demo.join(name), folder.path().join(name)).unwrap();
+        }
+        let beside = folder.path().join("predictor");
+        std::fs::create_dir(&beside).unwrap();
+        files.iter().for_each(|(name, bytes)| std::fs::write(beside.join(name), bytes).unwrap());
+        let checkpoint = Checkpoint::open(folder.path()).unwrap();
+        (folder, checkpoint)
+    }
+
+    fn portable() -> Vec<u8> {
+        let rows: Vec<f32> = (0..24 * 32).map(|at| (at * at % 17) as f32 - 8.0).collect();
+        let embedding = Embedding::from_rows(32, &rows).unwrap();
+        let record = |number: u32| ActivationRecord {
+            prompt: vec![number % 24, 3],
+            prefill: vec![number, 1],
+            decode: vec![1, 2],
+            steps: 1,
+            experts: None,
+        };
+        let records: Vec<ActivationRecord> = (0..20).map(record).collect();
+        let header = RecordHeader {
+            model: "ab".repeat(32),
+            layers: vec![0],
+            experts: 2,
+            top_k: 1,
+            dtype: "float32".to_owned(),
+            tokens: false,
+        };
+        let trained = Trained::fit(header, &records, &embedding, TrainingOptions::default()).unwrap();
+        Portable::of(&trained, &embedding, &embedding.sketched(16).unwrap()).unwrap().to_bytes().unwrap()
+    }
+
+    #[test]
+    fn whole_predictor_travels_only_with_a_whole_embedding() {
+        let portable = portable();
+        let whole = (PREDICTOR_FILE, &b"whole"[..]);
+        let (small, large) = (MAX_SKETCH_BYTES, MAX_SKETCH_BYTES + 1);
+        let chosen = |files: &[(&str, &[u8])], embedding| {
+            let (_folder, checkpoint) = model_with(files);
+            match Saved::beside(&checkpoint, embedding).unwrap() {
+                Saved::Nothing => "nothing".to_owned(),
+                Saved::Whole(_) => "whole".to_owned(),
+                Saved::Portable { dimensions, .. } => format!("portable {dimensions}"),
+            }
+        };
+        let both = [whole, (PORTABLE_FILE, &portable[..])];
+        assert_eq!(chosen(&both, small), "whole");
+        assert_eq!(chosen(&both, large), "portable 16");
+        assert_eq!(chosen(&both[1..], small), "portable 16");
+        assert_eq!(chosen(&[whole], large), "nothing", "an old folder: the log says what to do");
+        assert_eq!(chosen(&[(PORTABLE_FILE, b"damaged")], small), "nothing");
+        assert_eq!(chosen(&[(PORTABLE_FILE, b"")], small), "nothing");
+        let oversized = vec![0; MAX_PREDICTOR + 1];
+        assert_eq!(chosen(&[(PREDICTOR_FILE, &oversized), both[1]], small), "portable 16");
+        assert_eq!(chosen(&[(PORTABLE_FILE, &oversized)], small), "nothing");
     }
 }

@@ -55,6 +55,18 @@ fn build_eval_and_explain_work_together() {
     let built =
         object(&run(&["predictor", "build", "--history", &train, "--model", model, "--out", &out, "--json"]));
     assert_eq!(built["records"], 150);
+    let portable = Path::new(&out).join("portable.safetensors");
+    assert_eq!(built["portable"]["bytes"], std::fs::metadata(&portable).unwrap().len());
+    assert_eq!(built["portable"]["dimensions"], 64);
+    assert_eq!(built["portable"]["held_out"].as_array().unwrap().len(), 4);
+    // A folder of an older version has none: it is made of the whole one, which stays as it was.
+    std::fs::remove_file(&portable).unwrap();
+    let whole = std::fs::read(Path::new(&out).join("predictor.safetensors")).unwrap();
+    let arguments = ["predictor", "build", "--convert", &out, "--model", model, "--out", &out, "--json"];
+    let converted = object(&run(&[&arguments[..], &["--dimensions", "16"]].concat()));
+    assert_eq!((&converted["records"], &converted["portable"]["dimensions"]), (&150.into(), &16.into()));
+    assert!(portable.exists());
+    assert_eq!(std::fs::read(Path::new(&out).join("predictor.safetensors")).unwrap(), whole);
     assert!(["dop", "sps", "tokens", "blend"].contains(&built["default"].as_str().unwrap()));
 
     let arguments = ["predictor", "eval", "--train", &train, "--test", &test, "--model", model];

@@ -4,8 +4,11 @@ use remoe_foresight::{
     Arrival, Foresight, ForesightOptions, Keeps, Primer, PrimerError, Prompts, Tenant, write_primer,
 };
 use remoe_model::Checkpoint;
-use remoe_predictor::record::RecordHeader;
-use remoe_predictor::{Activations, Embedding, EmbeddingType, Phase};
+use remoe_predictor::record::{ActivationRecord, RecordHeader};
+use remoe_predictor::{
+    Activations, Embedding, EmbeddingType, PORTABLE_FILE, PREDICTOR_FILE, Phase, Portable, Trained,
+    TrainingOptions, TunedPredictor,
+};
 use std::path::{Path, PathBuf};
 
 fn demo() -> PathBuf {
@@ -27,14 +30,122 @@ fn header(checkpoint: &Checkpoint) -> RecordHeader {
 }
 
 fn told() -> (RecordHeader, Vec<u8>) {
-    let checkpoint = Checkpoint::open(demo()).unwrap();
-    let (header, mut bytes) = (header(&checkpoint), Vec::new());
-    write_primer(&checkpoint, &header, |part| {
+    told_by(&Checkpoint::open(demo()).unwrap())
+}
+
+fn told_by(checkpoint: &Checkpoint) -> (RecordHeader, Vec<u8>) {
+    let (header, mut bytes) = (header(checkpoint), Vec::new());
+    write_primer(checkpoint, &header, |part| {
         bytes.extend(part);
         true
     })
     .unwrap();
     (header, bytes)
+}
+
+fn embedding(checkpoint: &Checkpoint) -> Embedding {
+    let tensor = checkpoint.embedding();
+    let table = checkpoint.read(tensor).unwrap();
+    let kind = if tensor.dtype.bytes() == 4 { EmbeddingType::F32 } else { EmbeddingType::Bf16 };
+    Embedding::new(checkpoint.config().hidden_size, kind, table.into()).unwrap()
+}
+
+/// The predictors of a history in which tokens of either half of the vocabulary have experts of their own.
+fn predictors(header: &RecordHeader, embedding: &Embedding) -> (Embedding, Trained, Portable) {
+    let half = embedding.vocabulary() as u32 / 2;
+    let (layers, experts) = (header.layers.len(), header.experts as usize);
+    let record = |number: u32| {
+        let topic = number % 2;
+        let prompt: Vec<u32> =
+            (0..30).map(|at| topic * half + (number * 7919 + at * 104_729) % half).collect();
+        let counts = |shift: usize| {
+            let used = |cell: usize| u32::from((cell % experts + shift) % experts < experts / 4) * 30;
+            (0..layers * experts).map(|cell| used(cell + topic as usize * experts / 2)).collect()
+        };
+        ActivationRecord { prompt, prefill: counts(0), decode: counts(1), steps: 8, experts: None }
+    };
+    let records: Vec<ActivationRecord> = (0..150).map(record).collect();
+    let sketch = embedding.sketched(16).unwrap();
+    let options = TrainingOptions::default();
+    let fitted =
+        Trained::fit_with_portable(header.clone(), &records, (embedding, &sketch), options, &mut |_| ());
+    let (trained, portable) = fitted.unwrap();
+    (sketch, trained, portable)
+}
+
+/// The demo model in a folder of its own with `files` in its folder of predictors.
+fn model_with(files: &[(&str, Vec<u8>)]) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for file in std::fs::read_dir(demo()).unwrap().map(|file| file.unwrap()) {
+        std::os::unix::fs::symlink(file.path(), folder.path().join(file.file_name())).unwrap();
+    }
+    let beside = folder.path().join("predictor");
+    std::fs::create_dir(&beside).unwrap();
+    files.iter().for_each(|(name, bytes)| std::fs::write(beside.join(name), bytes).unwrap());
+    folder
+}
+
+/// What first requests of a new tenant are expected to use.
+fn first_requests(mut foresight: Foresight) -> Vec<Vec<f32>> {
+    // Of either half of the vocabulary.
+    let ids = |first: u32| (0..100).map(|at| first + at * 104_729 % 2048).collect::<Vec<u32>>();
+    let bodies = [
+        serde_json::json!({"messages": [{"role": "user", "content": "And the LORD spake unto Moses"}]}),
+        serde_json::json!({"prompt": ids(0), "max_tokens": 9}),
+        serde_json::json!({"prompt": ids(2048)}),
+    ];
+    let expected = bodies.iter().map(|body| {
+        let (tenant, body) = (Tenant::named("new"), body.to_string());
+        foresight.came(Arrival { id: 1, tenant, keeps: Keeps::Records, body: body.as_bytes() });
+        let mix = foresight.mix().unwrap().unwrap();
+        foresight.left(1);
+        mix.shares.values().to_vec()
+    });
+    expected.collect()
+}
+
+/// As a program beside the model predicts with this predictor over this embedding.
+fn beside(model: &Path, embedding: Embedding, predictor: Box<dyn TunedPredictor>) -> Foresight {
+    let checkpoint = Checkpoint::open(model).unwrap();
+    let prompts = Prompts::open(&checkpoint).unwrap();
+    let options = ForesightOptions::default();
+    Foresight::new(header(&checkpoint), embedding, prompts, Some(predictor), options).unwrap()
+}
+
+#[test]
+fn gateway_with_a_sketch_predicts_as_the_portable_one_does() {
+    let checkpoint = Checkpoint::open(demo()).unwrap();
+    let (sketch, _, portable) = predictors(&header(&checkpoint), &embedding(&checkpoint));
+    let model = model_with(&[(PORTABLE_FILE, portable.to_bytes().unwrap())]);
+    let (_, bytes) = told_by(&Checkpoint::open(model.path()).unwrap());
+    let head: serde_json::Value =
+        serde_json::from_slice(bytes.split(|byte| *byte == b'\n').next().unwrap()).unwrap();
+    assert_eq!(
+        (&head["version"], &head["dimensions"], &head["element"]),
+        (&2.into(), &16.into(), &"f16".into())
+    );
+    let primer = Primer::from_bytes(&bytes.into()).unwrap();
+    let far = first_requests(primer.open(ForesightOptions::default()).unwrap());
+    assert_eq!(far, first_requests(beside(model.path(), sketch, Box::new(portable))));
+    // The halves of the vocabulary have experts of their own: they were predicted, and not the mean.
+    assert_ne!(far[1], far[2]);
+}
+
+#[test]
+fn gateway_with_a_whole_embedding_predicts_as_the_whole_one_does() {
+    let checkpoint = Checkpoint::open(demo()).unwrap();
+    let embedding = embedding(&checkpoint);
+    let (_, trained, portable) = predictors(&header(&checkpoint), &embedding);
+    let files =
+        [(PREDICTOR_FILE, trained.to_bytes().unwrap()), (PORTABLE_FILE, portable.to_bytes().unwrap())];
+    for files in [&files[..], &files[..1]] {
+        let model = model_with(files);
+        let (_, bytes) = told_by(&Checkpoint::open(model.path()).unwrap());
+        let primer = Primer::from_bytes(&bytes.into()).unwrap();
+        let far = first_requests(primer.open(ForesightOptions::default()).unwrap());
+        let near = beside(model.path(), embedding.clone(), Box::new(trained.clone()));
+        assert_eq!(far, first_requests(near));
+    }
 }
 
 /// What is expected of a question, after an answer to one like it.
@@ -67,10 +178,7 @@ fn predictions_are_those_of_one_who_has_the_model() {
     assert_eq!(primer.model(), header.model);
     let far = primer.open(ForesightOptions::default()).unwrap();
     let checkpoint = Checkpoint::open(demo()).unwrap();
-    let tensor = checkpoint.embedding();
-    let table = checkpoint.read(tensor).unwrap();
-    let kind = if tensor.dtype.bytes() == 4 { EmbeddingType::F32 } else { EmbeddingType::Bf16 };
-    let embedding = Embedding::new(checkpoint.config().hidden_size, kind, table.into()).unwrap();
+    let embedding = embedding(&checkpoint);
     let prompts = Prompts::open(&checkpoint).unwrap();
     let near = Foresight::new(header.clone(), embedding, prompts, None, ForesightOptions::default()).unwrap();
     assert_eq!(expected(far, &header), expected(near, &header));
@@ -87,7 +195,7 @@ fn what_is_no_primer_is_refused() {
         (bytes[..line].to_vec(), "the first line alone"),
         (bytes[..line + 100].to_vec(), "cut"),
         (with("{}"), "no head"),
-        (with(&head.replace("\"version\":1", "\"version\":2")), "another version"),
+        (with(&head.replace("\"version\":1", "\"version\":3")), "another version"),
         (with(&head.replace("\"experts\":16", "\"experts\":4000000000")), "experts that no model has"),
         (with(&head.replace("\"dimensions\":", "\"dimensions\":9")), "rows of another length"),
         (with(&head.replace("\"files\":[[\"tok", "\"files\":[[\"x\",1],[\"tok")), "a file of another kind"),

@@ -2,7 +2,7 @@
 
 use clap::{Args, Subcommand};
 use remoe_fetch::ModelArgs;
-use remoe_predictor::{TrainingOptions, TreeOptions};
+use remoe_predictor::{DEFAULT_DIMENSIONS, TrainingOptions, TreeOptions};
 use std::path::PathBuf;
 
 #[derive(Debug, Args)]
@@ -27,13 +27,19 @@ pub(crate) enum Action {
 #[derive(Debug, Args)]
 pub(crate) struct BuildArgs {
     /// Activation records of the model
-    #[arg(long, value_name = "FILE")]
-    pub(crate) history: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present = "convert")]
+    pub(crate) history: Option<PathBuf>,
+    /// Folder of a predictor without the part for gateways, from an older version: writes it, and fits nothing
+    #[arg(long, value_name = "DIR", conflicts_with = "history")]
+    pub(crate) convert: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) source: ModelArgs,
     /// Folder to save the predictor in
     #[arg(long, value_name = "DIR")]
     pub(crate) out: PathBuf,
+    /// Dimensions of the sketch of the embedding that gateways predict with; less where the vocabulary has no room
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_DIMENSIONS)]
+    pub(crate) dimensions: usize,
     #[command(flatten)]
     pub(crate) tree: TreeArgs,
 }
@@ -102,7 +108,8 @@ impl TreeArgs {
 }
 
 const BUILD_EXAMPLES: &str = "Examples:
-  remoe predictor build --history history.npy --model ./model --out ./model/predictor";
+  remoe predictor build --history history.npy --model ./model --out ./model/predictor
+  remoe predictor build --convert ./model/predictor --model ./model --out ./model/predictor";
 
 const EVAL_EXAMPLES: &str = "Examples:
   remoe predictor eval --train train.npy --test test.npy --model ./model

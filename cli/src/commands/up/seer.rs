@@ -8,7 +8,7 @@ use crate::exit::CliError;
 use remoe_foresight::{Foresight, ForesightMetrics, ForesightOptions, Keeps, Mix, Prompts, Watch};
 use remoe_gateway::{Privacy, Witness};
 use remoe_predictor::record::RecordHeader;
-use remoe_predictor::{ByPhase, Shares};
+use remoe_predictor::{ByPhase, Shares, TunedPredictor};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -80,6 +80,7 @@ impl Seer {
             output_tokens: tokens.decode,
         };
         let prompts = Prompts::open(&wanted.checkpoint)?;
+        let trained = trained.map(|trained| Box::new(trained) as Box<dyn TunedPredictor>);
         let foresight = Foresight::new(header, model.embedding, prompts, trained, options)
             .map_err(|error| CliError::arguments("--experience", error.to_string()))?;
         let is_enough = foresight.remembered().0 as f64 >= ENOUGH;
