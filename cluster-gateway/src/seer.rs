@@ -1,7 +1,7 @@
 //! What the requests to one deployment use, as far as its operator wants to know.
 //!
-//! What it takes to predict comes from a main function, once: a [`Primer`]. It is kept, so that a gateway that begins anew
-//! can predict for those who wake a deployment.
+//! Files for prediction come from a main function, once: a [`Primer`]. It is kept, so that a gateway that begins anew
+//! can predict for those who wake a deployment. Where it is kept in a folder, it is in memory only while requests come.
 
 use crate::experience::{forget_past, keep_primer, others, others_ended, read_primer};
 use crate::mains::uri;
@@ -13,15 +13,15 @@ use remoe_demand::{
     DemandPhase, MOST_SHARES, MainFunction, MixOf, MoEDemandSpec, PredictionOrder, RequestMix,
 };
 use remoe_foresight::{
-    ForesightMetrics, ForesightOptions, Keeps, MAX_PRIMER, MEMORY, Mix, ModelForesightMetrics, News, Peers,
-    Primer, PrimerError, Watch,
+    ForesightMetrics, ForesightOptions, Keeps, MAX_PRIMER, MEMORY, Mix, ModelForesightMetrics, News, Open,
+    Opened, Peers, Primer, PrimerError, Watch,
 };
 use remoe_gateway::{Connector, Privacy, Witness};
 use remoe_wire::identity::Keyring;
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{Semaphore, watch};
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 
@@ -32,6 +32,10 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 const PRIMING: Duration = Duration::from_secs(120);
 /// What an entry waits for the predictions of those who wait, at most. They take less than a millisecond each.
 const PREDICTIONS: Duration = Duration::from_millis(250);
+/// The same where the model's files for prediction have to be read first.
+const FIRST_PREDICTIONS: Duration = Duration::from_secs(2);
+/// A model that no request has come for in this time is let go from memory until the next one.
+const IDLE: Duration = Duration::from_secs(3600);
 /// Those who come within this time of the first are planned for with it.
 const TOGETHER: Duration = Duration::from_millis(10);
 /// In what part of the time between two revisions it is said what requests use.
@@ -90,8 +94,6 @@ pub(crate) struct Seer {
 struct Following {
     watch: Arc<Watch>,
     order: PredictionOrder,
-    /// Its memory is others' again when this goes.
-    _memory: OwnedSemaphorePermit,
 }
 
 impl Witness for Seer {
@@ -126,6 +128,9 @@ enum Unprimed {
     /// It is of another model.
     #[error("model mismatch at main function {address}: expected {wanted}, got {found}")]
     OtherModel { address: String, found: String, wanted: String },
+    /// The kept one is of another model.
+    #[error("cached model summary is of another model: expected {wanted}, got {found}")]
+    Kept { found: String, wanted: String },
     /// There is no room.
     #[error("prediction memory exhausted: needs {wanted} MiB, {left} MiB left; raise --prediction-bytes")]
     Memory { wanted: usize, left: usize },
@@ -239,7 +244,7 @@ impl Seer {
         if let Some(primer) = kept.and_then(|bytes| Primer::from_bytes(&bytes).ok())
             && primer.model() == order.model
         {
-            match self.follow(primer, order).await {
+            match self.follow(primer, order, true).await {
                 Ok(()) => return Ok(true),
                 Err(error @ Unprimed::Memory { .. }) => return Err(error),
                 // Another one may be better: what makes tokens is no part of a model's fingerprint.
@@ -257,33 +262,31 @@ impl Seer {
             let (found, wanted) = (primer.model().to_owned(), order.model.clone());
             return Err(Unprimed::OtherModel { address, found, wanted });
         }
+        let mut is_kept = false;
         if let Some(folder) = self.folder.clone() {
             let model = order.model.clone();
             let kept = spawn_blocking(move || keep_primer(&folder, &model, &bytes)).await;
+            is_kept = matches!(kept, Ok(Ok(())));
             if let Ok(Err(error)) = kept {
                 tracing::warn!(%error, "model summary not cached: fetched again after a restart");
             }
         }
-        self.follow(primer, order).await?;
+        self.follow(primer, order, is_kept).await?;
         Ok(true)
     }
 
-    async fn follow(self: &Arc<Self>, primer: Primer, order: &PredictionOrder) -> Result<(), Unprimed> {
-        let past = self.folder.as_ref().map_or(MEMORY, |_| self.means.experience_bytes);
-        let bytes = primer.memory_bytes() + past;
-        let wanted = usize::try_from(bytes.div_ceil(1 << 20)).unwrap_or(usize::MAX);
-        let all = &self.means.memory;
-        let permits = u32::try_from(wanted).unwrap_or(u32::MAX);
-        let memory = all.clone().try_acquire_many_owned(permits);
-        let memory = memory.map_err(|_| Unprimed::Memory { wanted, left: all.available_permits() })?;
-        let options = ForesightOptions {
-            // Another model's is another folder.
-            store: self
-                .folder
-                .as_ref()
-                .map(|folder| (folder.join(primer.model()), self.means.experience_bytes)),
-            forgets: order.counts_only,
-            output_tokens: f64::from(order.output_tokens),
+    /// Follows by `primer`, which is in the folder if it `is_kept`.
+    async fn follow(
+        self: &Arc<Self>,
+        primer: Primer,
+        order: &PredictionOrder,
+        is_kept: bool,
+    ) -> Result<(), Unprimed> {
+        let opening = Opening {
+            folder: self.folder.clone(),
+            order: order.clone(),
+            memory: self.means.memory.clone(),
+            experience_bytes: self.means.experience_bytes,
         };
         let peers = self.folder.clone().map(|folder| {
             let (here, of) = (folder.clone(), order.model.clone());
@@ -301,7 +304,7 @@ impl Seer {
         let seer = Arc::downgrade(self);
         let model = order.model.clone();
         let opened = spawn_blocking(move || -> Result<Watch, Unprimed> {
-            let foresight = primer.open(options)?;
+            let opened = opening.open(primer)?;
             let learned = move |foresight: &remoe_foresight::Foresight, news| {
                 let Some(seer) = seer.upgrade() else { return };
                 seer.metrics.show(foresight);
@@ -311,12 +314,20 @@ impl Seer {
                     seer.answered.send_replace(Some((model.clone(), mix)));
                 }
             };
-            Watch::start(foresight, peers, learned).map_err(|error| Unprimed::Thread(error.to_string()))
+            // What is in the folder is opened again when a request comes.
+            let watch = match opening.again().filter(|_| is_kept) {
+                Some(again) => {
+                    drop(opened);
+                    Watch::start_closed(again, IDLE, peers, learned)
+                }
+                None => Watch::start_opened(opened, peers, learned),
+            };
+            watch.map_err(|error| Unprimed::Thread(error.to_string()))
         });
         // What a primer makes a library do is contained: it comes from functions in tenants' namespaces.
         let watch = opened.await.map_err(|error| Unprimed::Thread(error.to_string()))??;
         tracing::info!(model = order.model, "expert usage prediction enabled");
-        self.replace(Some(Following { watch: Arc::new(watch), order: order.clone(), _memory: memory }));
+        self.replace(Some(Following { watch: Arc::new(watch), order: order.clone() }));
         Ok(())
     }
 
@@ -333,8 +344,9 @@ impl Seer {
         let expected = match self.watch().filter(|_| is_cold) {
             Some(watch) => {
                 sleep(TOGETHER).await;
+                let most = if watch.is_open() { PREDICTIONS } else { FIRST_PREDICTIONS };
                 let started = Instant::now();
-                let mix = spawn_blocking(move || watch.mix(PREDICTIONS)).await.ok().flatten();
+                let mix = spawn_blocking(move || watch.mix(most)).await.ok().flatten();
                 predicted = started.elapsed();
                 mix
             }
@@ -352,6 +364,66 @@ impl Seer {
             shares: mix.shares.to_text(MOST_SHARES)?,
             predicted_us: u64::try_from(predicted.as_micros()).unwrap_or(u64::MAX),
         })
+    }
+}
+
+/// Opens what is known of a model.
+struct Opening {
+    folder: Option<PathBuf>,
+    order: PredictionOrder,
+    memory: Arc<Semaphore>,
+    experience_bytes: u64,
+}
+
+impl Opening {
+    /// Reserves memory for what is known of the model of `primer`, and reads it.
+    fn open(&self, primer: Primer) -> Result<Opened, Unprimed> {
+        let past = self.folder.as_ref().map_or(MEMORY, |_| self.experience_bytes);
+        let bytes = primer.memory_bytes() + past;
+        let wanted = usize::try_from(bytes.div_ceil(1 << 20)).unwrap_or(usize::MAX);
+        let permits = u32::try_from(wanted).unwrap_or(u32::MAX);
+        let held = self.memory.clone().try_acquire_many_owned(permits);
+        let held = held.map_err(|_| Unprimed::Memory { wanted, left: self.memory.available_permits() })?;
+        let options = ForesightOptions {
+            // Another model's is another folder.
+            store: self.folder.as_ref().map(|folder| (folder.join(primer.model()), self.experience_bytes)),
+            forgets: self.order.counts_only,
+            output_tokens: f64::from(self.order.output_tokens),
+        };
+        Ok(Opened { foresight: primer.open(options)?, held: Box::new(held) })
+    }
+
+    /// Opens it from the folder whenever it is needed; `None` where there is no folder. What cannot be opened is tried again
+    /// ever less often.
+    fn again(self) -> Option<Open> {
+        let folder = self.folder.clone()?;
+        let (mut next, mut pause) = (Instant::now(), AGAIN);
+        Some(Box::new(move || {
+            if Instant::now() < next {
+                return None;
+            }
+            let opened =
+                read_primer(&folder).map_err(|error| Unprimed::Primer(error.into())).and_then(|bytes| {
+                    let primer = Primer::from_bytes(&bytes.unwrap_or_default().into())?;
+                    match primer.model() {
+                        found if found == self.order.model => self.open(primer),
+                        found => {
+                            Err(Unprimed::Kept { found: found.to_owned(), wanted: self.order.model.clone() })
+                        }
+                    }
+                });
+            match opened {
+                Ok(opened) => {
+                    pause = AGAIN;
+                    Some(opened)
+                }
+                Err(error) => {
+                    tracing::warn!(%error, model = self.order.model, "expert usage prediction disabled");
+                    (next, pause) = (Instant::now() + pause, (2 * pause).min(LONGEST_PAUSE));
+                    None
+                }
+            }
+        }))
     }
 }
 

@@ -304,6 +304,12 @@ impl Foresight {
         Ok(Some(Mix { shares, requests, tokens: all }))
     }
 
+    /// Returns true if no request waits or runs.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.present.is_empty()
+    }
+
     /// What requests with so many tokens in each phase use on average, by all that are remembered; `None` where none is.
     ///
     /// # Errors

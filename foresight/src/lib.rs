@@ -44,4 +44,4 @@ pub use observed::Observed;
 pub use primer::{MAX_PRIMER, Primer, PrimerError, write_primer};
 pub use quality::{PhaseQuality, Quality, Third};
 pub use store::{Store, StoreError, Stored};
-pub use watch::{Ended, News, Peers, Watch};
+pub use watch::{Ended, News, Open, Opened, Peers, Watch};

@@ -5,10 +5,11 @@ use crate::foresight::{Arrival, Foresight, Keeps};
 use crate::memory::Tenant;
 use crate::mix::Mix;
 use crate::store::Stored;
+use std::any::Any;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, TryRecvError, channel, sync_channel};
 use std::time::Duration;
 
@@ -24,6 +25,7 @@ const LONGEST_BODY: usize = 256 << 10;
 pub struct Watch {
     events: Sender<Event>,
     queued: Arc<AtomicUsize>,
+    is_open: Arc<AtomicBool>,
     /// Its other end is the thread's that reads what other gateways have learned.
     _reads: SyncSender<()>,
 }
@@ -40,6 +42,17 @@ pub struct Peers {
 
 /// Calls what it is given with the file of each gateway that has ended.
 pub type Ended = Box<dyn FnMut(&mut dyn FnMut(&Path)) + Send>;
+
+/// Opens what is known of a model where a request needs it; `None`: not now, as the log says.
+pub type Open = Box<dyn FnMut() -> Option<Opened> + Send>;
+
+/// What is known of a model, in memory.
+pub struct Opened {
+    /// What is known.
+    pub foresight: Foresight,
+    /// Let go with it: a reservation of its memory, say.
+    pub held: Box<dyn Any + Send>,
+}
 
 /// What has become known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,21 +83,66 @@ impl Watch {
         peers: Option<Peers>,
         learned: impl FnMut(&Foresight, News) + Send + 'static,
     ) -> io::Result<Self> {
+        Self::start_opened(Opened { foresight, held: Box::new(()) }, peers, learned)
+    }
+
+    /// As [`Self::start`], of what is held until this is dropped.
+    ///
+    /// # Errors
+    /// The system refuses a thread.
+    pub fn start_opened(
+        opened: Opened,
+        peers: Option<Peers>,
+        learned: impl FnMut(&Foresight, News) + Send + 'static,
+    ) -> io::Result<Self> {
+        Self::spawn(Source { opened: Some(opened), open: None }, peers, learned)
+    }
+
+    /// Starts the thread with nothing in memory: `open` is called when a request comes, and what it gave is let go when none
+    /// has come for `idle`. What was learned and not stored goes with it.
+    ///
+    /// # Errors
+    /// The system refuses a thread.
+    pub fn start_closed(
+        open: Open,
+        idle: Duration,
+        peers: Option<Peers>,
+        learned: impl FnMut(&Foresight, News) + Send + 'static,
+    ) -> io::Result<Self> {
+        Self::spawn(Source { opened: None, open: Some((open, idle)) }, peers, learned)
+    }
+
+    fn spawn(
+        source: Source,
+        peers: Option<Peers>,
+        learned: impl FnMut(&Foresight, News) + Send + 'static,
+    ) -> io::Result<Self> {
         let (events, inlet) = channel();
         let (reads, ends) = sync_channel(0);
+        let (tell, exchanges) = channel();
         let queued = Arc::new(AtomicUsize::new(0));
-        let seen = queued.clone();
-        let exchange = foresight.exchange();
+        let is_open = Arc::new(AtomicBool::new(source.opened.is_some()));
+        if let Some(exchange) = source.opened.as_ref().and_then(|opened| opened.foresight.exchange()) {
+            // Its other end is below.
+            let _always_there = tell.send(exchange);
+        }
+        let (seen, shown) = (queued.clone(), is_open.clone());
         std::thread::Builder::new()
             .name("foresight".to_owned())
-            .spawn(move || follow(foresight, &inlet, &seen, learned))?;
-        if let Some((exchange, peers)) = exchange.zip(peers) {
+            .spawn(move || follow(source, &inlet, (&seen, &shown), &tell, learned))?;
+        if let Some(peers) = peers {
             let events = events.clone();
             std::thread::Builder::new()
                 .name("exchange".to_owned())
-                .spawn(move || read(exchange, peers, &events, &ends))?;
+                .spawn(move || read(&exchanges, peers, &events, &ends))?;
         }
-        Ok(Self { events, queued, _reads: reads })
+        Ok(Self { events, queued, is_open, _reads: reads })
+    }
+
+    /// Returns true if what is known of the model is in memory.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.is_open.load(Ordering::Relaxed)
     }
 
     /// The request `id` of `tenant` has come. False where it will not be followed: then nothing else is to be said of it.
@@ -131,20 +189,70 @@ impl Watch {
     }
 }
 
+/// What is known of a model, and how it is opened again.
+struct Source {
+    opened: Option<Opened>,
+    open: Option<(Open, Duration)>,
+}
+
+impl Source {
+    /// The next event; `None` where there will be none. While nothing comes, what is known is let go.
+    fn next(&mut self, events: &Receiver<Event>, is_open: &AtomicBool) -> Option<Event> {
+        while let (Some(opened), Some((_, idle))) = (&self.opened, &self.open) {
+            match events.recv_timeout(*idle) {
+                Ok(event) => return Some(event),
+                Err(RecvTimeoutError::Disconnected) => return None,
+                Err(RecvTimeoutError::Timeout) if opened.foresight.is_idle() => {
+                    is_open.store(false, Ordering::Relaxed);
+                    self.opened = None;
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
+        events.recv().ok()
+    }
+
+    /// What is known, where it is open or `event` needs it.
+    fn for_event(
+        &mut self,
+        event: &Event,
+        is_open: &AtomicBool,
+        exchanges: &Sender<Exchange>,
+    ) -> Option<&mut Foresight> {
+        if self.opened.is_none()
+            && matches!(event, Event::Came { .. })
+            && let Some((open, _)) = &mut self.open
+        {
+            self.opened = open();
+            is_open.store(self.opened.is_some(), Ordering::Relaxed);
+            if let Some(exchange) = self.opened.as_ref().and_then(|opened| opened.foresight.exchange()) {
+                // There may be no peers.
+                let _unread = exchanges.send(exchange);
+            }
+        }
+        self.opened.as_mut().map(|opened| &mut opened.foresight)
+    }
+}
+
 fn follow(
-    mut foresight: Foresight,
+    mut source: Source,
     events: &Receiver<Event>,
-    queued: &AtomicUsize,
+    (queued, is_open): (&AtomicUsize, &AtomicBool),
+    exchanges: &Sender<Exchange>,
     mut learned: impl FnMut(&Foresight, News),
 ) {
-    for event in events {
+    while let Some(event) = source.next(events, is_open) {
+        if matches!(event, Event::Came { .. }) {
+            queued.fetch_sub(1, Ordering::Relaxed);
+        }
+        // Who asks or tells something meanwhile gets no answer, which says that nothing is known.
+        let Some(foresight) = source.for_event(&event, is_open, exchanges) else { continue };
         match event {
             Event::Came { id, tenant, keeps, body } => {
-                queued.fetch_sub(1, Ordering::Relaxed);
                 foresight.came(Arrival { id, tenant, keeps, body: &body });
             }
             Event::Told { id, activations } => match foresight.told(id, &activations) {
-                Ok(()) => learned(&foresight, News::Answered),
+                Ok(()) => learned(foresight, News::Answered),
                 Err(error) => tracing::warn!(%error, "request not learned"),
             },
             Event::Left { id } => foresight.left(id),
@@ -158,7 +266,7 @@ fn follow(
             }
             Event::Shared { records, taken } => {
                 if foresight.share(&records) > 0 {
-                    learned(&foresight, News::Shared);
+                    learned(foresight, News::Shared);
                 }
                 // Who told it may have ended.
                 let _gone = taken.try_send(());
@@ -168,20 +276,29 @@ fn follow(
 }
 
 /// Tells `events` what other gateways have learned, a piece when the one before was taken in, until the other end of `ends` goes.
-fn read(mut exchange: Exchange, mut peers: Peers, events: &Sender<Event>, ends: &Receiver<()>) {
+/// Reads by the latest of `exchanges`: each is of what is known since it was opened.
+fn read(exchanges: &Receiver<Exchange>, mut peers: Peers, events: &Sender<Event>, ends: &Receiver<()>) {
+    let mut exchange = None;
     loop {
-        exchange.look(&(peers.files)(), |records| {
-            let (taken, told) = sync_channel(1);
-            let is_over = ends.try_recv() != Err(TryRecvError::Empty);
-            !is_over && events.send(Event::Shared { records, taken }).is_ok() && told.recv().is_ok()
-        });
-        (peers.ended)(&mut |file| {
-            if let Err(error) = exchange.rid(file) {
-                tracing::error!(%error, "cannot erase a tenant's training history of an ended gateway");
-            }
-        });
+        exchange = exchanges.try_iter().last().or(exchange);
+        if let Some(exchange) = &mut exchange {
+            look(exchange, &mut peers, events, ends);
+        }
         if ends.recv_timeout(peers.every) != Err(RecvTimeoutError::Timeout) {
             return;
         }
     }
+}
+
+fn look(exchange: &mut Exchange, peers: &mut Peers, events: &Sender<Event>, ends: &Receiver<()>) {
+    exchange.look(&(peers.files)(), |records| {
+        let (taken, told) = sync_channel(1);
+        let is_over = ends.try_recv() != Err(TryRecvError::Empty);
+        !is_over && events.send(Event::Shared { records, taken }).is_ok() && told.recv().is_ok()
+    });
+    (peers.ended)(&mut |file| {
+        if let Err(error) = exchange.rid(file) {
+            tracing::error!(%error, "cannot erase a tenant's training history of an ended gateway");
+        }
+    });
 }

@@ -189,6 +189,24 @@ async fn a_model_that_is_another_or_finds_no_room_is_served_without() {
 }
 
 #[tokio::test]
+async fn model_without_requests_takes_no_memory() {
+    let (main, folder) = (main(), tempfile::tempdir().unwrap());
+    let seer = seer(folder.path(), 128);
+    let left = || seer.means.memory.available_permits();
+    let (_tell, telling) = watch::channel(told(&main, DemandPhase::Active, &main.header.model));
+    let _keeping = tokio::spawn(seer.clone().keep(telling));
+    until("a primer", || seer.order().is_some()).await;
+    assert_eq!((left(), seer.watch().unwrap().is_open()), (128, false));
+    assert!(came(&seer, 1, "t", Privacy::None));
+    until("what is known", || seer.watch().unwrap().is_open()).await;
+    assert!(left() < 128);
+    seer.told(1, &activations(&main));
+    seer.left(1);
+    assert!(came(&seer, 2, "t", Privacy::None));
+    assert!(seer.mix(DemandPhase::Asleep, 1).await.is_some_and(|mix| mix.of == MixOf::Waiting));
+}
+
+#[tokio::test]
 async fn who_is_told_to_keep_counts_only_forgets() {
     let (main, folder) = (main(), tempfile::tempdir().unwrap());
     let seer = seer(folder.path(), 128);

@@ -7,3 +7,4 @@ mod foresight;
 mod model;
 mod primer;
 mod store;
+mod watch;
