@@ -99,6 +99,7 @@ struct Following {
 impl Witness for Seer {
     fn came(&self, id: u64, tenant: &str, privacy: Privacy, body: &Bytes) -> bool {
         let keeps = match privacy {
+            Privacy::Shared => Keeps::Shared,
             Privacy::None => Keeps::Records,
             Privacy::CountsOnly => Keeps::Counts,
             Privacy::LeftOut => Keeps::Nothing,

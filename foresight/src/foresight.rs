@@ -5,6 +5,7 @@ use crate::exchange::Exchange;
 use crate::memory::{Memory, Tenant};
 use crate::mix::Mix;
 use crate::observed::Observed;
+use crate::prior::Prior;
 use crate::quality::Quality;
 use crate::steps::Steps;
 use crate::store::{Store, StoreError, Stored};
@@ -39,13 +40,23 @@ pub struct ForesightOptions {
 /// What may be known of a tenant's requests.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Keeps {
-    /// Each is remembered, without its text.
+    /// Each is remembered, without its text, and the mean of what they used predicts requests of tenants that have no
+    /// records of their own.
+    Shared,
+    /// Each is remembered, without its text, for this tenant's predictions alone.
     #[default]
     Records,
     /// What they used is counted together with others'; none is remembered.
     Counts,
     /// Nothing.
     Nothing,
+}
+
+impl Keeps {
+    /// Returns true if each request is remembered.
+    pub(crate) fn are_records(self) -> bool {
+        matches!(self, Self::Shared | Self::Records)
+    }
 }
 
 /// A request that has come.
@@ -110,6 +121,7 @@ pub struct Foresight {
     prompts: Prompts,
     trained: Option<Box<dyn TunedPredictor>>,
     memory: Option<Memory>,
+    prior: Prior,
     store: Option<Store>,
     present: HashMap<u64, Present>,
     observed: Observed,
@@ -153,6 +165,7 @@ impl Foresight {
         Ok(Self {
             observed: Observed::new(layers, experts, header.top_k as usize),
             memory: (!options.forgets).then_some(memory),
+            prior: Prior::default(),
             store,
             present: HashMap::new(),
             quality: Quality::default(),
@@ -169,7 +182,16 @@ impl Foresight {
     /// which nothing may be remembered, the tenant's past is forgotten.
     pub fn came(&mut self, Arrival { id, tenant, keeps, body }: Arrival<'_>) {
         match keeps {
-            Keeps::Records => self.unremembered.remove(tenant),
+            Keeps::Shared => {
+                self.unremembered.remove(tenant);
+                if let Some(memory) = &self.memory {
+                    self.prior.join(tenant, memory.history(tenant));
+                }
+            }
+            Keeps::Records => {
+                self.unremembered.remove(tenant);
+                self.prior.leave(tenant);
+            }
             Keeps::Counts | Keeps::Nothing => self.forget(tenant),
         }
         if keeps == Keeps::Nothing {
@@ -215,11 +237,14 @@ impl Foresight {
             Some(rest) => self.embedding.prompt_vector(rest)?,
         };
         // Its tenant may have said so meanwhile.
-        if present.keeps != Keeps::Records || self.unremembered.contains(present.tenant) {
+        if !present.keeps.are_records() || self.unremembered.contains(present.tenant) {
             return Ok(());
         }
         let (Some(memory), Some(prefill)) = (&mut self.memory, truths.prefill) else { return Ok(()) };
         let experience = Experience { vector, prefill, decode: truths.decode };
+        if present.keeps == Keeps::Shared {
+            self.prior.note(present.tenant, &experience);
+        }
         let stored = memory.learn(present.tenant, experience)?;
         if let Some(store) = &mut self.store
             && let Err(error) = store.append(&stored, || memory.numbers())
@@ -234,7 +259,12 @@ impl Foresight {
         let Some(memory) = &mut self.memory else { return 0 };
         let welcome = records.iter().filter(|record| !self.unremembered.contains(record.tenant));
         let learned = welcome.filter(|record| match memory.share(record) {
-            Ok(is_new) => is_new,
+            Ok(is_new) => {
+                if is_new {
+                    self.prior.note(record.tenant, &record.experience);
+                }
+                is_new
+            }
             Err(error) => {
                 tracing::warn!(%error, "shared request skipped");
                 false
@@ -254,6 +284,7 @@ impl Foresight {
 
     /// Forgets what is remembered of a tenant's requests, and remembers no more of them.
     fn forget(&mut self, tenant: Tenant) {
+        self.prior.leave(tenant);
         if !self.unremembered.insert(tenant) {
             return;
         }
@@ -271,6 +302,12 @@ impl Foresight {
     /// A request is over, whatever became of it.
     pub fn left(&mut self, id: u64) {
         self.present.remove(&id);
+    }
+
+    /// Returns true if no request waits or runs.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.present.is_empty()
     }
 
     /// What those who are here will use together, shrunk towards the history's mean by what is known of errors; `None`
@@ -302,12 +339,6 @@ impl Foresight {
         }
         let shares = Shares::from_weights(experts, sum.into_iter().map(|value| value as f32).collect())?;
         Ok(Some(Mix { shares, requests, tokens: all }))
-    }
-
-    /// Returns true if no request waits or runs.
-    #[must_use]
-    pub fn is_idle(&self) -> bool {
-        self.present.is_empty()
     }
 
     /// What requests with so many tokens in each phase use on average, by all that are remembered; `None` where none is.
@@ -360,9 +391,14 @@ impl Foresight {
         tokens: &[u32],
         vector: &[f32],
     ) -> Result<Option<ByPhase<Said>>, PredictError> {
-        let past = match &self.memory {
+        let own = match &self.memory {
             Some(memory) => memory.predict(tenant, vector)?,
             None => None,
+        };
+        let is_own = own.is_some();
+        let past = match own {
+            Some(own) => Some(own),
+            None => self.prior.shares_for(tenant)?,
         };
         let mut is_unfamiliar = false;
         let mut said = |phase: Phase| -> Result<Option<Said>, PredictError> {
@@ -381,7 +417,10 @@ impl Foresight {
             };
             let shares = prediction.shares;
             let Some(own) = own else { return Ok(Some(Said { shares, parts: None, trust, bars })) };
-            let weight = self.memory.as_ref().map_or(0.0, |memory| memory.weight_of_own(tenant, phase));
+            let weight = match &self.memory {
+                Some(memory) if is_own => memory.weight_of_own(tenant, phase),
+                _ => self.prior.weight(phase),
+            };
             let both = shares.towards(&own, weight)?;
             Ok(Some(Said { shares: both, parts: Some((shares, own)), trust, bars }))
         };
@@ -394,6 +433,9 @@ impl Foresight {
     fn judge(&mut self, present: &Present, truths: &ByPhase<Option<Shares>>) {
         let Some(prediction) = &present.prediction else { return };
         self.quality.compared += 1;
+        if self.trained.is_some() && self.prior.is_shared_by(present.tenant) {
+            self.judge_prior(present.tenant, prediction, truths);
+        }
         for phase in Phase::ALL {
             let (said, Some(truth)) = (prediction.of(phase), truths.of(phase)) else { continue };
             let quality = self.quality.of_mut(phase);
@@ -404,6 +446,18 @@ impl Foresight {
             let balance = self.memory.as_mut().and_then(|memory| memory.balance(present.tenant));
             if let (Some(balance), Some((trained, own))) = (balance, &said.parts) {
                 balance.of_mut(phase).note(trained, own, truth);
+            }
+        }
+    }
+
+    /// Compares the prior that `tenant` would have, were it new, with what a request of it used. It shares that.
+    fn judge_prior(&mut self, tenant: Tenant, prediction: &ByPhase<Said>, truths: &ByPhase<Option<Shares>>) {
+        let Ok(Some(prior)) = self.prior.shares_for(tenant) else { return };
+        for phase in Phase::ALL {
+            let said = prediction.of(phase);
+            let trained = said.parts.as_ref().map_or(&said.shares, |(trained, _)| trained);
+            if let Some(truth) = truths.of(phase) {
+                self.prior.compare(phase, trained, prior.of(phase), truth);
             }
         }
     }

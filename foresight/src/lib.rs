@@ -27,6 +27,7 @@ mod mix;
 mod numbers;
 mod observed;
 mod primer;
+mod prior;
 mod quality;
 mod steps;
 mod store;

@@ -5,7 +5,8 @@ use crate::numbers::Numbers;
 use crate::quality::Balance;
 use crate::store::Stored;
 use remoe_predictor::{
-    ByPhase, Embedding, Experience, Learned, Phase, PredictError, Shares, SimilarPrompts, TrainingOptions,
+    ByPhase, Embedding, Experience, History, Learned, Phase, PredictError, Shares, SimilarPrompts,
+    TrainingOptions,
 };
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::RangeInclusive;
@@ -242,6 +243,11 @@ impl Memory {
     /// Requests that each tenant may have.
     fn share_of_each(&self) -> usize {
         (self.capacity / self.tenants.len().max(1)).max(1)
+    }
+
+    /// Requests of `tenant` that are remembered; none where it has no past.
+    pub(crate) fn history(&self, tenant: Tenant) -> Option<&History> {
+        self.tenants.get(&tenant).map(|past| &**past.similar.history())
     }
 
     /// What the past of `tenant` says of a prompt with this vector; none where it has no past.

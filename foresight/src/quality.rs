@@ -74,6 +74,18 @@ impl Balance {
     }
 }
 
+impl Balance {
+    /// The weight of the other way, from 0 to 1, by squared errors: one that is far worse has hardly any. 0 before there is
+    /// anything to go by.
+    pub(crate) fn of_other_by_squares(&self) -> f64 {
+        if self.weight < COMPARED {
+            return 0.0;
+        }
+        let [trained, other] = [self.trained, self.own].map(|error| error * error);
+        trained / (trained + other).max(f64::MIN_POSITIVE)
+    }
+}
+
 /// Of both phases, and what is counted.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Quality {

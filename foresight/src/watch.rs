@@ -147,7 +147,7 @@ impl Watch {
 
     /// The request `id` of `tenant` has come. False where it will not be followed: then nothing else is to be said of it.
     pub fn came(&self, id: u64, tenant: &str, keeps: Keeps, body: &[u8]) -> bool {
-        if body.len() > LONGEST_BODY && keeps == Keeps::Records {
+        if body.len() > LONGEST_BODY && keeps.are_records() {
             return false;
         }
         // Every event but this one belongs to a request that was let in here, and what others have learned is told piece by

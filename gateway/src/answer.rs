@@ -262,7 +262,10 @@ async fn with_earlier_items(
     let (store, tenant) = (gateway.options().responses.clone(), Arc::from(caller.tenant_name()));
     let limit = gateway.options().body_limit;
     // Of tenants whose requests are not to be known, only what they ask for is stored.
-    let by_default = caller.tenant.as_ref().is_none_or(|tenant| tenant.privacy() == Privacy::None);
+    let by_default = caller
+        .tenant
+        .as_ref()
+        .is_none_or(|tenant| matches!(tenant.privacy(), Privacy::Shared | Privacy::None));
     let work = tokio::task::spawn_blocking(move || {
         let _until_done = pass;
         resolve(&store, tenant, body, limit, by_default)

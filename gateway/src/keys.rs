@@ -88,7 +88,9 @@ struct TenantEntry {
 /// What may be known of a tenant's requests, for predictions of which experts are used.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 pub enum Privacy {
-    /// Each is remembered without its text, and nobody else's predictions lean on it.
+    /// Each is remembered without its text, and the mean of what they use predicts requests of tenants without records.
+    Shared,
+    /// Each is remembered without its text, and no other tenant's predictions lean on it.
     #[default]
     None,
     /// What they use is added up with everybody's; no single one is remembered.
@@ -490,6 +492,7 @@ mod tests {
         for (says, means) in [
             ("", Privacy::None),
             (", privacy: None", Privacy::None),
+            (", privacy: Shared", Privacy::Shared),
             (", privacy: CountsOnly", Privacy::CountsOnly),
             (", privacy: LeftOut", Privacy::LeftOut),
         ] {

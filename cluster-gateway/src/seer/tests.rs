@@ -207,6 +207,26 @@ async fn model_without_requests_takes_no_memory() {
 }
 
 #[tokio::test]
+async fn new_tenant_is_predicted_by_tenants_that_share() {
+    let (main, folder) = (main(), tempfile::tempdir().unwrap());
+    let seer = seer(folder.path(), 128);
+    let (_tell, telling) = watch::channel(told(&main, DemandPhase::Active, &main.header.model));
+    let _keeping = tokio::spawn(seer.clone().keep(telling));
+    until("a primer", || seer.order().is_some()).await;
+    for (privacy, is_known) in [(Privacy::None, false), (Privacy::Shared, true), (Privacy::None, false)] {
+        for id in 1..=6 {
+            assert!(came(&seer, id, "t", privacy));
+            seer.told(id, &activations(&main));
+            seer.left(id);
+        }
+        assert!(came(&seer, 7, "new", Privacy::None));
+        let said = seer.mix(DemandPhase::Asleep, 1).await.unwrap();
+        assert_eq!(said.of == MixOf::Waiting, is_known, "{privacy:?}");
+        seer.left(7);
+    }
+}
+
+#[tokio::test]
 async fn who_is_told_to_keep_counts_only_forgets() {
     let (main, folder) = (main(), tempfile::tempdir().unwrap());
     let seer = seer(folder.path(), 128);

@@ -6,5 +6,6 @@ mod exchange;
 mod foresight;
 mod model;
 mod primer;
+mod prior;
 mod store;
 mod watch;

@@ -34,6 +34,7 @@ struct Watching(Arc<Watch>);
 impl Witness for Watching {
     fn came(&self, id: u64, tenant: &str, privacy: Privacy, body: &axum::body::Bytes) -> bool {
         let keeps = match privacy {
+            Privacy::Shared => Keeps::Shared,
             Privacy::None => Keeps::Records,
             Privacy::CountsOnly => Keeps::Counts,
             Privacy::LeftOut => Keeps::Nothing,
