@@ -1,11 +1,14 @@
-//! Saved predictors, the tree in them included.
+//! Saved predictors, whole ones with the tree in them and portable ones.
 //!
 //! Input: the bytes of a file for a small model.
 
 use crate::{check_error, memory};
 use bytes::Bytes;
 use remoe_predictor::record::{ActivationRecord, RecordHeader};
-use remoe_predictor::{ByPhase, Embedding, Method, Phase, Predictor, Trained, TrainingOptions, TreeOptions};
+use remoe_predictor::{
+    ByPhase, Embedding, Method, Phase, Portable, Predictor, Shares, Trained, TrainingOptions, TreeOptions,
+    TunedPredictor,
+};
 use std::sync::LazyLock;
 
 const VOCABULARY: u32 = 12;
@@ -31,6 +34,10 @@ pub fn run(data: &[u8]) {
 }
 
 fn load(file: &Bytes) {
+    match Portable::from_bytes(file, MODEL, &EMBEDDING) {
+        Ok(portable) => return check_portable(&portable),
+        Err(error) => check_error(&error.to_string()),
+    }
     let mut trained = match Trained::from_bytes(file, MODEL, &EMBEDDING) {
         Ok(trained) => trained,
         Err(error) => return check_error(&error.to_string()),
@@ -48,17 +55,32 @@ fn load(file: &Bytes) {
     check_predictions(&trained);
 }
 
+fn check_portable(portable: &Portable) {
+    for prompt in [&[0_u32][..], &[3, 1, 4, 1, 5, 9]] {
+        for phase in Phase::ALL {
+            let prediction = portable.predict_with_errors(prompt, phase);
+            let parts = portable.parts(prompt, phase).expect("the prompt is of this model");
+            let shares = prediction.map(|prediction| prediction.shares);
+            shares.as_ref().map_or_else(|error| check_error(&error.to_string()), check_shares);
+            parts.iter().for_each(check_shares);
+        }
+    }
+    portable.to_bytes().expect("what was loaded can be saved");
+}
+
+fn check_shares(shares: &Shares) {
+    for row in shares.rows() {
+        assert!(row.iter().all(|share| (0.0..=1.0).contains(share)), "{row:?}");
+        assert!((row.iter().sum::<f32>() - 1.0).abs() < 1e-3, "{row:?}");
+    }
+}
+
 fn check_predictions(trained: &Trained) {
     for prompt in [&[0_u32][..], &[3, 1, 4, 1, 5, 9]] {
         for method in Method::ALL {
             for phase in Phase::ALL {
                 match trained.method(method).predict(prompt, phase) {
-                    Ok(shares) => {
-                        for row in shares.rows() {
-                            assert!(row.iter().all(|share| (0.0..=1.0).contains(share)), "{row:?}");
-                            assert!((row.iter().sum::<f32>() - 1.0).abs() < 1e-3, "{row:?}");
-                        }
-                    }
+                    Ok(shares) => check_shares(&shares),
                     Err(error) => check_error(&error.to_string()),
                 }
             }
@@ -106,5 +128,13 @@ pub fn seeds() -> Vec<Vec<u8>> {
         let trained = Trained::fit(header.clone(), &records, &EMBEDDING, options).expect("a history");
         trained.to_bytes().expect("a trained predictor can be saved")
     };
-    vec![seed(1, tree(0, 0)), seed(9, tree(0, 0)), seed(9, tree(8, 3)), seed(24, tree(12, 4))]
+    let portable = |records: u32| {
+        let trained = seed(records, tree(0, 0)).into();
+        let trained = Trained::from_bytes(&trained, MODEL, &EMBEDDING).expect("it was saved");
+        // Any embedding with the same tokens may stand for a sketch.
+        let portable = Portable::of(&trained, &EMBEDDING, &EMBEDDING).expect("the same tokens");
+        portable.to_bytes().expect("a portable predictor can be saved")
+    };
+    let whole = [seed(1, tree(0, 0)), seed(9, tree(0, 0)), seed(9, tree(8, 3)), seed(24, tree(12, 4))];
+    whole.into_iter().chain([portable(1), portable(24)]).collect()
 }
