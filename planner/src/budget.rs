@@ -56,7 +56,7 @@ const ASK_EVERY: usize = 1_000;
 pub(crate) struct Meter<'b> {
     budget: Budget<'b>,
     done: Cell<usize>,
-    /// Terms at which the budget is asked again, or a limit of the search itself is reached.
+    /// Terms at which the budget is asked again.
     next: Cell<usize>,
     /// Terms after which the search finishes by itself.
     most: Cell<usize>,
@@ -65,6 +65,8 @@ pub(crate) struct Meter<'b> {
     has_plan: Cell<bool>,
     /// Set once the budget kept the search from going on.
     is_cut: Cell<bool>,
+    /// Set once the search is over and its result is worked out.
+    concludes: Cell<bool>,
 }
 
 impl<'b> Meter<'b> {
@@ -77,6 +79,7 @@ impl<'b> Meter<'b> {
             told: Cell::new(Proceed::Continue),
             has_plan: Cell::new(false),
             is_cut: Cell::new(false),
+            concludes: Cell::new(false),
         }
     }
 
@@ -89,35 +92,42 @@ impl<'b> Meter<'b> {
     }
 
     fn ask(&self) {
-        if let (Some(ask), true) = (self.budget.ask, self.told.get() != Proceed::Cancel) {
-            // A search that was told to finish can still be cancelled.
-            match (ask(), self.told.get()) {
-                (Proceed::Continue, _) | (Proceed::Finish, Proceed::Finish) => {}
-                (told, _) => self.told.set(told),
-            }
+        let Some(ask) = self.budget.ask else { return };
+        self.next.set(self.done.get().saturating_add(ASK_EVERY));
+        // A search that was told to finish can still be cancelled.
+        match (self.told.get(), ask()) {
+            (Proceed::Cancel, _) | (_, Proceed::Continue) => {}
+            (_, told) => self.told.set(told),
         }
-        let again = if self.budget.ask.is_some() { self.done.get() + ASK_EVERY } else { usize::MAX };
-        let most = if self.done.get() < self.most.get() { self.most.get() } else { usize::MAX };
-        self.next.set(again.min(most));
     }
 
-    /// Limits the search to `terms` from now on. It finishes then, whatever the budget says.
-    pub(crate) fn limit_to(&self, terms: usize) {
-        self.most.set(self.done.get().saturating_add(terms));
-        self.next.set(self.next.get().min(self.most.get()));
+    /// Terms counted so far.
+    pub(crate) fn done(&self) -> usize {
+        self.done.get()
+    }
+
+    /// Has the search finish at so many terms, whatever the budget says.
+    pub(crate) fn limit_at(&self, terms: usize) {
+        self.most.set(terms);
     }
 
     /// Returns true if the search is to return what it has: it is cancelled, or it has a plan and is to finish.
     pub(crate) fn ends(&self) -> bool {
+        let searches = self.has_plan.get() && !self.concludes.get();
         let ends = match self.told.get() {
             Proceed::Continue => false,
-            Proceed::Finish => self.has_plan.get(),
+            Proceed::Finish => searches,
             Proceed::Cancel => true,
         };
         if ends {
             self.is_cut.set(true);
         }
-        ends || (self.done.get() >= self.most.get() && self.has_plan.get())
+        ends || (searches && self.done.get() >= self.most.get())
+    }
+
+    /// Notes that the search is over: from here on only a cancelled one ends early.
+    pub(crate) fn conclude(&self) {
+        self.concludes.set(true);
     }
 
     pub(crate) fn is_cancelled(&self) -> bool {

@@ -20,16 +20,22 @@ use nodes::{NodesArgs, Question};
 use nodes_model::Forms;
 use remoe_fetch::ModelArgs;
 use remoe_model::{DenseDtype, ExpertsDtype};
-use remoe_planner::{FieldError, Options, PlanDraft, PlanError, Problem, evaluate, preallocate, solve};
+use remoe_planner::{
+    Answer, Budget, FieldError, Options, PlanDraft, PlanError, Problem, Proceed, evaluate, preallocate, replan, solve,
+    solve_within,
+};
 use remoe_profile::{Factors, ModelId, Pair};
 use serde::Serialize;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Groups of remote functions where nothing is said.
 const MOST_GROUPS: u32 = 16;
+/// Share of a deadline that the search may take. The rest is for the figures of the plan that it found.
+const SEARCH_SHARE: f64 = 0.8;
 
 // A problem stands for a model.
 #[derive(Debug, Args)]
@@ -82,7 +88,11 @@ pub(crate) struct PlanArgs {
     /// Time that a new plan is expected to stay in use. To replace the previous plan, the new one must also save more
     /// in this time than its functions cost while they load
     #[arg(long, value_name = "TIME", default_value = "3600s", value_parser = planning::duration)]
-    stands: std::time::Duration,
+    stands: Duration,
+    /// Time that planning may take. With --previous, the planner searches near that plan only; without it, the full search
+    /// ends at the deadline and returns the best plan so far
+    #[arg(long, value_name = "TIME", value_parser = planning::duration, conflicts_with_all = ["evaluate", "preallocate"])]
+    deadline: Option<Duration>,
     /// Meet the limits even if remote experts are used more than predicted, by as much as the 95th percentile of past
     /// prediction errors. --sturdy considers other errors too
     #[arg(long)]
@@ -112,6 +122,15 @@ struct WithProblem<'a, T> {
     /// By how much times differ from the profile's, as answers say.
     #[serde(skip_serializing_if = "Option::is_none")]
     factors: Option<Factors>,
+    #[serde(flatten)]
+    answer: Timed<T>,
+}
+
+/// An answer with the time that it took, where it had a deadline.
+#[derive(Serialize)]
+struct Timed<T> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    elapsed_seconds: Option<f64>,
     #[serde(flatten)]
     answer: T,
 }
@@ -154,7 +173,8 @@ pub(crate) fn run(args: &PlanArgs, as_json: bool, verbose: bool) -> Result<ExitC
         return nodes::run(&question, as_json);
     }
     let factors = args.measured.as_deref().map(read_factors).transpose()?;
-    let command = Command { args, problem: args.read_problem(factors)?, factors, as_json };
+    let mut command =
+        Command { args, problem: args.read_problem(factors)?, factors, as_json, elapsed_seconds: None };
     let problem = &command.problem;
     if args.robust && args.problem.is_none() && problem.prediction_p95.is_none() {
         let message = "cannot apply --robust: the error of predictions is unknown; give --predictor a predictor whose \
@@ -179,11 +199,39 @@ pub(crate) fn run(args: &PlanArgs, as_json: bool, verbose: bool) -> Result<ExitC
         sturdy,
         turns: true,
     };
-    let solved = solve(problem, previous.as_ref(), &options);
+    let solved = match args.deadline {
+        None => solve(problem, previous.as_ref(), &options),
+        Some(deadline) => {
+            let start = Instant::now();
+            let solved = planned_within(deadline, problem, previous.as_ref(), &options);
+            command.elapsed_seconds = Some(start.elapsed().as_secs_f64());
+            solved
+        }
+    };
+    let problem = &command.problem;
     command.answer(solved, |answer| match args.explain {
         true => plan_words::explained(problem, answer),
         false => plan_report::answer(problem, answer, verbose),
     })
+}
+
+/// The plan that is found within `deadline`, near `previous` where there is one.
+fn planned_within(
+    deadline: Duration,
+    problem: &Problem,
+    previous: Option<&PlanDraft>,
+    options: &Options,
+) -> Result<Answer, PlanError> {
+    let start = Instant::now();
+    let proceed = || match start.elapsed() < deadline.mul_f64(SEARCH_SHARE) {
+        true => Proceed::Continue,
+        false => Proceed::Finish,
+    };
+    let budget = Budget::new(&proceed);
+    match previous {
+        Some(previous) => replan(problem, previous, options, budget),
+        None => solve_within(problem, None, options, budget),
+    }
 }
 
 impl PlanArgs {
@@ -238,6 +286,8 @@ struct Command<'a> {
     problem: Problem,
     factors: Option<Factors>,
     as_json: bool,
+    /// Seconds of planning, where it had a deadline.
+    elapsed_seconds: Option<f64>,
 }
 
 impl Command<'_> {
@@ -249,11 +299,13 @@ impl Command<'_> {
         let args = self.args;
         match result {
             Ok(answer) => {
+                let elapsed_seconds = self.elapsed_seconds;
                 match (self.as_json, &args.source) {
                     (true, Some(_)) => {
+                        let answer = Timed { elapsed_seconds, answer };
                         json::print(&WithProblem { problem: &self.problem, factors: self.factors, answer })?;
                     }
-                    (true, None) => json::print(&answer)?,
+                    (true, None) => json::print(&Timed { elapsed_seconds, answer })?,
                     (false, _) => {
                         let mut out = anstream::stdout().lock();
                         if let Some(Factors { prefill, decode }) = &self.factors {

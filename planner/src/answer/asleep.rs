@@ -5,11 +5,8 @@ use crate::alive::{Alone, mean_per_second};
 use crate::answer::plans::{Effort, Inputs};
 use crate::plan::{Group, LayerPlan, Plan};
 use crate::problem::model::Model;
-use crate::search::Counters;
-use crate::slicing::{Depth, Family, Planned, in_groups};
+use crate::slicing::{Depth, Planned, in_groups};
 
-/// Beyond so many experts in all, arrangements of groups that end by themselves are searched coarsely.
-const MANY_EXPERTS: usize = 1000;
 /// Evaluations of moves from a plan whose groups end by themselves, at most.
 const MOST_MOVES: usize = 5_000;
 /// Shares of a group's experts that are tried as a group of their own, those that are used least.
@@ -17,13 +14,14 @@ const PARTS: [f64; 3] = [0.25, 0.5, 0.75];
 
 impl<'s, 'm: 's> Inputs<'s, 'm> {
     /// `sliced`, the cheapest plan of groups that stay, or a cheaper one in which some end by themselves where the problem
-    /// allows that. `mix` is the cheapest plan with nothing remote.
+    /// allows that. `mix` is the cheapest plan with nothing remote; `paid` searches at the price of groups that are paid for
+    /// a part of the time.
     pub(crate) fn with_sleepers(
         &self,
         sliced: Option<Planned>,
         mix: Option<&Planned>,
         effort: Effort,
-        counters: &mut Counters,
+        paid: impl FnOnce(&Inputs<'_, '_>) -> Option<Planned>,
     ) -> Option<Planned> {
         let allowed = self.model.problem.remote_idle_seconds.filter(|_| self.model.groups_may_sleep());
         let Some(window) = allowed else { return sliced };
@@ -38,13 +36,12 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
         }
         if let Some(share) = sliced.as_ref().or(mix).and_then(|known| self.share_alive(known, window)) {
             // What groups cost a second is what differs most: their arrangement is searched at that price.
-            let paid = Model { remote_share: share, ..self.model.beside(self.model.problem) };
-            let paid_inputs = Inputs { model: &paid, ..*self };
-            let effort = if self.model.experts() > MANY_EXPERTS { Effort::Coarse } else { effort };
-            starts.extend(paid_inputs.arranged(Family::Sliced, effort, counters));
-            self.model.add_work(paid.work_done());
+            let cheap = Model { remote_share: share, ..self.model.beside(self.model.problem) };
+            starts.extend(paid(&Inputs { model: &cheap, ..*self }));
+            self.model.work.set(self.model.work_done() + cheap.work_done());
         }
-        let ends = starts.into_iter().filter_map(|start| self.asleep(&start, window, effort));
+        let starts = starts.into_iter().take_while(|_| !self.model.ends());
+        let ends = starts.filter_map(|start| self.asleep(&start, window, effort));
         let best = ends.reduce(|best, other| if other.beats(&best) { other } else { best });
         match (sliced, best) {
             (Some(stays), Some(sleeps)) if !sleeps.beats(&stays) => Some(stays),

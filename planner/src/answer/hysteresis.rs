@@ -1,15 +1,17 @@
 //! Whether a plan that runs is replaced, what that would change, and what the change itself costs.
 //!
 //! While a plan gives way to another, both are alive: the previous one serves until every function of the new one has
-//! loaded what it does not have. A function that loads b bytes takes T = b / load rate, and if it is no previous one the
-//! seconds of a process before that; it is paid meanwhile and saves nothing yet. So of the H seconds that the new plan is
-//! expected to stand the change costs sum T_f rate_f, as far as functions are alive then, and what is saved is saved for
-//! H - max T_f.
+//! loaded what it does not have. No remote function can change its experts or its size: a group that differs in them is
+//! new functions, which start and load all that they host. A main function of the same size stays and loads the experts
+//! that come home; of another size it starts anew and loads all of its weights. A function that loads b bytes takes
+//! T = b / load rate, and if it starts the seconds of a process before that; it is paid meanwhile and saves nothing yet.
+//! So of the H seconds that the new plan is expected to stand the change costs sum T_f rate_f, as far as functions are
+//! alive then, and what is saved is saved for H - max T_f.
 
 use crate::alive::mean_per_second;
 use crate::answer::Remote;
 use crate::cost::{Evaluation, Violation};
-use crate::plan::{Plan, whole_bytes};
+use crate::plan::{Group, Plan, whole_bytes};
 use crate::problem::Start;
 use crate::problem::model::Model;
 use crate::problem::sizes::GB;
@@ -31,8 +33,8 @@ pub struct Change {
     pub main_bytes: Option<[Bytes; 2]>,
     /// What the new plan changes in each layer that it changes.
     pub layers: Vec<LayerChange>,
-    /// Bytes of experts that functions of the new plan have to load because those of the previous one do not have
-    /// them; where there is one.
+    /// Bytes of weights that functions of the new plan have to load: those that start all of theirs, main functions that
+    /// stay the experts that come home; where there is a new plan.
     pub moved_bytes: Option<Bytes>,
     /// What loading them takes, and what the new plan saves by then; where there is one and the problem says how
     /// functions start.
@@ -200,9 +202,19 @@ impl Load {
 /// Functions that host the same experts: these, per layer, and how many there are.
 struct Hosts {
     experts: Vec<Vec<u32>>,
+    size: Size,
     functions: f64,
     /// Dollars per second of each.
     rate: f64,
+}
+
+/// Size of a function, which it cannot change.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Size {
+    memory_bytes: f64,
+    vcpus: Option<f64>,
+    /// Set for a function of a single layer in a plan without groups, which is named by its layer.
+    of_layer: bool,
 }
 
 impl Hosts {
@@ -224,11 +236,13 @@ impl Hosts {
 fn hosts(model: &Model<'_>, plan: &Plan) -> (Hosts, Vec<Hosts>) {
     let main = Hosts {
         experts: (0..plan.layers.len()).map(|layer| model.local_experts(layer, plan)).collect(),
+        size: Size { memory_bytes: plan.main_bytes, vcpus: plan.main_vcpus, of_layer: false },
         functions: f64::from(model.problem.pricing.main_replicas),
         rate: model.main_rate(plan),
     };
     let of_groups = plan.groups.iter().map(|group| Hosts {
         experts: group.experts.clone(),
+        size: Size { memory_bytes: group.memory_bytes, vcpus: group.vcpus, of_layer: false },
         functions: f64::from(group.replicas),
         rate: model.function_rate(group.memory_bytes, group.vcpus),
     });
@@ -237,38 +251,59 @@ fn hosts(model: &Model<'_>, plan: &Plan) -> (Hosts, Vec<Hosts>) {
         let mut experts = vec![Vec::new(); plan.layers.len()];
         experts[layer].clone_from(&part.remote);
         let rate = model.cpu_price * part.memory_bytes / GB;
-        Hosts { experts, functions: f64::from(part.replicas), rate }
+        let size = Size { memory_bytes: part.memory_bytes, vcpus: None, of_layer: true };
+        Hosts { experts, size, functions: f64::from(part.replicas), rate }
     });
     (main, of_groups.chain(of_layers).collect())
 }
 
-/// What the functions of `to` load, where those of `from` become them as far as they can: the largest of the new
-/// functions take, one after the other, the previous ones that have the most of theirs.
+/// What the functions of `to` load, where those of `from` run.
 fn loads(model: &Model<'_>, from: &Plan, to: &Plan) -> Vec<Load> {
-    let ((old_main, mut old), (main, mut new)) = (hosts(model, from), hosts(model, to));
+    let ((old_main, old), (main, new)) = (hosts(model, from), hosts(model, to));
     let starts = model.problem.starts;
-    let load = |hosts: &Hosts, functions: f64, bytes: f64, runs: bool| Load {
-        functions,
-        bytes,
-        rate: hosts.rate,
-        start: starts.map(|starts| starts.remote),
-        runs,
+    let stays = main.size == old_main.size;
+    let bytes = match stays {
+        true => main.bytes(model) - main.shared_bytes(&old_main, model),
+        false => model.nonexpert_bytes + main.bytes(model),
     };
-    let of_main = load(&main, main.functions, main.bytes(model) - main.shared_bytes(&old_main, model), true);
-    let mut loads = vec![Load { start: starts.map(|starts| starts.main), ..of_main }];
-    new.sort_by(|a, b| b.bytes(model).total_cmp(&a.bytes(model)));
-    for hosts in new {
-        let shared: Vec<f64> = old.iter().map(|old| hosts.shared_bytes(old, model)).collect();
-        let most = (0..old.len()).max_by(|a, b| shared[*a].total_cmp(&shared[*b]));
-        let mut fresh = hosts.functions;
-        if let Some(most) = most.filter(|most| shared[*most] > 0.0) {
-            let become_these = hosts.functions.min(old.swap_remove(most).functions);
-            fresh -= become_these;
-            loads.push(load(&hosts, become_these, hosts.bytes(model) - shared[most], true));
+    let of_main = Load {
+        functions: main.functions,
+        bytes,
+        rate: main.rate,
+        start: starts.map(|starts| starts.main),
+        runs: stays,
+    };
+    let of_remote = |hosts: &Hosts| {
+        let same = old.iter().filter(|old| old.size == hosts.size && old.experts == hosts.experts);
+        let there: f64 = same.map(|old| old.functions).sum();
+        Load {
+            functions: (hosts.functions - there).max(0.0),
+            bytes: hosts.bytes(model),
+            rate: hosts.rate,
+            start: starts.map(|starts| starts.remote),
+            runs: false,
         }
-        loads.push(load(&hosts, fresh, hosts.bytes(model), false));
+    };
+    std::iter::once(of_main).chain(new.iter().map(of_remote)).collect()
+}
+
+/// `plan` with the groups that stay as they are at the places that they have in `previous`: functions are named by them.
+pub(crate) fn aligned(plan: &Plan, previous: &Plan) -> Plan {
+    let same = |one: &Group, other: &Group| {
+        one.experts == other.experts && one.memory_bytes == other.memory_bytes && one.vcpus == other.vcpus
+    };
+    let count = plan.groups.len();
+    let place = |group: &Group| previous.groups.iter().position(|old| same(old, group));
+    let mut places: Vec<Option<usize>> = vec![None; count];
+    for (index, group) in plan.groups.iter().enumerate() {
+        if let Some(taken) = place(group).and_then(|place| places.get_mut(place)) {
+            *taken = Some(index);
+        }
     }
-    loads
+    let mut others =
+        (0..count).filter(|index| !places.contains(&Some(*index))).collect::<Vec<_>>().into_iter();
+    let order: Vec<usize> = places.iter().filter_map(|place| place.or_else(|| others.next())).collect();
+    Plan { groups: order.into_iter().map(|index| plan.groups[index].clone()).collect(), ..plan.clone() }
 }
 
 fn differences(from: &Plan, to: &Plan) -> (Option<[Bytes; 2]>, Vec<LayerChange>) {
@@ -294,7 +329,7 @@ fn differences(from: &Plan, to: &Plan) -> (Option<[Bytes; 2]>, Vec<LayerChange>)
 mod tests {
     use super::*;
     use crate::generate::{Random, small_problem};
-    use crate::plan::{Group, LayerPlan};
+    use crate::plan::LayerPlan;
 
     #[test]
     fn only_what_no_function_has_is_moved() {
@@ -321,20 +356,114 @@ mod tests {
             }
         };
         let from = plan(&[(&[0, 1, 2], 1), (&[3, 4], 2)]);
-        let moved = |to: &[(&[u32], u32)]| {
-            loads(&model, &from, &plan(to)).iter().map(|load| load.functions * load.bytes).sum::<f64>() / each
+        let moved = |to: &Plan| {
+            loads(&model, &from, to).iter().map(|load| load.functions * load.bytes).sum::<f64>() / each
         };
         let close = |moved: f64, experts: f64| assert!((moved - experts).abs() < 1e-9, "{moved} {experts}");
         // Other numbers of the same groups.
-        close(moved(&[(&[3, 4], 2), (&[0, 1, 2], 1)]), 0.0);
-        // An expert to another group, both of whose functions load it.
-        close(moved(&[(&[0, 1], 1), (&[2, 3, 4], 2)]), 2.0);
+        close(moved(&plan(&[(&[3, 4], 2), (&[0, 1, 2], 1)])), 0.0);
+        // An expert to another group: both groups are new, two functions of the second one.
+        close(moved(&plan(&[(&[0, 1], 1), (&[2, 3, 4], 2)])), 2.0 + 2.0 * 3.0);
         // A function more loads all that it has.
-        close(moved(&[(&[0, 1, 2], 2), (&[3, 4], 2)]), 3.0);
-        // An expert that comes home, in both main functions.
-        close(moved(&[(&[0, 1], 1), (&[3, 4], 2)]), 2.0);
-        // One function of each group is gone.
-        close(moved(&[(&[3, 4], 1)]), 6.0);
+        close(moved(&plan(&[(&[0, 1, 2], 2), (&[3, 4], 2)])), 3.0);
+        // An expert that comes home, in both main functions; what it leaves is a new group.
+        close(moved(&plan(&[(&[0, 1], 1), (&[3, 4], 2)])), 2.0 + 2.0);
+        // One function of each group is gone; three experts come home to both main functions.
+        close(moved(&plan(&[(&[3, 4], 1)])), 6.0);
+        // Another size is another function, another idle window is not.
+        let mut other = from.clone();
+        other.groups[1].memory_bytes = 2e9;
+        close(moved(&other), 2.0 * 2.0);
+        other.groups[1] = Group { vcpus: Some(2.0), ..from.groups[1].clone() };
+        close(moved(&other), 2.0 * 2.0);
+        other.groups[1] = Group { idle_seconds: Some(9.0), ..from.groups[1].clone() };
+        close(moved(&other), 0.0);
+        // A main function of another size loads everything that it has.
+        let main = Plan { main_bytes: 2e9, ..from.clone() };
+        close(moved(&main), 2.0 * (model.nonexpert_bytes / each + 1.0));
+    }
+
+    /// A change is charged for what no function of the previous plan has as a whole, whatever the plans are.
+    #[test]
+    fn change_charges_every_new_function_and_no_other() {
+        let random = &mut Random::new(8);
+        let mut changed = 0;
+        for seed in 0..200 {
+            let problem = small_problem(seed, 2);
+            let model = Model::new(&problem);
+            let drawn = |random: &mut Random| {
+                let mut groups: Vec<Group> = (0..3)
+                    .map(|_| Group {
+                        experts: vec![Vec::new(); 2],
+                        memory_bytes: [1e9, 2e9][random.whole(0, 1) as usize],
+                        vcpus: None,
+                        replicas: random.whole(1, 3) as u32,
+                        idle_seconds: None,
+                    })
+                    .collect();
+                for (layer, parts) in model.layers.iter().enumerate() {
+                    for expert in 0..parts.experts as u32 {
+                        let to = if random.one_in(4) { 3 } else { expert as usize % 3 };
+                        groups.get_mut(to).into_iter().for_each(|group| group.experts[layer].push(expert));
+                    }
+                }
+                groups.retain(|group| group.experts.iter().any(|experts| !experts.is_empty()));
+                let remote = |layer: usize| {
+                    let mut remote: Vec<u32> =
+                        groups.iter().flat_map(|group| group.experts[layer].clone()).collect();
+                    remote.sort_unstable();
+                    LayerPlan { remote, ..LayerPlan::default() }
+                };
+                Plan { groups: groups.clone(), ..Plan::of_layers(1e9, vec![remote(0), remote(1)]) }
+            };
+            let (from, to) = (drawn(random), drawn(random));
+            let all = loads(&model, &from, &from);
+            assert!(all.iter().all(|load| load.functions * load.bytes == 0.0), "{seed}");
+            let charged: f64 =
+                loads(&model, &from, &to).iter().skip(1).map(|load| load.functions * load.bytes).sum();
+            let mut left = from.groups.clone();
+            let mut expected = 0.0;
+            for group in &to.groups {
+                for _ in 0..group.replicas {
+                    let there = left.iter_mut().find(|old| {
+                        let alike = Group { replicas: old.replicas, ..group.clone() };
+                        old.replicas > 0 && **old == alike
+                    });
+                    match there {
+                        Some(there) => there.replicas -= 1,
+                        None => expected += model.weight_bytes(&group.experts),
+                    }
+                }
+            }
+            changed += usize::from(expected > 0.0);
+            assert!((charged - expected).abs() <= 1e-9 * expected, "{seed}: {charged} {expected}");
+        }
+        assert!(changed > 100, "{changed}");
+    }
+
+    #[test]
+    fn groups_that_stay_keep_their_numbers() {
+        let group = |expert: u32| Group {
+            experts: vec![vec![expert]],
+            memory_bytes: 1e9,
+            vcpus: None,
+            replicas: 1,
+            idle_seconds: None,
+        };
+        let plan = |experts: &[u32]| Plan {
+            groups: experts.iter().map(|expert| group(*expert)).collect(),
+            ..Plan::of_layers(1e9, vec![LayerPlan::default()])
+        };
+        let previous = plan(&[0, 1, 2, 3]);
+        for (new, expected) in [
+            (vec![3, 2, 1, 0], vec![0, 1, 2, 3]),
+            (vec![2, 7, 0], vec![0, 7, 2]),
+            (vec![8, 9, 1, 3, 5], vec![8, 1, 9, 3, 5]),
+            // The number of the last one is gone.
+            (vec![3, 1], vec![3, 1]),
+        ] {
+            assert_eq!(aligned(&plan(&new), &previous), plan(&expected));
+        }
     }
 
     fn load(functions: f64, bytes: f64, rate: f64, runs: bool) -> Load {

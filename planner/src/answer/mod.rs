@@ -11,7 +11,7 @@ pub(crate) mod remedy;
 pub(crate) mod words;
 
 use crate::answer::explain::{Explanation, explain};
-use crate::answer::hysteresis::{Change, Inertia, Kept, decide};
+use crate::answer::hysteresis::{Change, Inertia, Kept, aligned, decide};
 use crate::answer::infeasible::{Infeasible, device_too_small, on_prediction, worst_case};
 use crate::answer::plans::{Effort, Inputs};
 use crate::answer::remedy::sufficient;
@@ -27,7 +27,7 @@ use crate::problem::{ErrorFactor, Problem};
 use crate::search::Counters;
 use crate::search::selection::{Candidate, across_layers, by_ratio};
 use crate::search::tables::LayerTable;
-use crate::slicing::Sturdiness;
+use crate::slicing::{Planned, Sturdiness};
 use crate::verdict::{Asked, Rival, Turns, Verdict, rivals};
 use serde::Serialize;
 use std::cell::OnceCell;
@@ -265,6 +265,7 @@ fn full<'p>(
     options: &Options,
     meter: &Rc<Meter<'p>>,
 ) -> Result<Answer, PlanError> {
+    meter.limit_at(usize::MAX);
     match attempt(problem, previous, options, Scope::All, meter) {
         Err(PlanError::Infeasible(mut why)) => {
             let simple = Options { sturdy: 0.0, turns: false, ..*options };
@@ -342,6 +343,7 @@ fn attempt<'p>(
     let verdict = Verdict::new(rivals, (options.turns && !is_near).then_some(turns));
     let mut best = plans.best().cloned();
     let mut sturdiness = None;
+    go_on(&model)?;
     if let Some(planned) = best.as_mut().filter(|_| options.sturdy > 0.0) {
         let before = model.work_done();
         let (sturdier, figures) = inputs.sturdier(planned, &plans, options.sturdy);
@@ -350,6 +352,9 @@ fn attempt<'p>(
         sturdiness = figures;
     }
     go_on(&model)?;
+    if let (Some(best), Some(kept)) = (&mut best, &kept) {
+        keep_places(&model, best, &kept.plan, &violations);
+    }
     let change = kept.as_ref().map(|kept| decide(&model, kept, best.as_ref(), options.inertia()));
     let keeps = change.as_ref().is_some_and(|change| change.kept);
     let baselines = without.baselines;
@@ -379,7 +384,9 @@ fn attempt<'p>(
     };
     go_on(&model)?;
     let complete = !meter.is_cut();
+    meter.conclude();
     let evaluation = concluded(&model, &plan, evaluation);
+    let cost = evaluation.total_cost;
     Ok(Answer {
         plan,
         evaluation,
@@ -391,7 +398,7 @@ fn attempt<'p>(
         change,
         search: counters,
         incremental: is_near,
-        cost_bound: None,
+        cost_bound: plans.bound.map(|bound| bound.min(cost)),
         complete,
     })
 }
@@ -468,6 +475,24 @@ fn tables(model: &Model<'_>) -> Result<Vec<LayerTable>, PlanError> {
         tables.push(LayerTable::new(model, layer));
     }
     Ok(tables)
+}
+
+/// Gives the groups of `best` that are those of `previous` the places that they have there.
+fn keep_places(
+    model: &Model<'_>,
+    best: &mut Planned,
+    previous: &Plan,
+    violations: &dyn Fn(&Plan, &Evaluation) -> Vec<Violation>,
+) {
+    let plan = aligned(&best.plan, previous);
+    if plan == best.plan {
+        return;
+    }
+    // Sums in another order may differ in their last bits.
+    let evaluation = model.evaluate(&plan);
+    if violations(&plan, &evaluation).is_empty() {
+        (best.plan, best.evaluation) = (plan, evaluation);
+    }
 }
 
 /// The evaluation of the plan of an answer, which the search has seen as `known`.

@@ -1,39 +1,133 @@
 //! Plans near the previous one: what a search of milliseconds finds when only shares have changed.
 //!
-//! The previous arrangement is dealt again by the new shares. Beside it stand the arrangements with a few more or fewer
-//! remote experts and groups, and a plan with nothing remote.
+//! The previous arrangement is dealt again by the new shares. A local search over arrangements follows
+//! (`slicing/climb.rs`), then groups that end by themselves, then sizes of single functions. Work is counted in terms,
+//! so that the plan is the same on every machine; the budget may end the search earlier.
 
+use crate::answer::Remote;
 use crate::answer::hysteresis::Kept;
-use crate::answer::plans::{Effort, Inputs, Plans};
-use crate::search::selection::{Candidate, Selection};
-use crate::slicing::{Family, Planned, in_groups};
+use crate::answer::plans::{Effort, Inputs, Plans, is_paper_form};
+use crate::plan::Plan;
+use crate::search::selection::{Candidate, Selection, ratio_candidate};
+use crate::slicing::{Climbed, Depth, Family, Planned, in_groups};
 
-/// Terms that a search near the previous plan sums, at most.
-const MOST_WORK: usize = 1_000_000;
+/// Terms that a search near the previous plan sums, at most: so many, and so many more for every expert.
+const MOST_WORK: (usize, usize) = (220_000, 110);
+/// Parts of that work, in percent, up to which arrangements are searched, without and with groups that end by
+/// themselves, then such groups, then sizes. The rest is for sturdiness.
+const ARRANGED: usize = 70;
+const ARRANGED_BESIDE_SLEEP: usize = 35;
+const ASLEEP: usize = 70;
+const SIZED: usize = 85;
+/// Pairs of candidate and main size that are solved for functions of single layers, at most.
+const MOST_PAIRS: usize = 24;
+/// Ratios of remote experts that are looked at beside the previous one, as parts of all.
+const RATIOS: usize = 16;
 
 impl<'s, 'm: 's> Inputs<'s, 'm> {
-    /// The cheapest plans near `kept`, as far as the budget goes.
+    /// The cheapest plans near `kept`, as far as work and budget go.
     pub(crate) fn near(&'s self, kept: &Kept) -> Plans<'s> {
-        self.model.meter.limit_to(MOST_WORK);
+        let (base, each) = MOST_WORK;
+        let work = base + each * self.model.experts();
+        let start = self.model.meter.done();
+        let until = |percent: usize| self.model.meter.limit_at(start + work / 100 * percent);
+        let may_sleep = self.model.problem.remote_idle_seconds.is_some() && self.model.groups_may_sleep();
+        until(if may_sleep { ARRANGED_BESIDE_SLEEP } else { ARRANGED });
         let mut plans = Plans::none();
         plans.is_near = true;
         plans.mix = self.mix(&mut plans.counters);
-        let counts = kept.plan.remote_counts();
-        let i = counts.iter().copied().max().unwrap_or(0);
-        let candidate = Candidate { selection: Selection::Mixed, i, counts };
-        let slicing = self.new_slicing();
-        let dealt = slicing
-            .dealt_again(&in_groups(&kept.plan))
-            .and_then(|plan| slicing.judged(&candidate, plan, None));
-        let family =
-            if self.model.problem.limits.max_groups.is_some() { Family::Sliced } else { Family::PerLayer };
-        let arranged = self.arranged(family, Effort::Coarse, &mut plans.counters);
-        let all = [dealt, arranged].into_iter().flatten();
-        let best: Option<Planned> = all.reduce(|best, other| if other.beats(&best) { other } else { best });
-        match family {
-            Family::Sliced => plans.sliced = best,
-            Family::PerLayer => plans.per_layer = best.map(|best| self.in_layers(&best).unwrap_or(best)),
+        if self.remote == Remote::Never {
+            return plans;
         }
+        let previous = in_groups(&kept.plan);
+        let dealt = self.dealt_again(&previous);
+        let has_groups = self.model.problem.limits.max_groups.is_some();
+        if is_paper_form(self.model) && (!has_groups || self.has_rival_layers()) {
+            plans.per_layer = self.near_layers(kept);
+        } else if !has_groups {
+            plans.per_layer = self.climbed(&previous, Family::PerLayer, &mut plans);
+        }
+        if has_groups {
+            let climbed = self.climbed(&previous, Family::Sliced, &mut plans);
+            let sliced = better(dealt.clone().filter(|dealt| !is_per_layer(dealt)), climbed);
+            until(ASLEEP);
+            let paid = |inputs: &Inputs<'_, '_>| inputs.new_slicing().climbed(&previous, Family::Sliced).best;
+            let sliced = self.with_sleepers(sliced, plans.mix.as_ref(), Effort::Coarse, paid);
+            until(SIZED);
+            plans.sliced = sliced.map(|sliced| self.sized_on(sliced));
+        }
+        let layers = dealt.filter(is_per_layer);
+        let per_layer = better(plans.per_layer.take(), layers);
+        plans.per_layer = per_layer.map(|planned| self.in_layers(&planned).unwrap_or(planned));
+        until(100);
         plans
+    }
+
+    /// The plan with the experts of `previous` dealt again, where it keeps every limit.
+    fn dealt_again(&self, previous: &Plan) -> Option<Planned> {
+        let slicing = self.new_slicing();
+        let plan = slicing.dealt_again(previous).filter(|plan| plan.replicas() > 0)?;
+        slicing.judged(&candidate_of(&plan), plan, None)
+    }
+
+    fn climbed(&self, previous: &Plan, family: Family, plans: &mut Plans<'_>) -> Option<Planned> {
+        let mut slicing = self.new_slicing();
+        let Climbed { best, bound } = slicing.climbed(previous, family);
+        plans.bound = Some(plans.bound.map_or(bound, |known| known.min(bound)));
+        plans.counters.add(slicing.counters);
+        best
+    }
+
+    /// `planned` with other sizes of single functions.
+    fn sized_on(&self, planned: Planned) -> Planned {
+        let mut left = self.moves();
+        self.new_slicing().improved(planned, Depth::Single, &mut left)
+    }
+
+    /// The cheapest plan with a function per layer of the numbers of remote experts near those of `kept`.
+    fn near_layers(&'s self, kept: &Kept) -> Option<Planned> {
+        let model = self.model;
+        let mut search = self.new_search();
+        let counts = kept.plan.remote_counts();
+        let known = candidate_of(&kept.plan);
+        let main = model.main_sizes.iter().position(|bytes| *bytes == kept.plan.main_bytes);
+        let needed = model.main_needed(&counts);
+        let fits = |main: &usize| model.main_sizes[*main] >= needed;
+        if let Some(main) = main.filter(fits).filter(|_| counts.iter().any(|count| *count > 0)) {
+            search.try_one(&known, main);
+        }
+        search.most_solved = MOST_PAIRS;
+        let most = model.most_experts();
+        let ratios = (1..=RATIOS).map(|part| (part * most).div_ceil(RATIOS));
+        let mut candidates: Vec<Candidate> = vec![known];
+        // What follows a plan that runs need not pass the worst case.
+        let mixed = |i| Candidate { selection: Selection::Mixed, ..ratio_candidate(model, i) };
+        candidates.extend(ratios.map(mixed));
+        candidates.retain(|candidate| {
+            candidate.counts.iter().any(|count| *count > 0) && self.remote.allows(model, &candidate.counts)
+        });
+        search.run(candidates);
+        search.most_solved = usize::MAX;
+        self.mixing().spread(&mut search, true);
+        self.mixing().spread(&mut search, false);
+        search.best.as_ref().map(Planned::from)
+    }
+}
+
+fn candidate_of(plan: &Plan) -> Candidate {
+    let counts = plan.remote_counts();
+    Candidate { selection: Selection::Mixed, i: counts.iter().copied().max().unwrap_or(0), counts }
+}
+
+/// Returns true if every layer with remote experts has a function of its own.
+fn is_per_layer(planned: &Planned) -> bool {
+    !planned.plan.is_sliced()
+}
+
+/// The cheaper one.
+fn better(one: Option<Planned>, other: Option<Planned>) -> Option<Planned> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(if other.beats(&one) { other } else { one }),
+        (one, other) => one.or(other),
     }
 }

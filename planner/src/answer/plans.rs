@@ -22,6 +22,8 @@ pub(crate) enum Effort {
     Coarse,
 }
 
+/// Beyond so many experts in all, arrangements of groups that end by themselves are searched coarsely.
+const MANY_EXPERTS: usize = 1000;
 /// Ratios that a coarse search tries, at most.
 const COARSE_RATIOS: usize = 9;
 
@@ -59,6 +61,8 @@ pub(crate) struct Plans<'s> {
     pub(crate) counters: Counters,
     /// Only plans near the previous one were looked at.
     pub(crate) is_near: bool,
+    /// No plan of the arrangements that were looked at costs less, in dollars.
+    pub(crate) bound: Option<f64>,
 }
 
 impl Plans<'_> {
@@ -72,6 +76,7 @@ impl Plans<'_> {
             mix: None,
             counters: Counters::default(),
             is_near: false,
+            bound: None,
         }
     }
 
@@ -84,7 +89,7 @@ impl Plans<'_> {
 
 /// Whether a function per layer is searched in the paper's form, where sizes are memory and cost is that of
 /// one request.
-fn is_paper_form(model: &Model<'_>) -> bool {
+pub(super) fn is_paper_form(model: &Model<'_>) -> bool {
     let specs = &model.problem.specs;
     specs.main_vcpus.is_none() && specs.remote_vcpus.is_none() && model.problem.arrivals.is_none()
 }
@@ -104,7 +109,7 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
             search.run(thinned(remote, effort));
             search.most_solved = usize::MAX;
             if effort == Effort::Full && self.remote != Remote::Never && self.has_rival_layers() {
-                self.mixing().spread(&mut search);
+                self.mixing().spread(&mut search, false);
                 search.close();
             }
             let away = search.best.take();
@@ -143,12 +148,17 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
             let all = [plans.sliced.take(), moved, single].into_iter().flatten();
             plans.sliced = all.reduce(|best, other| if other.beats(&best) { other } else { best });
             let sliced = plans.sliced.take();
-            plans.sliced = self.with_sleepers(sliced, plans.mix.as_ref(), effort, &mut plans.counters);
+            let mut counters = Counters::default();
+            let coarse = self.model.experts() > MANY_EXPERTS;
+            let paid_effort = if coarse { Effort::Coarse } else { effort };
+            let paid = |inputs: &Inputs<'_, '_>| inputs.arranged(Family::Sliced, paid_effort, &mut counters);
+            plans.sliced = self.with_sleepers(sliced, plans.mix.as_ref(), effort, paid);
+            plans.counters.add(counters);
         }
         plans
     }
 
-    fn mixing(&'s self) -> Mixed<'s, 's> {
+    pub(super) fn mixing(&'s self) -> Mixed<'s, 's> {
         let Self { model, tables, remote, factors, .. } = *self;
         Mixed { model, tables, remote, factors }
     }
@@ -263,7 +273,7 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
         slicing.judged(&planned.candidate, plan, None)
     }
 
-    fn new_search(&self) -> Search<'_> {
+    pub(super) fn new_search(&self) -> Search<'_> {
         Search {
             model: self.model,
             tables: self.tables,

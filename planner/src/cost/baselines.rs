@@ -193,6 +193,9 @@ fn cheapest(model: &Model<'_>, needed: f64, at: impl Fn(Sizing, Detail) -> Basel
     let options = model.main_options(needed);
     model.add_work(options.len() * model.layers.len() * (1 + model.batches().len()));
     for main in options {
+        if model.ends() {
+            return None;
+        }
         let record = at(main, Detail::Bound);
         let better = best.as_ref().is_none_or(|(_, best)| match (record.is_feasible(), best.is_feasible()) {
             (true, false) => true,

@@ -129,7 +129,29 @@ impl Model<'_> {
         self.evaluate_in(plan, Detail::Full)
     }
 
+    /// The evaluation of `plan` for a search that takes no plan of another cost than `takes` says: only then are
+    /// latencies simulated. None also if the search ends.
+    pub(crate) fn evaluate_if(&self, plan: &Plan, takes: impl Fn(f64) -> bool) -> Option<Evaluation> {
+        if self.ends() {
+            return None;
+        }
+        let (mut evaluation, running) = self.evaluate_times(plan);
+        // Costs do not depend on simulations.
+        let cost = self.bill(&running, Detail::Cost).total();
+        takes(cost).then(|| {
+            self.complete(plan, &mut evaluation, &running, Detail::Search);
+            evaluation
+        })
+    }
+
     fn evaluate_in(&self, plan: &Plan, detail: Detail) -> Evaluation {
+        let (mut evaluation, running) = self.evaluate_times(plan);
+        self.complete(plan, &mut evaluation, &running, detail);
+        evaluation
+    }
+
+    /// The times of `plan`, and what its cost follows from.
+    fn evaluate_times(&self, plan: &Plan) -> (Evaluation, Running) {
         // Prefills, a part for each batch, and what every layer takes however few experts it has.
         self.add_work(self.experts() * (2 + self.batches().len() / 2) + 40 * self.layers.len());
         let mut layers: Vec<LayerEvaluation> = match plan.groups.is_empty() {
@@ -138,7 +160,7 @@ impl Model<'_> {
             }
             false => (0..plan.layers.len()).map(|layer| self.layer_in_groups(layer, plan)).collect(),
         };
-        let mut groups: Vec<GroupEvaluation> =
+        let groups: Vec<GroupEvaluation> =
             (0..plan.groups.len()).map(|index| self.group(index, plan, &layers)).collect();
         let times = self.times(plan, &mut layers);
         let prefill_seconds = times.prefill;
@@ -155,27 +177,37 @@ impl Model<'_> {
             Some(_) => batches.map(|(requests, seconds)| BatchStep { requests, seconds: *seconds }).collect(),
             None => Vec::new(),
         };
-        let bill = self.bill(&self.running(plan, times, &layers, &groups), detail);
-        let asleep = plan.groups.iter().zip(&mut groups).filter(|(group, _)| self.may_sleep(group));
-        asleep.zip(&bill.sleepers).for_each(|((_, group), life)| group.life = Some(*life));
-        let mut evaluation = Evaluation {
+        let running = self.running(plan, times, &layers, &groups);
+        let evaluation = Evaluation {
             prefill_seconds,
             decode_seconds,
-            ttft_seconds: bill.ttft_seconds,
-            tpot_seconds: bill.tpot_seconds,
+            ttft_seconds: 0.0,
+            tpot_seconds: 0.0,
             steps,
-            main_cost: bill.main_cost,
-            remote_cost: bill.remote_cost,
-            total_cost: bill.total(),
+            main_cost: 0.0,
+            remote_cost: 0.0,
+            total_cost: 0.0,
             gpu_bytes: self.gpu_bytes,
             layers,
             groups,
-            life: bill.life,
+            life: None,
             violations: Vec::new(),
         };
-        self.share_out(&mut evaluation);
-        evaluation.violations = self.violations(plan, &evaluation, &bill);
-        evaluation
+        (evaluation, running)
+    }
+
+    /// Adds to the times of `plan` what it costs, how long requests take and which limits it breaks.
+    fn complete(&self, plan: &Plan, evaluation: &mut Evaluation, running: &Running, detail: Detail) {
+        let bill = self.bill(running, detail);
+        let asleep =
+            plan.groups.iter().zip(&mut evaluation.groups).filter(|(group, _)| self.may_sleep(group));
+        asleep.zip(&bill.sleepers).for_each(|((_, group), life)| group.life = Some(*life));
+        (evaluation.ttft_seconds, evaluation.tpot_seconds) = (bill.ttft_seconds, bill.tpot_seconds);
+        (evaluation.main_cost, evaluation.remote_cost) = (bill.main_cost, bill.remote_cost);
+        evaluation.total_cost = bill.total();
+        evaluation.life = bill.life;
+        self.share_out(evaluation);
+        evaluation.violations = self.violations(plan, evaluation, &bill);
     }
 
     /// How long the parts of a request take. What quotas add is spread over `layers`.

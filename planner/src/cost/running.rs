@@ -11,7 +11,7 @@ use serde::Serialize;
 /// Requests in one decode step for which times are worked out, at most: beyond, steps grow as at the end.
 const MOST_ROWS: u32 = 64;
 /// Terms that take as long as a simulated request.
-const TERMS_OF_A_REQUEST: usize = 20;
+const TERMS_OF_A_REQUEST: usize = 5;
 /// Slack of shares and utilisations.
 const SHARE_SLACK: f64 = 1e-9;
 /// Factors by which estimates of waits may be too low and too high.
@@ -108,6 +108,8 @@ pub(crate) struct Limited {
 /// Figures that a bill has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Detail {
+    /// Estimated latencies.
+    Cost,
     /// Estimated latencies, or where these do not tell whether limits hold, those of slower or faster functions.
     Bound,
     /// Estimated latencies, or where these do not tell whether limits hold, simulated ones.
@@ -224,6 +226,8 @@ impl Model<'_> {
             concurrency: self.problem.request.concurrency.min(MOST_ROWS),
             mains,
         };
+        // A record is replayed.
+        self.meter.count(arrivals.recorded_seconds.as_ref().map_or(0, Vec::len));
         let target = self.problem.slo.target_itl_seconds;
         let found: Alive = alive_beside(arrivals, &service, running.start_seconds, target);
         let per_second = mean_per_second(arrivals);
@@ -235,7 +239,8 @@ impl Model<'_> {
         let alone = self.alone(arrivals, &service);
         let estimate = self.at_quantile(alone, mean, found.utilisation);
         let is_doubtful = self.is_in_doubt(arrivals, alone, estimate, running.start_seconds);
-        let simulated = match (is_doubtful || detail == Detail::Full) && !found.saturated {
+        let simulates = detail != Detail::Cost && (is_doubtful || detail == Detail::Full);
+        let simulated = match simulates && !found.saturated {
             true => self.latency(arrivals, &service, running.start_seconds, detail),
             false => None,
         };

@@ -286,7 +286,7 @@ impl<'m> Search<'m> {
         cutoff: f64,
     ) -> Option<Found> {
         // The evaluation goes over every expert: not for what is not cheaper anyway.
-        if sides.cost(main, &sizing.totals) > cutoff * (1.0 + 1e-9) {
+        if sides.cost(main, &sizing.totals) > cutoff * (1.0 + 1e-9) || self.model.ends() {
             return None;
         }
         let plan = sides.plan(main, &sizing.choices);

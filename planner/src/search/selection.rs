@@ -43,9 +43,13 @@ fn uses(model: &Model<'_>, layer: usize) -> Vec<f64> {
 
 /// One candidate per ratio, the largest first.
 pub(crate) fn by_ratio(model: &Model<'_>) -> Vec<Candidate> {
-    let most = model.most_experts();
-    let at = |i| Candidate { selection: Selection::Ratio, i, counts: ratio_counts(model, i, most) };
-    (0..=most).rev().map(at).collect()
+    (0..=model.most_experts()).rev().map(|i| ratio_candidate(model, i)).collect()
+}
+
+/// The candidate of the ratio `i` / K, K the experts of the largest layer.
+pub(crate) fn ratio_candidate(model: &Model<'_>, i: usize) -> Candidate {
+    let counts = ratio_counts(model, i, model.most_experts());
+    Candidate { selection: Selection::Ratio, i, counts }
 }
 
 /// Every choice of how many experts of each layer are remote that `known` does not have, where those are

@@ -105,9 +105,12 @@ impl Slicing<'_, '_> {
 
     /// Returns true if `plans` are at least `most`, or the search ends.
     pub(super) fn has_enough(&self, plans: &[Plan], most: usize) -> bool {
+        if plans.len() >= most || self.model.ends() {
+            return true;
+        }
         // A plan is written expert by expert.
         self.model.meter.count(1 + self.model.experts() / 8);
-        plans.len() >= most || self.model.ends()
+        false
     }
 
     /// At most `most` plans one move away.

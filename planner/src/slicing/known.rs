@@ -33,8 +33,7 @@ struct KnownLayer {
 impl Slicing<'_, '_> {
     /// Whether `plan` may keep the times and beat `other`: false only where its evaluation would say so too.
     pub(super) fn may_beat(&self, plan: &Plan, other: &Planned, known: &mut KnownLayers) -> bool {
-        // How long groups that end by themselves live is only known of the whole.
-        if plan.groups.is_empty() || plan.groups.iter().any(|group| group.idle_seconds.is_some()) {
+        if plan.groups.is_empty() {
             return true;
         }
         let running = known.running(self.model, plan);
@@ -72,7 +71,14 @@ impl KnownLayers {
         }
         let rate = |group: &Group| model.remote_rate(group.memory_bytes, group.vcpus);
         let (mut remote_rate, mut remote_bill) = (0.0, 0.0);
+        let mut sleepers = Vec::new();
         for (group, (prefill, step)) in plan.groups.iter().zip(&billed) {
+            let sleeper = model.sleeper(group, plan, rate(group) * f64::from(group.replicas));
+            if let Some(sleeper) = sleeper {
+                model.add_work(group.experts.iter().map(Vec::len).sum());
+                sleepers.push(sleeper);
+                continue;
+            }
             match model.is_reserved() {
                 true => remote_rate += rate(group) * f64::from(group.replicas),
                 false => remote_bill += rate(group) * (prefill + model.output * step),
@@ -86,7 +92,7 @@ impl KnownLayers {
             remote_rate,
             remote_bill,
             start_seconds: model.start_seconds(main, largest),
-            sleepers: Vec::new(),
+            sleepers,
         }
     }
 

@@ -9,6 +9,7 @@
 mod again;
 mod arrangement;
 mod blocks;
+mod climb;
 mod cold;
 pub(crate) mod deal;
 #[cfg(test)]
@@ -33,6 +34,7 @@ use crate::search::selection::Candidate;
 use crate::search::tables::LayerTable;
 use crate::search::{COST_TIE, Counters};
 use arrangement::Arrangement;
+pub(crate) use climb::Climbed;
 use deal::{Cut, deal};
 pub(crate) use improve::Depth;
 pub(crate) use rest::RestOfLayers;
@@ -328,7 +330,9 @@ impl Slicing<'_, '_> {
         plan: Plan,
         other: Option<&Planned>,
     ) -> Option<Planned> {
-        let planned = self.unjudged(candidate, plan);
+        let may_beat = |cost: f64| other.is_none_or(|other| cost <= other.cost() * (1.0 + 2.0 * COST_TIE));
+        let evaluation = self.model.evaluate_if(&plan, may_beat)?;
+        let planned = Planned { candidate: candidate.clone(), plan, evaluation };
         let beats = other.is_none_or(|other| planned.beats(other));
         let keeps = beats && (self.violations)(&planned.plan, &planned.evaluation).is_empty();
         // Where the search ends meanwhile, latencies of the plan may be unknown.

@@ -143,6 +143,9 @@ impl Slicing<'_, '_> {
         others: &[&Planned],
         share: f64,
     ) -> (Planned, Option<Sturdiness>) {
+        if self.model.ends() {
+            return (best.clone(), None);
+        }
         let wrong = wrong_problems(self.model.problem);
         let trials = Trials::new(self.model, &wrong);
         let Some(of_cheapest) = trials.of(&best.plan) else { return (best.clone(), None) };
@@ -185,7 +188,8 @@ impl Slicing<'_, '_> {
                 open.extend(planned.and_then(|planned| Open::new(planned, &trials, costs)));
             }
         }
-        self.model.add_work(trials.wrong.iter().map(|(_, wrong)| wrong.work_done()).sum());
+        let tried: usize = trials.wrong.iter().map(|(_, wrong)| wrong.work_done()).sum();
+        self.model.work.set(self.model.work_done() + tried);
         let may_be = open.into_iter().filter(|open| !open.stone);
         let chosen = may_be.reduce(|known, open| if open.stands_better(&known) { open } else { known });
         let (planned, own) = match chosen {

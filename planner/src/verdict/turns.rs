@@ -208,6 +208,9 @@ impl<'a, 'm> Asked<'a, 'm> {
 
     /// The cheapest way to serve `changed`, of those with remote experts as far as few arrangements have it.
     fn cheapest(&mut self, cause: Cause, factor: f64, changed: &Problem) -> Option<Way> {
+        if self.inputs.model.ends() {
+            return None;
+        }
         changed.check().ok()?;
         let model = self.inputs.model.beside(changed).with_used(Rc::clone(self.inputs.model.used()));
         if device_too_small(&model).is_some() {

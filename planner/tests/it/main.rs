@@ -13,6 +13,7 @@ mod latency;
 mod one_machine;
 mod properties;
 mod quota;
+mod replan;
 mod sleepers;
 mod turns;
 mod unknown_fields;

@@ -5,8 +5,8 @@ use crate::generate;
 use generate::{Random, Sample, Shape, model_problem, small_problem};
 use proptest::prelude::*;
 use remoe_planner::{
-    Account, Affine, Answer, CpuProfile, Device, ErrorFactor, Measured, Options, PlanDraft, PlanError,
-    Pricing, Problem, Remote, WrongCase, assignments_bound, evaluate, load_bound, longest_first,
+    Account, Affine, Answer, CpuProfile, Device, ErrorFactor, Layer, LayerPlan, Measured, Options, PlanDraft,
+    PlanError, Pricing, Problem, Remote, WrongCase, assignments_bound, evaluate, load_bound, longest_first,
     longest_first_beside, paper_bound, solve,
 };
 
@@ -278,11 +278,23 @@ proptest! {
         // What would change is what is different.
         let away: usize = change.layers.iter().map(|layer| layer.to_remote.len()).sum();
         prop_assert_eq!(away, best.plan.layers.iter().map(|layer| layer.remote.len()).sum::<usize>());
-        // Every replica is new and loads all that it has; the main function has what it keeps.
+        // Every replica is new and loads all that it has; so does a main function of another size.
         let parts = best.plan.layers.iter().zip(&problem.layers);
         let loaded: f64 = parts
             .map(|(part, layer)| part.remote.len() as f64 * layer.expert_bytes * f64::from(part.replicas))
             .sum();
+        let main: f64 = match best.plan.main_bytes == mix.plan.main_bytes {
+            true => 0.0,
+            false => {
+                let parts = best.plan.layers.iter().zip(&problem.layers);
+                let local = |(part, layer): (&LayerPlan, &Layer)| {
+                    (f64::from(layer.experts) - part.remote.len() as f64) * layer.expert_bytes
+                        + layer.nonexpert_bytes
+                };
+                f64::from(problem.pricing.main_replicas) * (problem.head_bytes + parts.map(local).sum::<f64>())
+            }
+        };
+        let loaded = loaded + main;
         let moved = change.moved_bytes.unwrap().0;
         prop_assert!((moved - loaded).abs() <= 1e-9 * loaded, "{moved} {loaded}");
     }

@@ -43,9 +43,10 @@ struct Pricing {
 }
 
 impl<'m> Mixed<'m, 'm> {
-    /// Has `search` look at the most promising choices, starting from the best plan that it knows.
-    pub(crate) fn spread(&self, search: &mut Search<'m>) {
-        for round in (0..ROUNDS).take_while(|_| !self.model.ends()) {
+    /// Has `search` look at the most promising choices, starting from the best plan that it knows. The first round looks at
+    /// the whole range; without it the search stays near that plan.
+    pub(crate) fn spread(&self, search: &mut Search<'m>, near: bool) {
+        for round in (usize::from(near)..ROUNDS).take_while(|_| !self.model.ends()) {
             let before = search.best.as_ref().map(|best| best.evaluation.total_cost);
             let leads = self.grid(search.best.as_ref(), round);
             let mut sets: Vec<Vec<Set<'_>>> = Vec::with_capacity(leads.len());
@@ -73,7 +74,7 @@ impl<'m> Mixed<'m, 'm> {
                 search.try_one(&candidate, main);
             }
             let after = search.best.as_ref().map(|best| best.evaluation.total_cost);
-            if round > 0 && before == after {
+            if round > usize::from(near) && before == after {
                 return;
             }
         }
@@ -182,6 +183,8 @@ impl<'m> Mixed<'m, 'm> {
                 return None;
             }
             self.model.add_work(sets.len() * self.model.remote_sizes.len() / 8 + 1);
+            // Options are filled in beside what they are compared by.
+            self.model.meter.count(sets.len() * self.model.remote_sizes.len() / 8);
             let value = |set: &mut Set<'_>| {
                 let local = set.local(main);
                 match &mut set.options {
