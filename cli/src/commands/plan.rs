@@ -21,8 +21,8 @@ use nodes_model::Forms;
 use remoe_fetch::ModelArgs;
 use remoe_model::{DenseDtype, ExpertsDtype};
 use remoe_planner::{
-    Answer, Budget, FieldError, Options, PlanDraft, PlanError, Problem, Proceed, evaluate, preallocate, replan, solve,
-    solve_within,
+    Answer, Budget, FieldError, Options, PlanDraft, PlanError, Problem, Proceed, evaluate, preallocate,
+    replan, solve, solve_within,
 };
 use remoe_profile::{Factors, ModelId, Pair};
 use serde::Serialize;
