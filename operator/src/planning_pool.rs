@@ -248,6 +248,7 @@ impl Asked {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
     use std::sync::mpsc as channel;

@@ -22,7 +22,9 @@ const MODELS: [(usize, u32, u32, f64, f64); 3] =
 const GROUPS: Beyond = Beyond { groups: Some(16), vcpus: true, per_second: Some(1e-2), idle_seconds: None };
 
 /// Name, slack of the limits, and what is turned on.
-const CASES: [(&str, f64, fn(&Problem) -> Problem); 7] = [
+type Case = (&'static str, f64, fn(&Problem) -> Problem);
+
+const CASES: [Case; 7] = [
     ("reserved, groups sleep", 1.0, |problem| Problem {
         remote_idle_seconds: Some(60.0),
         ..beyond(problem, Beyond { per_second: Some(2e-3), ..GROUPS })

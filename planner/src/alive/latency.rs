@@ -134,7 +134,7 @@ pub(crate) fn latency_unless(
         Some(times) => {
             let first = times.first().copied().unwrap_or(0.0);
             for (index, time) in times.iter().enumerate() {
-                if index % ASK_EVERY == 0 && ends(ASK_EVERY) {
+                if index.is_multiple_of(ASK_EVERY) && ends(ASK_EVERY) {
                     return None;
                 }
                 deployment.arrive(time - first, service.prefill_seconds, service.steps.round());
@@ -231,7 +231,7 @@ impl<'a> Deployment<'a> {
             now -= gap.ln() * size / arrivals.per_second;
             for _ in 0..together(further) {
                 let index = self.arrived.len();
-                if index % ASK_EVERY == 0 && ends(ASK_EVERY) {
+                if index.is_multiple_of(ASK_EVERY) && ends(ASK_EVERY) {
                     return None;
                 }
                 let (of_input, of_output) = (input.factor(index), output.factor(index));

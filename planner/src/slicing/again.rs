@@ -28,11 +28,11 @@ impl Slicing<'_, '_> {
             }
         }
         let mut bytes: Vec<f64> = vec![0.0; plan.groups.len()];
-        for layer in 0..layers {
+        for (layer, is_cold) in is_cold.iter().enumerate() {
             let hosts = || awake.iter().filter(|index| !plan.groups[**index].experts[layer].is_empty());
             let count: usize = hosts().map(|index| plan.groups[*index].experts[layer].len()).sum();
             let table = &self.tables[layer];
-            let warm = (0..table.order.len()).filter(|at| !is_cold[layer][table.order[*at] as usize]);
+            let warm = (0..table.order.len()).filter(|at| !is_cold[table.order[*at] as usize]);
             let items: Vec<usize> = warm.take(count).collect();
             let mut bins = slices_of(self.model, table, layer, &items, hosts().count());
             // The bin with the most experts goes to the group with the fewest bytes so far.
