@@ -337,33 +337,37 @@ impl Seer {
         self.answered.subscribe()
     }
 
-    /// What is to be said of requests while functions are in `phase`, where `waiting` of them wait.
-    pub(crate) async fn mix(&self, phase: DemandPhase, waiting: usize) -> Option<RequestMix> {
+    /// Returns the expert usage to report while functions are in `phase` and `here` requests wait or run: the prediction of
+    /// waiting requests while functions are asleep, else the usage of recent requests and the prediction of running ones.
+    pub(crate) async fn mix(&self, phase: DemandPhase, here: usize) -> Option<RequestMix> {
         let model = self.order()?.model;
-        let is_cold = matches!(phase, DemandPhase::Asleep | DemandPhase::Waking) && waiting > 0;
-        let mut predicted = Duration::ZERO;
-        let expected = match self.watch().filter(|_| is_cold) {
+        let is_cold = matches!(phase, DemandPhase::Asleep | DemandPhase::Waking);
+        // The thread of a model before may have had something left to report.
+        let answered = || self.answered.borrow().clone().filter(|(of, _)| *of == model).map(|(_, mix)| mix);
+        let (expected, took) = match self.watch().filter(|_| here > 0 && (is_cold || answered().is_some())) {
             Some(watch) => {
-                sleep(TOGETHER).await;
+                if is_cold {
+                    sleep(TOGETHER).await;
+                }
                 let most = if watch.is_open() { PREDICTIONS } else { FIRST_PREDICTIONS };
                 let started = Instant::now();
                 let mix = spawn_blocking(move || watch.mix(most)).await.ok().flatten();
-                predicted = started.elapsed();
-                mix
+                (mix, started.elapsed())
             }
-            None => None,
+            None => (None, Duration::ZERO),
         };
-        // The thread of a model before may have had something left to say.
-        let answered = || self.answered.borrow().clone().filter(|(of, _)| *of == model);
-        let answered = || answered().map(|(_, mix)| (MixOf::Answered, mix));
-        let (of, mix) = expected.map(|mix| (MixOf::Waiting, mix)).or_else(answered)?;
+        let (of, mix) = match (expected, answered()) {
+            (Some(expected), _) if is_cold => (MixOf::Waiting, expected),
+            (Some(expected), Some(answered)) => (MixOf::Answered, answered.with(&expected).ok()?),
+            (_, answered) => (MixOf::Answered, answered?),
+        };
         Some(RequestMix {
             of,
             model,
             requests: mix.requests.round().min(f64::from(u32::MAX)) as u32,
             tokens: mix.tokens.round() as u64,
             shares: mix.shares.to_text(MOST_SHARES)?,
-            predicted_us: u64::try_from(predicted.as_micros()).unwrap_or(u64::MAX),
+            predicted_us: u64::try_from(took.as_micros()).unwrap_or(u64::MAX),
         })
     }
 }

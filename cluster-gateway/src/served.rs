@@ -202,7 +202,7 @@ async fn note(
         }
         if wait == Some(Duration::ZERO) {
             answered.mark_unchanged();
-            let mix = seer.mix(now.phase, load.waiting).await;
+            let mix = seer.mix(now.phase, load.waiting + load.in_flight).await;
             let took = now.follows_load.then(|| request_load(model.occupied()));
             if notes
                 .write(load, quiet, books.saved(model.name()), (mix, took, woken.map(|(_, wake)| wake)))

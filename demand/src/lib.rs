@@ -403,7 +403,7 @@ pub struct RequestMix {
 pub enum MixOf {
     /// Waiting requests: predicted usage.
     Waiting,
-    /// Recently answered requests: observed usage.
+    /// Recently answered requests with their observed usage, and running ones with their predicted usage.
     Answered,
 }
 

@@ -161,6 +161,10 @@ pub(crate) fn plan(
             match planner.ask(Lane::Full, &id, Question::Solve { planning, previous }) {
                 Progress::Underway { .. } => Ok(Decision::of(PlanState::Planning)),
                 Progress::Done { outcome, .. } => {
+                    if matches!(outcome, Err(PlanningError::Aborted(_))) {
+                        // The next reconcile tries again.
+                        planner.forget(Lane::Full);
+                    }
                     let solution = outcome.and_then(|plan| plan.ok_or_else(no_plan));
                     let (state, new) = solved(owner, solution.map(|plan| *plan))?;
                     Ok(Decision { new, ..Decision::of(state) })
@@ -211,7 +215,7 @@ fn wake(
     follow: Follow,
     planner: &mut impl Planner,
 ) -> Result<Decision, serde_json::Error> {
-    let Follow { planning, hash, plan, cause } = follow;
+    let Follow { planning, hash, plan, .. } = follow;
     let wake = observed.demand.as_ref().map_or(0, |demand| demand.spec.wakes).saturating_add(1);
     let predicted = predicted(observed, &planning);
     let started = Instant::now();
@@ -251,7 +255,7 @@ fn wake(
             Some(sized) => {
                 let (new, object) = plan_object(owner, sized)?;
                 let state = PlanState::Planned { hash: new, plan: Box::new(object.spec.clone()) };
-                Decision { new: Some(object), cause: Some(cause), ..Decision::of(state) }
+                Decision { new: Some(object), ..Decision::of(state) }
             }
             None => Decision::of(PlanState::Planned { hash, plan: Box::new(plan) }),
         },

@@ -152,6 +152,12 @@ async fn what_requests_use_is_said_and_survives_the_gateway() {
     let mix = first.mix(DemandPhase::Active, 0).await.unwrap();
     assert_eq!((mix.of, mix.requests, &mix.model), (MixOf::Answered, 6, &main.header.model));
     assert!((540..=600).contains(&mix.tokens) && used(&mix) > 0.95, "{} {}", mix.tokens, used(&mix));
+    // A request that runs counts by what it is predicted to use.
+    assert!(came(&first, 20, "", Privacy::None));
+    let more = first.mix(DemandPhase::Active, 1).await.unwrap();
+    assert_eq!((more.of, more.requests), (MixOf::Answered, 7));
+    assert!(more.tokens > mix.tokens && used(&more) > 0.9, "{} {}", more.tokens, used(&more));
+    first.left(20);
     assert_eq!(pause(&tell.borrow()), Some(Duration::from_secs(15)));
     keeping.abort();
     assert!(keeping.await.unwrap_err().is_cancelled());
