@@ -1,6 +1,6 @@
 //! How quickly plans follow new shares, and how much of a full search's saving they keep, on one thread:
 //!
-//! `cargo run --profile ci -p remoe-planner --example replan_speed [VECTORS [LAYERS [CASE]]]`
+//! `cargo run --profile ci -p remoe-planner --example replan_speed [VECTORS [LAYERS [CASE [SEED]]]]`
 //!
 //! Each vector of shares follows the one before it: drawn again (Dirichlet, alpha from 0.1 to 10), the last shares in
 //! another order, or the last shares with a small change. The saving is the cost of the last plan under the new shares
@@ -53,6 +53,7 @@ fn main() {
     let mut arguments = std::env::args().skip(1).map(|argument| argument.parse::<usize>().unwrap());
     let vectors = arguments.next().unwrap_or(200);
     let (only_layers, only_case) = (arguments.next(), arguments.next());
+    let seed = arguments.next().unwrap_or(7) as u64;
     println!(
         "{:<9} {:<23} {:>7} {:>7} {:>7} {:>7} {:>9} {:>9} {:>9} {:>7} {:>6} {:>6}",
         "model",
@@ -76,7 +77,7 @@ fn main() {
             if only_case.is_some_and(|only| only != index) {
                 continue;
             }
-            let shape = Shape { layers, experts, top_k, slack, gpu_price: 3.0, expert_bytes, seed: 7 };
+            let shape = Shape { layers, experts, top_k, slack, gpu_price: 3.0, expert_bytes, seed };
             let figures = followed(case(&model_problem(shape)), vectors);
             let millis = sorted(figures.iter().map(|figure| figure.replan * 1e3).collect());
             let full_millis = sorted(figures.iter().map(|figure| figure.solve * 1e3).collect());

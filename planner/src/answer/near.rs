@@ -12,7 +12,7 @@ use crate::search::selection::{Candidate, Selection, ratio_candidate};
 use crate::slicing::{Climbed, Depth, Family, Planned, in_groups};
 
 /// Terms that a search near the previous plan sums, at most: so many, and so many more for every expert.
-const MOST_WORK: (usize, usize) = (220_000, 110);
+const MOST_WORK: (usize, usize) = (200_000, 90);
 /// Parts of that work, in percent, up to which arrangements are searched, without and with groups that end by
 /// themselves, then such groups, then sizes. The rest is for sturdiness.
 const ARRANGED: usize = 70;
@@ -21,6 +21,9 @@ const ASLEEP: usize = 70;
 const SIZED: usize = 85;
 /// Pairs of candidate and main size that are solved for functions of single layers, at most.
 const MOST_PAIRS: usize = 24;
+/// Rounds over sizes of single functions, and evaluations of each for every function.
+const SIZINGS: usize = 3;
+const SIZES: usize = 4;
 /// Ratios of remote experts that are looked at beside the previous one, as parts of all.
 const RATIOS: usize = 16;
 
@@ -80,8 +83,11 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
 
     /// `planned` with other sizes of single functions.
     fn sized_on(&self, planned: Planned) -> Planned {
-        let mut left = self.moves();
-        self.new_slicing().improved(planned, Depth::Single, &mut left)
+        let slicing = self.new_slicing();
+        (0..SIZINGS).fold(planned, |planned, _| {
+            let mut left = (SIZES * (planned.plan.groups.len() + 1)).min(self.moves());
+            slicing.improved(planned, Depth::Single, &mut left)
+        })
     }
 
     /// The cheapest plan with a function per layer of the numbers of remote experts near those of `kept`.

@@ -105,6 +105,8 @@ impl Climb<'_, '_, '_> {
             if !allowed || !self.seen.insert(shape.clone()) {
                 continue;
             }
+            // What a bound is summed from, and a bill.
+            self.slicing.model.meter.count(2 * shape.counts.len() + 20);
             let candidate = shape.candidate();
             let Some(least) = self.slicing.least(&candidate) else { continue };
             let bound = self.slicing.bound(&candidate, &least, shape.cut(), shape.replicas);

@@ -29,6 +29,7 @@ pub(crate) fn deal(
     cut: Cut,
 ) -> Vec<Vec<Vec<u32>>> {
     let layers = model.layers.len();
+    model.meter.count(model.experts());
     let mut groups = vec![vec![Vec::new(); layers]; cut.blocks * cut.slices];
     let mut bytes: Vec<f64> = vec![0.0; groups.len()];
     for (layer, (table, count)) in tables.iter().zip(counts).enumerate() {

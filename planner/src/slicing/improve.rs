@@ -108,8 +108,9 @@ impl Slicing<'_, '_> {
         if plans.len() >= most || self.model.ends() {
             return true;
         }
-        // A plan is written expert by expert.
-        self.model.meter.count(1 + self.model.experts() / 8);
+        // A plan is written expert by expert, list by list.
+        let lists = plans.last().map_or(1, |plan| plan.groups.len()) * self.model.layers.len();
+        self.model.meter.count(1 + self.model.experts() / 8 + lists);
         false
     }
 
