@@ -2,7 +2,8 @@
 //!
 //! [`record`] is the file format of what models did. [`Trained`] is what a command or a planner wants: it
 //! fits all parts to a history, chooses the one that predicts held-out prompts best, says how far off it
-//! was, and can be saved. The parts stand for themselves, too: [`SimilarPrompts`] over a [`Tree`] (SPS),
+//! was, and can be saved. [`Portable`] is the same in bounded size, for gateways, which have a sketch of the
+//! model's embedding. The parts stand for themselves, too: [`SimilarPrompts`] over a [`Tree`] (SPS),
 //! [`TokenTable`], and the baselines [`Popularity`], [`Uniform`] and [`Fate`], all [`Predictor`]s.
 //! [`Activations`] is how a main function tells a gateway what a request used; what is learned from it is an
 //! [`Experience`], which holds no token.
