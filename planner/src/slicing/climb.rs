@@ -82,12 +82,15 @@ impl Slicing<'_, '_> {
         let start = Shape::of(plan);
         let mut climb = Climb { slicing: self, family, seen: BTreeSet::new(), bound: f64::INFINITY };
         let grid = climb.grid(&start);
-        let mut at = climb.look(grid, FIRST).unwrap_or(start);
-        while !climb.slicing.model.ends() {
-            let near = climb.near(&at);
-            match climb.look(near, usize::MAX) {
-                Some(better) => at = better,
-                None => break,
+        let first = climb.look(grid, FIRST);
+        // The best of a coarse grid is not always the best start.
+        for mut at in first.into_iter().chain([start]) {
+            while !climb.slicing.model.ends() {
+                let near = climb.near(&at);
+                match climb.look(near, usize::MAX) {
+                    Some(better) => at = better,
+                    None => break,
+                }
             }
         }
         let bound = climb.bound;
@@ -209,6 +212,16 @@ impl Climb<'_, '_, '_> {
                 let fewer = from.slices.saturating_sub(step);
                 for slices in [from.slices + step, fewer] {
                     shapes.push(Shape { slices, ..from.clone() });
+                }
+            }
+            // Groups of another size want another number of experts.
+            let fine = STEPS[1..].iter().map(|parts| (model.most_experts() / parts).max(1));
+            for step in fine.collect::<BTreeSet<usize>>() {
+                let more = self.each(&from.counts, |count, experts| (count + step).min(experts));
+                let fewer = self.each(&from.counts, |count, _| count.saturating_sub(step));
+                for slices in [from.slices + 1, from.slices.saturating_sub(1)] {
+                    let with = |counts: &Vec<usize>| Shape { slices, ..from.with_counts(counts.clone()) };
+                    shapes.extend([with(&more), with(&fewer)]);
                 }
             }
             for blocks in [from.blocks * 2, from.blocks / 2] {

@@ -123,7 +123,8 @@ fn replan_of_16_x_64_keeps_limits_and_most_of_the_saving() {
         }
         let saved: f64 = costs.iter().map(|(new, _)| 1.0 - new).sum();
         let full_saved: f64 = costs.iter().map(|(_, full)| 1.0 - full).sum();
-        assert!(saved >= 0.9 * full_saved, "{name}: {saved} of {full_saved}: {costs:?}");
+        // Each vector follows the plan of the last one, so that shortfalls add up.
+        assert!(saved >= 0.85 * full_saved, "{name}: {saved} of {full_saved}: {costs:?}");
     }
 }
 
