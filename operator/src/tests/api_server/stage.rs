@@ -2,7 +2,7 @@
 //! on.
 
 use crate::api::{MoEDeployment, MoEPlan, MoERecord};
-use crate::facts::{ModelFacts, subject};
+use crate::facts::subject;
 use crate::names::{COMPONENT, Component, PodName};
 use crate::testing::example::{deployment, facts};
 use crate::tests::api_server::proxy::Proxy;
@@ -212,15 +212,10 @@ pub async fn deploy(server: &Server) -> MoEDeployment {
 
 /// The same by another name.
 pub async fn deploy_as(server: &Server, name: &str) -> MoEDeployment {
-    deploy_model(server, name, &json!({"scaling": {"min": 2}}), &facts()).await
-}
-
-/// A deployment of another model, with the fields of `spec` beside the usual ones.
-pub async fn deploy_model(server: &Server, name: &str, spec: &Value, facts: &ModelFacts) -> MoEDeployment {
-    let mut owner = deployment(spec.clone());
+    let mut owner = deployment(json!({"scaling": {"min": 2}}));
     owner.metadata = kube::api::ObjectMeta { name: Some(name.to_owned()), ..Default::default() };
     let owner = server.api::<MoEDeployment>().create(&PostParams::default(), &owner).await.unwrap();
-    let record = facts.record(&owner, &subject(&owner.spec.model, None).unwrap()).unwrap();
+    let record = facts().record(&owner, &subject(&owner.spec.model, None).unwrap()).unwrap();
     server.api::<MoERecord>().create(&PostParams::default(), &record).await.unwrap();
     owner
 }
