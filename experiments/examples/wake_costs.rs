@@ -1,6 +1,6 @@
 //! Dollars of 1,000 requests that find no function, at 27 x 64 experts, by what their plan knows:
 //!
-//! `cargo run --release -p remoe-experiments --example wake_costs [WAKES]`
+//! `cargo run --release -p remoe-experiments --example wake_costs [WAKES [TTFT [TPOT]]]`
 //!
 //! One row for each load and billing basis. Requests come in bursts of four, 12 times an hour, and functions end after a
 //! minute without any.
@@ -13,7 +13,9 @@ use remoe_experiments::{
 use remoe_planner::{Arrivals, Billing, Limits, Pricing, Slo};
 
 fn main() {
-    let wakes = std::env::args().nth(1).and_then(|wakes| wakes.parse().ok()).unwrap_or(24);
+    let argument = |position: usize| std::env::args().nth(position).and_then(|text| text.parse::<f64>().ok());
+    let wakes = argument(1).unwrap_or(24.0) as usize;
+    let (ttft, tpot) = (argument(2).unwrap_or(60.0), argument(3).unwrap_or(0.5));
     let arrivals = Arrivals {
         per_second: 48.0 / 3600.0,
         burst: 4.0,
@@ -30,7 +32,7 @@ fn main() {
         let paper = Setting::of_the_paper(Pricing { billing, ..paper_pricing() });
         let setting = Setting {
             limits: Limits { max_groups: groups, ..paper.limits },
-            slo: Slo::new(60.0, 0.5),
+            slo: Slo::new(ttft, tpot),
             ..paper
         };
         let shape = Shape::deepseek_v2_lite();
