@@ -3,6 +3,7 @@
 use super::api::{MoEDemand, MoEDeployment, MoEPlan, MoERecord};
 use super::events::{Happening, publish};
 use super::names::MANAGER;
+use super::per_deployment::PerDeployment;
 use super::reconcile::{Context, ReconcileError, reconcile};
 use futures_util::future::join_all;
 use futures_util::{StreamExt, stream};
@@ -45,6 +46,8 @@ struct Shared {
     /// For looks at deployments of all namespaces together.
     permits: Semaphore,
     looks: Mutex<HashMap<ObjectRef<MoEDeployment>, Looks>>,
+    /// UIDs of deployments whose namespace is terminating, which takes nothing new for good.
+    terminating: PerDeployment<Option<String>>,
 }
 
 /// What is remembered of the looks at one deployment.
@@ -87,7 +90,8 @@ pub(super) async fn control(
 ) {
     let client = context.client.clone();
     let permits = Semaphore::new(concurrency.into());
-    let shared = Arc::new(Shared { context, permits, looks: Mutex::default() });
+    let shared =
+        Arc::new(Shared { context, permits, looks: Mutex::default(), terminating: PerDeployment::default() });
     let mut scopes: Vec<Option<&str>> = namespaces.iter().map(String::as_str).map(Some).collect();
     scopes.sort_unstable();
     scopes.dedup();
@@ -182,6 +186,9 @@ async fn run(deployment: Arc<MoEDeployment>, shared: Arc<Shared>) -> Result<Acti
         shared.forget(&key);
         return Ok(Action::await_change());
     }
+    if shared.terminating.of(&deployment).is_some_and(|uid| deployment.uid() == Some(uid)) {
+        return Ok(Action::await_change());
+    }
     if let Some(rest) = shared.looks().get(&key).and_then(|looks| looks.rest(Instant::now())) {
         return Ok(Action::requeue(rest));
     }
@@ -204,6 +211,7 @@ async fn run(deployment: Arc<MoEDeployment>, shared: Arc<Shared>) -> Result<Acti
             // The cluster deletes everything in it, the deployment included.
             tracing::info!(namespace, name, "skipped: namespace is terminating");
             shared.forget(&key);
+            shared.terminating.note(&deployment, deployment.uid());
             Ok(Action::await_change())
         }
         Err(error) => {
@@ -249,6 +257,7 @@ impl Shared {
         self.context.rests.forget(key);
         self.context.loads.forget(key);
         self.context.pool.forget(key);
+        self.terminating.forget(key);
     }
 
     fn looks(&self) -> std::sync::MutexGuard<'_, HashMap<ObjectRef<MoEDeployment>, Looks>> {
