@@ -1,6 +1,6 @@
 //! What the requests to one deployment use, as far as its operator wants to know.
 //!
-//! Files for prediction come from a main function, once: a [`Primer`]. It is kept, so that a gateway that begins anew
+//! Files for prediction come from a main function, once: a [`Primer`]. It is kept, so that a gateway that restarts
 //! can predict for those who wake a deployment. Where it is kept in a folder, it is in memory only while requests come.
 
 use crate::experience::{forget_past, keep_primer, others, others_ended, read_primer};

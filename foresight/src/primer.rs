@@ -201,7 +201,7 @@ enum Saved {
 }
 
 impl Saved {
-    /// Of `checkpoint`, whose embedding has so many bytes. Predictors lie beside models in folders only.
+    /// Reads that of `checkpoint`, whose embedding has so many bytes. Predictors lie beside models in folders only.
     fn beside(checkpoint: &Checkpoint, embedding: usize) -> Result<Self, PrimerError> {
         let folder = checkpoint.store().root().join("predictor");
         let bytes_of = |name: &str| {

@@ -46,9 +46,9 @@ pub type Ended = Box<dyn FnMut(&mut dyn FnMut(&Path)) + Send>;
 /// Opens what is known of a model where a request needs it; `None`: not now, as the log says.
 pub type Open = Box<dyn FnMut() -> Option<Opened> + Send>;
 
-/// What is known of a model, in memory.
+/// Predictor of a model in memory.
 pub struct Opened {
-    /// What is known.
+    /// The predictor.
     pub foresight: Foresight,
     /// Let go with it: a reservation of its memory, say.
     pub held: Box<dyn Any + Send>,
@@ -189,7 +189,7 @@ impl Watch {
     }
 }
 
-/// What is known of a model, and how it is opened again.
+/// Predictor of a model, and how it is opened again.
 struct Source {
     opened: Option<Opened>,
     open: Option<(Open, Duration)>,
@@ -212,7 +212,7 @@ impl Source {
         events.recv().ok()
     }
 
-    /// What is known, where it is open or `event` needs it.
+    /// Returns the predictor, if it is open or `event` needs it.
     fn for_event(
         &mut self,
         event: &Event,

@@ -74,7 +74,7 @@ pub(crate) struct Follow {
 /// The plan for the requests that woke functions.
 #[derive(Debug)]
 pub(crate) struct Take {
-    /// Its problem, without what was predicted.
+    /// Planning problem of the spec, without a prediction.
     pub planning: Planning,
     /// The name of the plan by which functions start.
     pub hash: String,

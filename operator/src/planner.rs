@@ -186,9 +186,10 @@ pub(crate) fn plan(
                     if better.is_none() {
                         planner.forget(Lane::Full);
                     }
-                    let (rests, cause) = (better.is_none(), better.as_ref().map(|_| cause));
-                    let (state, new, happening) = followed(owner, (hash, plan, MixOf::Answered), better)?;
+                    let rests = better.is_none();
+                    let (state, new, happening) = followed(owner, (hash, plan, cause), better)?;
                     let happenings = happening.into_iter().collect();
+                    let cause = (!rests).then_some(cause);
                     Ok(Decision { new, happenings, cause, rests, ..Decision::of(state) })
                 }
             }

@@ -85,7 +85,7 @@ fn model_with(files: &[(&str, Vec<u8>)]) -> tempfile::TempDir {
     folder
 }
 
-/// What first requests of a new tenant are expected to use.
+/// Usage expected of the first requests of a new tenant.
 fn first_requests(mut foresight: Foresight) -> Vec<Vec<f32>> {
     // Of either half of the vocabulary.
     let ids = |first: u32| (0..100).map(|at| first + at * 104_729 % 2048).collect::<Vec<u32>>();

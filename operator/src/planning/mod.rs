@@ -20,6 +20,8 @@ use super::digest::digest;
 use super::facts::ModelFacts;
 use super::quantity::MB;
 use remoe_model::Inspection;
+#[cfg(test)]
+use remoe_planner::Change;
 use remoe_planner::{
     Account, Answer, Budget, Options, PlanDraft, PlanError, Pricing, Problem, Remote, Slo, compare_within,
     preallocate_for, replan, solve_within,
@@ -78,6 +80,16 @@ pub(crate) enum PlanningError {
 impl From<serde_json::Error> for PlanningError {
     fn from(error: serde_json::Error) -> Self {
         Self::Json(error.to_string())
+    }
+}
+
+impl From<PlanError> for PlanningError {
+    fn from(error: PlanError) -> Self {
+        match error {
+            PlanError::Infeasible(why) => Self::Infeasible(why.to_string()),
+            PlanError::Cancelled => Self::Aborted(CANCELLED.to_owned()),
+            error => Self::Profile(error.to_string()),
+        }
     }
 }
 
@@ -189,7 +201,7 @@ impl Planning {
     /// # Errors
     /// A value cannot be written as JSON.
     pub(crate) fn inputs_expecting(&self, prediction: &PlannedPrediction) -> Result<String, PlanningError> {
-        expecting(&self.spec_inputs, prediction)
+        Ok(expecting(&self.spec_inputs, prediction)?)
     }
 
     /// Returns the same problem for a plan whose revision number is larger by `by`.
@@ -199,7 +211,7 @@ impl Planning {
     pub(crate) fn revised(mut self, by: u32) -> Result<Self, serde_json::Error> {
         if let Some(prediction) = &mut self.prediction {
             prediction.revision = prediction.revision.saturating_add(by);
-            self.inputs = digest(&(&self.spec_inputs, prediction.revision, &prediction.shares))?;
+            self.inputs = expecting(&self.spec_inputs, prediction)?;
         }
         Ok(self)
     }
@@ -261,14 +273,11 @@ impl Planning {
         current: &MoEPlanSpec,
         budget: Budget<'_>,
     ) -> Result<Option<MoEPlanSpec>, PlanningError> {
-        let Some(draft) = self.draft(current) else { return Ok(None) };
-        let problem = self.with_main_of(current);
-        let (answer, warning) = self
-            .attempted(&problem, |problem, options| solve_within(problem, Some(&draft), options, budget))?;
-        Ok(self.changed(current, &answer, |answer| {
-            // With the main function held to its size the other ways are not those that there are.
-            self.plan(answer, warning, self.verdict(budget))
-        }))
+        let search = |problem: &Problem, draft: &PlanDraft, options: &Options| {
+            solve_within(problem, Some(draft), options, budget)
+        };
+        // With the main function held to its size the other ways are not those that there are.
+        self.beside_main_of(current, search, || self.verdict(budget))
     }
 
     /// Makes the plan for the requests that wait for main functions, which start by `current`: its remote functions as far
@@ -281,12 +290,10 @@ impl Planning {
         current: &MoEPlanSpec,
         budget: Budget<'_>,
     ) -> Result<Option<MoEPlanSpec>, PlanningError> {
-        let Some(draft) = self.draft(current) else { return Ok(None) };
-        let problem = self.with_main_of(current);
-        let (answer, warning) =
-            self.attempted(&problem, |problem, options| replan(problem, &draft, options, budget))?;
+        let search =
+            |problem: &Problem, draft: &PlanDraft, options: &Options| replan(problem, draft, options, budget);
         // A verdict is no matter of a fraction of a second.
-        Ok(self.changed(current, &answer, |answer| self.plan(answer, warning, current.verdict.clone())))
+        self.beside_main_of(current, search, || current.verdict.clone())
     }
 
     /// Returns the plan by which main functions start for the predicted requests before their plan is known: that of
@@ -297,35 +304,52 @@ impl Planning {
     /// No size of the main function keeps the limits.
     pub(crate) fn preallocated(&self, current: &MoEPlanSpec) -> Result<Option<MoEPlanSpec>, PlanningError> {
         // A prior errs on the slow side: its bounds say nothing.
-        let Some(draft) = self.draft(current).filter(|_| self.is_sure()) else { return Ok(None) };
-        let answer = preallocate_for(&self.problem, &draft).map_err(|error| match error {
-            PlanError::Infeasible(why) => PlanningError::Infeasible(why.to_string()),
-            error => PlanningError::Profile(error.to_string()),
-        })?;
+        if !self.is_sure() {
+            return Ok(None);
+        }
+        let Some(draft) = self.draft(current) else { return Ok(None) };
+        let answer = preallocate_for(&self.problem, &draft)?;
         let plan = self.plan(&answer, None, current.verdict.clone());
         Ok((plan.main != current.main).then_some(plan))
     }
 
-    /// Returns the plan made of `answer`, if it differs from `current`.
-    fn changed(
+    /// Returns the plan that `search` finds for main functions of the size that they have in `current`, with its `verdict`;
+    /// `None` if `current` is good enough.
+    fn beside_main_of(
         &self,
         current: &MoEPlanSpec,
-        answer: &Answer,
-        plan: impl FnOnce(&Answer) -> MoEPlanSpec,
-    ) -> Option<MoEPlanSpec> {
-        if answer.change.as_ref().is_some_and(|change| change.kept) {
-            return None;
-        }
-        let plan = plan(answer);
+        search: impl Fn(&Problem, &PlanDraft, &Options) -> Result<Answer, PlanError>,
+        verdict: impl FnOnce() -> Option<PlanVerdict>,
+    ) -> Result<Option<MoEPlanSpec>, PlanningError> {
+        let Some((answer, warning)) = self.better(current, search)? else { return Ok(None) };
+        let plan = self.plan(&answer, warning, None);
         let is_same =
             (&plan.main, &plan.remote, &plan.groups) == (&current.main, &current.remote, &current.groups);
-        (!is_same).then_some(plan)
+        Ok((!is_same).then(|| MoEPlanSpec { verdict: verdict(), ..plan }))
     }
 
-    /// Returns the problem with main functions of the size that they have in `current`.
-    fn with_main_of(&self, current: &MoEPlanSpec) -> Problem {
+    /// Returns the answer of `search` with main functions of the size that they have in `current`, and a warning where it may
+    /// miss limits; `None` if `current` is good enough.
+    fn better(
+        &self,
+        current: &MoEPlanSpec,
+        search: impl Fn(&Problem, &PlanDraft, &Options) -> Result<Answer, PlanError>,
+    ) -> Result<Option<(Answer, Option<String>)>, PlanningError> {
+        let Some(draft) = self.draft(current) else { return Ok(None) };
         let vcpus = current.main.cpu_millicores.map(|millicores| f64::from(millicores) / 1000.0);
-        self.problem.with_main(f64::from(current.main.memory_mb) * MB as f64, vcpus)
+        let problem = self.problem.with_main(f64::from(current.main.memory_mb) * MB as f64, vcpus);
+        let found = self.attempted(&problem, |problem, options| search(problem, &draft, options))?;
+        let is_kept = found.0.change.as_ref().is_some_and(|change| change.kept);
+        Ok((!is_kept).then_some(found))
+    }
+
+    /// Returns what the plan that follows `current` changes; `None` if `current` is good enough.
+    #[cfg(test)]
+    pub(crate) fn change(&self, current: &MoEPlanSpec) -> Option<Change> {
+        let search = |problem: &Problem, draft: &PlanDraft, options: &Options| {
+            solve_within(problem, Some(draft), options, Budget::UNLIMITED)
+        };
+        self.better(current, search).ok()??.0.change
     }
 
     /// Whether figures are good enough to say who is cheapest: a prior errs on the slow side.
@@ -335,8 +359,11 @@ impl Planning {
 
     /// Every way to serve beside the others, whatever the spec allows.
     fn verdict(&self, budget: Budget<'_>) -> Option<PlanVerdict> {
+        if !self.is_sure() {
+            return None;
+        }
         // There is a plan, so that there is an answer to this as well, unless the search is cancelled.
-        compare_within(&self.problem, budget).ok().filter(|_| self.is_sure()).map(|found| verdict::of(&found))
+        compare_within(&self.problem, budget).ok().map(|found| verdict::of(&found))
     }
 
     fn verdict_of(&self, answer: &Answer, budget: Budget<'_>) -> Option<PlanVerdict> {
@@ -365,8 +392,7 @@ impl Planning {
                 Err(PlanError::Infeasible(why)) => {
                     refusal = Some(why.to_string());
                 }
-                Err(PlanError::Cancelled) => return Err(PlanningError::Aborted(CANCELLED.to_owned())),
-                Err(error) => return Err(PlanningError::Profile(error.to_string())),
+                Err(error) => return Err(error.into()),
             }
         }
         Err(PlanningError::Infeasible(refusal.unwrap_or_default()))
@@ -446,8 +472,8 @@ impl Planning {
 }
 
 /// The inputs of a plan that has these without a prediction.
-fn expecting(inputs: &str, prediction: &PlannedPrediction) -> Result<String, PlanningError> {
-    Ok(digest(&(inputs, prediction.revision, &prediction.shares))?)
+fn expecting(inputs: &str, prediction: &PlannedPrediction) -> Result<String, serde_json::Error> {
+    digest(&(inputs, prediction.revision, &prediction.shares))
 }
 
 #[derive(Clone, Copy)]

@@ -224,10 +224,7 @@ pub fn solve_within(
     options: &Options,
     budget: Budget<'_>,
 ) -> Result<Answer, PlanError> {
-    problem.check().map_err(PlanError::Problem)?;
-    if options.remote == Remote::Always {
-        problem.check_room().map_err(PlanError::Problem)?;
-    }
+    check(problem, options)?;
     full(problem, previous, options, &Rc::new(Meter::new(budget)))
 }
 
@@ -247,15 +244,21 @@ pub fn replan(
     options: &Options,
     budget: Budget<'_>,
 ) -> Result<Answer, PlanError> {
-    problem.check().map_err(PlanError::Problem)?;
-    if options.remote == Remote::Always {
-        problem.check_room().map_err(PlanError::Problem)?;
-    }
+    check(problem, options)?;
     let meter = Rc::new(Meter::new(budget));
     match attempt(problem, Some(previous), options, Scope::Near, &meter) {
         Err(PlanError::Infeasible(_)) => full(problem, Some(previous), options, &meter),
         answer => answer,
     }
+}
+
+/// Refuses a problem that cannot be, or that has no room for what `options` ask for.
+fn check(problem: &Problem, options: &Options) -> Result<(), PlanError> {
+    problem.check().map_err(PlanError::Problem)?;
+    if options.remote == Remote::Always {
+        problem.check_room().map_err(PlanError::Problem)?;
+    }
+    Ok(())
 }
 
 /// The full search of a checked problem.
