@@ -390,7 +390,9 @@ fn change(change: &Change) -> String {
         lines.push(format!("main function {} -> {}", bytes(from.0), bytes(to.0)));
     }
     if let Some(moved) = change.moved_bytes.filter(|moved| moved.0 > 0.0) {
-        lines.push(format!("functions would load {} of experts", bytes(moved.0)));
+        let starts = change.starts.unwrap_or_default();
+        let functions = if starts == 1.0 { "function" } else { "functions" };
+        lines.push(format!("{starts} {functions} would start, {} would be loaded", bytes(moved.0)));
     }
     if let Some(toll) = change.toll.filter(|toll| toll.seconds > 0.0) {
         lines.push(format!(

@@ -23,7 +23,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::api::ObjectMeta;
 use kube::{Resource, ResourceExt};
-use remoe_planner::Budget;
+use remoe_planner::{Budget, Change};
 use remoe_profile::Profile;
 use remoe_scaling::History;
 use remoe_wire::placement_digest;
@@ -63,6 +63,8 @@ pub struct Immediate {
     pub slow: Option<Duration>,
     pub(crate) wake: Option<WakePlan>,
     pub(crate) asked: Option<(u64, crate::planning_pool::Outcome)>,
+    /// What the plans change that follow requests while functions serve, in their order.
+    pub changes: Vec<Change>,
 }
 
 impl Immediate {
@@ -85,6 +87,9 @@ impl Immediate {
 
 impl Planner for Immediate {
     fn ask(&mut self, lane: Lane, id: &str, question: Question) -> Progress {
+        if let Question::Follow { planning, plan } = &question {
+            self.changes.extend(planning.change(plan));
+        }
         let outcome = match question {
             Question::Solve { planning, previous } => {
                 solutions::solve(&planning, previous.as_deref()).map(|plan| Some(Box::new(plan)))

@@ -33,6 +33,8 @@ pub struct Change {
     pub main_bytes: Option<[Bytes; 2]>,
     /// What the new plan changes in each layer that it changes.
     pub layers: Vec<LayerChange>,
+    /// Functions of the new plan that start; where there is one.
+    pub starts: Option<f64>,
     /// Bytes of weights that functions of the new plan have to load: those that start all of theirs, main functions that
     /// stay the experts that come home; where there is a new plan.
     pub moved_bytes: Option<Bytes>,
@@ -161,9 +163,21 @@ pub(crate) fn decide(model: &Model<'_>, previous: &Kept, best: Option<&Planned>,
     };
     let kept = !matches!(reason, Reason::PreviousFails | Reason::Cheaper);
     let (main_bytes, layers) = best.map_or((None, Vec::new()), |best| differences(previous, &best.plan));
+    let starting = |load: &&Load| !load.runs;
+    let starts = loads.as_ref().map(|loads| loads.iter().filter(starting).map(|load| load.functions).sum());
     let moved_bytes =
         loads.map(|loads| Bytes(loads.iter().map(|load| load.functions * load.bytes).sum::<f64>()));
-    Change { kept, reason, previous_cost: old.total_cost, new_cost, main_bytes, layers, moved_bytes, toll }
+    Change {
+        kept,
+        reason,
+        previous_cost: old.total_cost,
+        new_cost,
+        main_bytes,
+        layers,
+        starts,
+        moved_bytes,
+        toll,
+    }
 }
 
 /// Requests in a second: those that come, or one after the other on every main function where nobody says.
