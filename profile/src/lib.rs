@@ -5,6 +5,7 @@
 //! bills state them, [`NodeList`] nodes as they are sold, [`Factors`] what answers say about a profile. Pure: measuring is somebody else's work.
 
 mod error;
+mod function_memory;
 mod measured;
 mod node_prior;
 mod node_timing;

@@ -1,5 +1,6 @@
 //! A profile without measurements, for the first plan on a machine that nobody has measured.
 
+use crate::function_memory;
 use crate::profile::{
     CpuLimit, DeviceTimes, Kernels, Machine, Made, Memory, ModelId, Origin, Profile, Transport, VERSION,
 };
@@ -43,8 +44,6 @@ pub(crate) const GPU_EXPERT_SECONDS: f64 = 3e-5;
 pub(crate) const GPU_COPY_SECONDS: f64 = 5e-5;
 /// PCIe 3.0 with 16 lanes, half of it.
 pub(crate) const GPU_COPY_BYTES_PER_SECOND: f64 = 8e9;
-/// A remote function without experts.
-const FUNCTION_BYTES: f64 = 3e7;
 
 const VCPUS: [f64; 6] = [0.25, 0.5, 1.0, 2.0, 4.0, 8.0];
 /// Any: the time is in proportion to it.
@@ -97,15 +96,15 @@ impl Profile {
                 main: loading(model.resident_total_bytes(dtype) as f64, model.total_bytes),
                 remote: loading(expert, model.expert_bytes),
             },
-            memory: Self::memory_prior(),
+            memory: Self::memory_prior(model, dtype),
             fit: None,
         }
     }
 
     /// Memory that functions take beside weights where nobody measured, in bytes: the main one, and a remote one.
     #[must_use]
-    pub fn memory_prior() -> Memory {
-        Memory { main_bytes: MAIN_BYTES, function_bytes: FUNCTION_BYTES }
+    pub fn memory_prior(model: &Inspection, dtype: &str) -> Memory {
+        Memory { main_bytes: MAIN_BYTES, function_bytes: function_memory::least_bytes(model, dtype) }
     }
 
     /// The same where a GPU computes the non-expert part.

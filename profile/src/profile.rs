@@ -243,7 +243,7 @@ pub struct Memory {
     /// Resident bytes of the main function, without its cache for fallback experts.
     #[schemars(range(min = 0.0, max = LARGEST))]
     pub main_bytes: f64,
-    /// Resident bytes of a remote-expert function.
+    /// Resident bytes of a remote-expert function without experts. Plans give it no less than it asks for.
     #[schemars(range(min = 0.0, max = LARGEST))]
     pub function_bytes: f64,
 }

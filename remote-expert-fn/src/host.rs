@@ -150,3 +150,39 @@ impl Host {
         wanted.min(room)
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic)]
+mod tests {
+    use super::{Host, HostError};
+    use remoe_kernels::{Dtype, NumericsClass};
+    use remoe_model::Checkpoint;
+    use remoe_profile::Profile;
+    use remoe_test_support::checkpoint::{Sizes, generate};
+    use remoe_wire::v1::LayerExperts;
+
+    /// A plan may give a function no less than it starts with.
+    #[test]
+    fn plans_count_the_working_memory_that_functions_ask_for() {
+        for (hidden, width) in [(64, 32), (128, 64), (128, 1024), (512, 64), (1024, 2048), (64, 192)] {
+            let sizes = Sizes { layers: 1, hidden, width, experts: 2, top_k: 1, vocabulary: 64, context: 64 };
+            let folder = generate(sizes);
+            let checkpoint = Checkpoint::open(folder.path()).unwrap();
+            let model = checkpoint.inspect().unwrap();
+            let sets = [LayerExperts { layer: 0, experts: vec![0] }];
+            for (dtype, name) in [(Dtype::F32, "float32"), (Dtype::Bf16, "bfloat16")] {
+                let class = NumericsClass::from(dtype);
+                let refused = Host::load(&checkpoint, &sets, class, Some(0), 1);
+                let Err(HostError::TooLarge { working, .. }) = refused else {
+                    panic!("it has no memory at all")
+                };
+                let planned = Profile::memory_prior(&model, name).function_bytes;
+                let asked = working as f64;
+                assert!(
+                    asked <= planned && planned <= 1.5 * asked,
+                    "{hidden} x {width} in {name}: {planned} bytes are planned, {asked} asked for"
+                );
+            }
+        }
+    }
+}

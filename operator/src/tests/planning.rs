@@ -267,7 +267,8 @@ fn a_plan_says_whether_remote_experts_pay() {
 #[test]
 fn a_plan_that_follows_is_beside_what_there_would_be_without_it() {
     let mut facts = facts();
-    facts.inspection.expert_bytes = 100_000_000;
+    let model = &mut facts.inspection;
+    (model.expert_bytes, model.hidden_size, model.token_bytes) = (100_000_000, 4096, 8192);
     let owner = deployment(json!({
         "slo": {"ttft": "1000s", "tpot": "100s"}, "pricing": {"billing": "Invocation"},
     }));

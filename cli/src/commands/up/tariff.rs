@@ -36,7 +36,7 @@ impl Tariff {
         let model = &wanted.inspection;
         let dtype = wanted.options.dtype.as_deref().unwrap_or_else(|| default_dtype(model));
         let expert = model.resident_expert_bytes(dtype) as f64;
-        let runtime = Profile::memory_prior();
+        let runtime = Profile::memory_prior(model, dtype);
         let planned = wanted.account.as_ref();
         let pricing = planned.map_or(pricing, |account| account.pricing());
         let remote = wanted.placement.remote();
