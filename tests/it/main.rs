@@ -3,6 +3,7 @@
 
 mod batch;
 mod cache;
+mod chain;
 mod commands;
 mod conversion;
 mod cost;

@@ -1,6 +1,7 @@
 //! What the API server wrote down: who asked for what, and whether it was allowed.
 
 use crate::cluster::Cluster;
+use jiff::Timestamp;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -22,6 +23,9 @@ pub struct Request {
     /// The path and query.
     #[serde(rename = "requestURI")]
     pub uri: String,
+    /// When the API server received it.
+    #[serde(rename = "requestReceivedTimestamp")]
+    pub received: Timestamp,
     user: User,
     #[serde(default)]
     object_ref: Object,

@@ -1,5 +1,4 @@
-//! Figures of the hardware for deployments of the demo model that are not to measure: nothing starts beside
-//! them, and no other plan follows.
+//! Figures of the hardware for deployments that are not to measure: nothing starts beside them, and no other plan follows.
 
 use crate::scene::Scene;
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -8,25 +7,37 @@ use remoe_model::Checkpoint;
 use remoe_profile::Profile;
 use remoe_test_support::binaries::workspace;
 use serde_json::{Value, json};
+use std::path::Path;
 
 const NAME: &str = "figures";
 
-/// What a spec says to use them, as `profile`.
+/// Returns the value of `profile` in a spec that uses those of the demo model.
 #[must_use]
 pub fn reference() -> Value {
-    json!({"configMapName": NAME})
+    reference_to(NAME)
 }
 
-/// Makes their ConfigMap.
+/// Returns the value of `profile` in a spec that uses those of the ConfigMap `name`.
+#[must_use]
+pub fn reference_to(name: &str) -> Value {
+    json!({"configMapName": name})
+}
+
+/// Makes the ConfigMap for the demo model.
 pub(crate) async fn supply(scene: &Scene) {
-    let checkpoint = Checkpoint::open(workspace().join("demo/model")).expect("the demo model can be opened");
-    let facts = checkpoint.inspect().expect("the demo model can be read");
+    supply_of(scene, NAME, &workspace().join("demo/model")).await;
+}
+
+/// Makes the ConfigMap `name` for the checkpoint in `folder`.
+pub async fn supply_of(scene: &Scene, name: &str, folder: &Path) {
+    let checkpoint = Checkpoint::open(folder).expect("the model can be opened");
+    let facts = checkpoint.inspect().expect("the model can be read");
     let text = serde_json::to_string(&Profile::prior(&facts, &facts.dtype)).expect("a profile is JSON");
     let map = ConfigMap {
-        metadata: ObjectMeta { name: Some(NAME.to_owned()), ..ObjectMeta::default() },
+        metadata: ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() },
         data: Some([("profile.json".to_owned(), text)].into()),
         ..ConfigMap::default()
     };
     let made = scene.api::<ConfigMap>().create(&PostParams::default(), &map).await;
-    made.unwrap_or_else(|error| panic!("ConfigMap {NAME}: {error}"));
+    made.unwrap_or_else(|error| panic!("ConfigMap {name}: {error}"));
 }

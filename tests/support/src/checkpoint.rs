@@ -31,6 +31,13 @@ const HEADS: usize = 4;
 /// Writes a model of these sizes; the folder lives as long as the value.
 #[must_use]
 pub fn generate(sizes: Sizes) -> TempDir {
+    let folder = tempfile::tempdir().expect("there is a temporary folder");
+    generate_in(folder.path(), sizes);
+    folder
+}
+
+/// Writes a model of these sizes into `folder`.
+pub fn generate_in(folder: &Path, sizes: Sizes) {
     let config = json!({
         "architectures": ["MixtralForCausalLM"],
         "model_type": "mixtral",
@@ -53,7 +60,7 @@ pub fn generate(sizes: Sizes) -> TempDir {
         let (base, scale) = if name.contains("norm") { (1.0, 0.0) } else { (0.0, scale) };
         Tensor { name, shape, base, scale }
     });
-    by_rule(&config, &tensors.collect::<Vec<_>>())
+    write(folder, &config, &tensors.collect::<Vec<_>>());
 }
 
 /// Writes a model of any family, whose weights follow from a rule (`tests/fixtures/large.py`); the folder lives as long
@@ -61,9 +68,13 @@ pub fn generate(sizes: Sizes) -> TempDir {
 #[must_use]
 pub fn by_rule(config: &Value, tensors: &[Tensor]) -> TempDir {
     let folder = tempfile::tempdir().expect("there is a temporary folder");
-    std::fs::write(folder.path().join("config.json"), config.to_string()).expect("the config is written");
-    write_tensors(folder.path(), tensors);
+    write(folder.path(), config, tensors);
     folder
+}
+
+fn write(folder: &Path, config: &Value, tensors: &[Tensor]) {
+    std::fs::write(folder.join("config.json"), config.to_string()).expect("the config is written");
+    write_tensors(folder, tensors);
 }
 
 /// A tensor in float32 and the rule of its elements: the next random number from -1 to 1, times `scale`, plus `base`.

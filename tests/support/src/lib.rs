@@ -19,6 +19,7 @@ pub mod function;
 pub mod guide;
 pub mod http;
 pub mod main_http;
+pub mod many_experts;
 pub mod metrics;
 pub mod once;
 pub mod placement;

@@ -1,9 +1,13 @@
-//! Deployments that never finish loading cost others nothing.
+//! Deployments that never finish loading, or whose plans take long, cost others nothing.
 
-use crate::api::MoERecord;
+use crate::api::{ConditionType, MoEDeployment, MoERecord};
 use crate::build::CONTROL_PORT;
-use crate::tests::api_server::stage::{Budget, LOOK, Operator, deploy_as, run_pods_at};
-use crate::tests::api_server::{eventually, with_server};
+use crate::facts::ModelFacts;
+use crate::testing::example::facts;
+use crate::tests::api_server::stage::{
+    Budget, LOOK, Operator, deploy_as, deploy_model, run_pods, run_pods_at,
+};
+use crate::tests::api_server::{Server, eventually, with_server};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::{DeleteParams, ListParams};
@@ -13,6 +17,8 @@ use tokio::time::sleep;
 
 /// As many as the operator works on at the same time by default.
 const SILENT: usize = 8;
+/// Deployments with slow plans.
+const SLOW: usize = 8;
 /// Main functions that accept and never answer; all of them, the healed deployment's too.
 const ADDRESS: &str = "127.79.0.1";
 /// What healing may take. Each silent main function alone would be waited for as long.
@@ -35,25 +41,78 @@ fn eight_silent_deployments_do_not_delay_a_ninth() {
             list.items.iter().filter(|record| record.name_any().ends_with("-routing")).count() == names.len()
         })
         .await;
-        let healed = &names[SILENT];
-        let pods = server.api::<Pod>();
-        let selector =
-            ListParams::default().labels(&format!("remoe.dev/deployment={healed},remoe.dev/function=main"));
         for _ in 0..3 {
-            let before = pods.list(&selector).await.unwrap().items;
-            let lost = before.first().unwrap();
-            let at_once = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
-            pods.delete(&lost.name_any(), &at_once).await.unwrap();
-            let begun = Instant::now();
-            eventually("another pod in its place", async || {
-                let now = pods.list(&selector).await.unwrap().items;
-                now.len() == before.len() && now.iter().all(|pod| pod.uid() != lost.uid())
-            })
-            .await;
-            let took = begun.elapsed();
+            let took = heal(&server, &names[SILENT]).await;
             println!("healed in {took:?} beside {SILENT} silent deployments");
             assert!(took < HEALED, "healed in {took:?}");
         }
+        operator.kill().await;
+    });
+}
+
+/// Deletes a main function of `deployment`, and returns the time until another pod is in its place.
+async fn heal(server: &Server, deployment: &str) -> Duration {
+    let pods = server.api::<Pod>();
+    let selector =
+        ListParams::default().labels(&format!("remoe.dev/deployment={deployment},remoe.dev/function=main"));
+    let before = pods.list(&selector).await.unwrap().items;
+    let lost = before.first().unwrap();
+    let at_once = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
+    pods.delete(&lost.name_any(), &at_once).await.unwrap();
+    let begun = Instant::now();
+    eventually("another pod in its place", async || {
+        let now = pods.list(&selector).await.unwrap().items;
+        now.len() == before.len() && now.iter().all(|pod| pod.uid() != lost.uid())
+    })
+    .await;
+    begun.elapsed()
+}
+
+/// A model whose plan takes minutes.
+fn huge() -> ModelFacts {
+    let mut facts = facts();
+    let model = &mut facts.inspection;
+    (model.layers, model.experts, model.top_k) = (256, 512, 8);
+    model.moe_layers = (0..model.layers).collect();
+    model.non_expert_layer_bytes = vec![102_912; model.layers];
+    facts
+}
+
+#[test]
+fn eight_slow_plans_do_not_delay_the_healing_of_a_ninth_deployment() {
+    with_server(async |server| {
+        let operator = Operator::start(&server, Budget::unlimited()).await;
+        deploy_as(&server, "other").await;
+        let pods = server.api::<Pod>();
+        let of_other = ListParams::default().labels("remoe.dev/deployment=other,remoe.dev/function=main");
+        eventually("the main functions of the ninth", async || {
+            run_pods(&server).await;
+            sleep(LOOK).await;
+            pods.list(&of_other).await.unwrap().items.len() == 2
+        })
+        .await;
+        let names: Vec<String> = (0..SLOW).map(|number| format!("demo{number}")).collect();
+        for name in &names {
+            deploy_model(&server, name, &huge()).await;
+        }
+        let deployments = server.api::<MoEDeployment>();
+        let planning = async || {
+            let list = deployments.list(&ListParams::default()).await.unwrap().items;
+            let statuses = list.iter().filter_map(|owner| owner.status.as_ref());
+            let planned = statuses.filter_map(|status| status.condition(ConditionType::Planned));
+            planned.filter(|condition| condition.reason == "Planning").count()
+        };
+        eventually("the planning of eight deployments", async || {
+            sleep(LOOK).await;
+            planning().await == SLOW
+        })
+        .await;
+        for _ in 0..3 {
+            let took = heal(&server, "other").await;
+            println!("healed in {took:?} beside {} plans that are made", planning().await);
+            assert!(took < HEALED, "healed in {took:?}");
+        }
+        assert_eq!(planning().await, SLOW, "no plan of these takes less than three healings");
         operator.kill().await;
     });
 }

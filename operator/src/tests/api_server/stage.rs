@@ -2,7 +2,7 @@
 //! on.
 
 use crate::api::{MoEDeployment, MoEPlan, MoERecord};
-use crate::facts::subject;
+use crate::facts::{ModelFacts, subject};
 use crate::names::{COMPONENT, Component, PodName};
 use crate::testing::example::{deployment, facts};
 use crate::tests::api_server::proxy::Proxy;
@@ -212,10 +212,15 @@ pub async fn deploy(server: &Server) -> MoEDeployment {
 
 /// The same by another name.
 pub async fn deploy_as(server: &Server, name: &str) -> MoEDeployment {
+    deploy_model(server, name, &facts()).await
+}
+
+/// Creates a deployment of this model, with what its inspector found out.
+pub async fn deploy_model(server: &Server, name: &str, facts: &ModelFacts) -> MoEDeployment {
     let mut owner = deployment(json!({"scaling": {"min": 2}}));
     owner.metadata = kube::api::ObjectMeta { name: Some(name.to_owned()), ..Default::default() };
     let owner = server.api::<MoEDeployment>().create(&PostParams::default(), &owner).await.unwrap();
-    let record = facts().record(&owner, &subject(&owner.spec.model, None).unwrap()).unwrap();
+    let record = facts.record(&owner, &subject(&owner.spec.model, None).unwrap()).unwrap();
     server.api::<MoERecord>().create(&PostParams::default(), &record).await.unwrap();
     owner
 }

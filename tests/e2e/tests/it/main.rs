@@ -2,6 +2,7 @@
 //! (`make e2e-run`), because they would see each other's deployments.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
 
+mod chain;
 mod demo;
 mod deployments;
 mod election;

@@ -1,0 +1,167 @@
+//! A model of the size that planning meets in practice: 27 layers of 64 experts and a vocabulary of 100,000 tokens, with a
+//! predictor. Its weights are random and its hidden size is small, so that it starts within a second.
+
+use crate::checkpoint::{Sizes, generate_in};
+use crate::command::remoe;
+use crate::once;
+use serde_json::{Value, json};
+use std::fs;
+use std::path::{Path, PathBuf};
+use tokenizers::models::TrainerWrapper;
+use tokenizers::models::bpe::{BPE, BpeTrainer};
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::{AddedToken, Tokenizer};
+
+/// Layers.
+pub const LAYERS: usize = 27;
+/// Experts of a layer.
+pub const EXPERTS: usize = 64;
+/// Entries of the vocabulary at least.
+pub const VOCABULARY: usize = 100_000;
+
+/// Texts of each topic that the tokenizer is trained on, bytes.
+const TEXT: usize = 24 << 20;
+/// Prompts of each topic for the predictor.
+const RECORDED: usize = 24;
+/// Prompts of each topic for tests.
+const HELD_OUT: usize = 8;
+/// Bytes of a prompt.
+const PROMPT: usize = 240;
+
+/// Kinds of text that every Debian system with a compiler and Python has: a name, a folder, and what the names of files end
+/// with.
+const TOPICS: [(&str, &str, &str); 3] = [
+    ("headers", "/usr/include", ".h"),
+    ("python", "/usr/lib", ".py"),
+    ("licences", "/usr/share/doc", "copyright"),
+];
+
+/// The model.
+#[derive(Debug)]
+pub struct ManyExperts {
+    /// Folder of the checkpoint, with its predictor.
+    pub folder: PathBuf,
+    prompts: Value,
+}
+
+impl ManyExperts {
+    /// Returns the model, which the first test of a run makes.
+    ///
+    /// # Panics
+    /// This is no Debian system with a compiler and Python.
+    pub async fn get() -> Self {
+        let folder = once::folder("many-experts", make).await;
+        let prompts = fs::read_to_string(folder.join(PROMPTS)).expect("the prompts can be read");
+        let prompts = serde_json::from_str(&prompts).expect("the prompts are JSON");
+        Self { folder: folder.join(MODEL), prompts }
+    }
+
+    /// Returns prompts of `topic` that the predictor has not seen.
+    ///
+    /// # Panics
+    /// There is no such topic.
+    #[must_use]
+    pub fn prompts(&self, topic: &str) -> Vec<&str> {
+        let prompts = self.prompts[topic].as_array().unwrap_or_else(|| panic!("no topic is called {topic}"));
+        prompts.iter().filter_map(Value::as_str).collect()
+    }
+}
+
+const MODEL: &str = "model";
+const PROMPTS: &str = "prompts.json";
+
+async fn make(folder: &Path) {
+    let texts: Vec<(&str, Vec<String>)> =
+        TOPICS.iter().map(|&(topic, below, end)| (topic, texts(Path::new(below), end))).collect();
+    let model = folder.join(MODEL);
+    fs::create_dir(&model).expect("a folder can be made");
+    let vocabulary = write_tokenizer(&model, texts.iter().flat_map(|(_, texts)| texts));
+    generate_in(
+        &model,
+        Sizes {
+            layers: LAYERS,
+            hidden: 128,
+            width: 64,
+            experts: EXPERTS,
+            top_k: 6,
+            vocabulary,
+            context: 1024,
+        },
+    );
+    let mut held_out = json!({});
+    let mut recorded = Vec::new();
+    for (topic, texts) in &texts {
+        let mut prompts = texts.iter().filter_map(|text| prompt(text));
+        held_out[*topic] = prompts.by_ref().take(HELD_OUT).collect();
+        recorded.extend(prompts.take(RECORDED).map(|prompt| json!({"prompt": prompt}).to_string()));
+    }
+    let lines = folder.join("recorded.jsonl");
+    fs::write(&lines, recorded.join("\n")).expect("a file can be written");
+    fs::write(folder.join(PROMPTS), held_out.to_string()).expect("a file can be written");
+    let path = |path: &Path| path.to_str().expect("temporary folders have readable names").to_owned();
+    let (model, records) = (path(&model), path(&folder.join("records.npy")));
+    for command in [
+        &["record", "--model", &model, "--prompts", &path(&lines), "--out", &records, "--max-tokens", "16"][..],
+        &[
+            "predictor",
+            "build",
+            "--history",
+            &records,
+            "--model",
+            &model,
+            "--out",
+            &format!("{model}/predictor"),
+        ],
+    ] {
+        let (code, answer) = remoe(command).await;
+        assert_eq!(code, Some(0), "{command:?}: {answer}");
+    }
+}
+
+/// Reads texts below `folder` from files whose names end with `end`, in the order of their names, [`TEXT`] bytes at most.
+fn texts(folder: &Path, end: &str) -> Vec<String> {
+    let (mut texts, mut bytes) = (Vec::new(), 0);
+    let mut left = vec![folder.to_owned()];
+    while let Some(path) = left.pop().filter(|_| bytes < TEXT) {
+        if path.is_symlink() {
+            continue;
+        }
+        if let Ok(entries) = fs::read_dir(&path) {
+            let mut below: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
+            below.sort_unstable_by(|a, b| b.cmp(a));
+            left.extend(below);
+        } else if path.to_string_lossy().ends_with(end) {
+            let Ok(text) = fs::read_to_string(&path) else { continue };
+            bytes += text.len();
+            texts.push(text);
+        }
+    }
+    assert!(bytes >= TEXT / 4, "{} has only {bytes} bytes of text in files *{end}", folder.display());
+    texts
+}
+
+/// Returns a piece from the middle of `text`, if that is long enough.
+fn prompt(text: &str) -> Option<&str> {
+    let start = text.ceil_char_boundary(text.len() / 2);
+    let end = text.ceil_char_boundary(start + PROMPT);
+    text.get(start..end).filter(|prompt| prompt.len() >= PROMPT)
+}
+
+/// Trains a byte-level BPE on `texts` and writes it into `folder`; returns the size of its vocabulary.
+fn write_tokenizer<'t>(folder: &Path, texts: impl Iterator<Item = &'t String> + Send) -> usize {
+    let trainer = BpeTrainer::builder()
+        .vocab_size(VOCABULARY + 1024)
+        .min_frequency(2)
+        .show_progress(false)
+        .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
+        .special_tokens(vec![AddedToken::from("<|endoftext|>", true)])
+        .build();
+    let mut tokenizer = Tokenizer::new(BPE::default());
+    tokenizer.with_pre_tokenizer(Some(ByteLevel::new(false, true, true)));
+    tokenizer.with_decoder(Some(ByteLevel::default()));
+    tokenizer.train(&mut TrainerWrapper::from(trainer), texts).expect("a tokenizer can be trained");
+    let size = tokenizer.get_vocab_size(true);
+    assert!(size >= VOCABULARY, "the texts of this system give only {size} tokens");
+    tokenizer.save(folder.join("tokenizer.json"), false).expect("the tokenizer is written");
+    size
+}
