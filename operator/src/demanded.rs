@@ -279,14 +279,9 @@ fn happening(
     }
 }
 
-/// How a wake went. Of those that are told in the same minute only the first is told with its times, the others are counted: a
-/// deployment that wakes all the time does not fill its events.
+/// How a wake went.
 fn told(wake: &WakeTimeline, planning: Option<&WakePlanning>, now: Timestamp) -> Happening {
-    let minute = now.as_second().div_euclid(60);
-    Happening {
-        action: format!("Wake{minute}"),
-        ..Happening::normal("FirstToken", sentence(&timeline(wake, planning)))
-    }
+    Happening::normal("FirstToken", sentence(&timeline(wake, planning))).of_wake(now)
 }
 
 /// Returns the time to the first token of a wake and its parts, for people.

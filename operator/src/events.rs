@@ -1,6 +1,7 @@
 //! Events: what happened, for `kubectl describe`. Published on transitions only.
 
 use super::api::{Condition, ConditionType, MoEDeployment, MoEDeploymentStatus};
+use jiff::Timestamp;
 use kube::Resource;
 use kube::runtime::events::{Event, EventType, Recorder};
 use std::time::Duration;
@@ -36,6 +37,12 @@ impl Happening {
     /// Something that did not.
     pub(crate) fn warning(reason: &str, note: impl Into<String>) -> Self {
         Self { warning: true, ..Self::normal(reason, note) }
+    }
+
+    /// Returns the same as an event of a wake. Of those in one minute only the first is told with its note, the others are
+    /// counted: a deployment that wakes all the time does not fill its events.
+    pub(crate) fn of_wake(self, now: Timestamp) -> Self {
+        Self { action: format!("Wake{}", now.as_second().div_euclid(60)), ..self }
     }
 }
 

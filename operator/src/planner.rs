@@ -196,7 +196,8 @@ pub(crate) fn plan(
         }
         Task::Take(take) => {
             let Take { planning, hash, plan, better, elapsed, wake } = *take;
-            let mut planned = taken(owner, around, &planning, (hash, plan, better), (wake, elapsed))?;
+            let mut planned =
+                taken(owner, observed, around, &planning, (hash, plan, better), (wake, elapsed))?;
             let told = observed.demand.as_ref().and_then(|demand| demand.spec.planning);
             let told = told.filter(|told| told.wake == wake);
             if let (Some(chain), Some(told)) = (&mut planned.chain, told) {
@@ -265,14 +266,15 @@ fn wake(
             let is_newer = |better: &MoEPlanSpec| revision_of(better) > revision_of(&plan);
             let better = better_or_none(outcome, &hash).or(preallocated).filter(is_newer);
             let rests = better.is_none();
-            let taken = taken(owner, around, &planning, (hash, plan, better), (wake, elapsed))?;
+            let taken = taken(owner, observed, around, &planning, (hash, plan, better), (wake, elapsed))?;
             if let Some(of) = taken.chain {
                 chain = WakePlanning { plan_us: of.plan_us, partition_us: of.partition_us, ..chain };
             }
             Decision { rests, ..taken }
         }
     };
-    planned.happenings.splice(0..0, happenings);
+    let of_wake = happenings.into_iter().map(|happening| happening.of_wake(observed.now));
+    planned.happenings.splice(0..0, of_wake);
     planned.chain = Some(chain);
     Ok(planned)
 }
@@ -280,6 +282,7 @@ fn wake(
 /// The plan for a wake is there: it replaces the one that main functions start by, unless that is good enough.
 fn taken(
     owner: &MoEDeployment,
+    observed: &Observed,
     around: &Surroundings,
     planning: &Planning,
     (hash, plan, better): (String, MoEPlanSpec, Option<MoEPlanSpec>),
@@ -292,11 +295,12 @@ fn taken(
     let before = if new.is_some() { format!(" {hash}") } else { String::new() };
     let note =
         format!("Plan {runs} {what}{before} for wake {wake}, {} after it was asked for.", seconds(elapsed));
-    let mut happenings = vec![Happening::normal("Planned", note)];
+    let mut happenings = vec![Happening::normal("Planned", note).of_wake(observed.now)];
     let started = Instant::now();
     let partition = partition(owner, around, planning, (runs, plan));
     let partitioning = started.elapsed();
-    happenings.extend(partition.map(|partition| Happening::normal("Partitioned", partition)));
+    happenings
+        .extend(partition.map(|partition| Happening::normal("Partitioned", partition).of_wake(observed.now)));
     happenings.extend(replanned);
     let chain = WakePlanning {
         wake,

@@ -47,7 +47,7 @@ async fn a_wake_at_27_x_64_experts_is_planned_for_waiting_requests() {
         "always",
         // Main functions have room for half of the experts, and few vCPUs.
         "--main-memory-mb",
-        "240:240:10",
+        "250:250:10",
         "--main-cpu",
         "500:500:500",
         "--remote-memory-mb",

@@ -63,11 +63,11 @@ async fn a_wake_at_27_x_64_experts_is_planned_for_waiting_requests() {
             "model": {"source": "pvc://models/many"},
             "profile": figures::reference_to("many"),
             // Room for half of the experts. Remote functions cost while they work, so that it matters which are remote.
-            "main": {"memoryMB": {"min": 240, "max": 240}, "cpu": {"min": 400, "max": 400}},
-            "remoteExperts": {"mode": "Always", "memoryMB": {"min": 600, "max": 600}, "cpu": {"min": 400, "max": 400},
+            "main": {"memoryMB": {"min": 300, "max": 300}, "cpu": {"min": 500, "max": 500}},
+            "remoteExperts": {"mode": "Always", "memoryMB": {"min": 100, "max": 600}, "cpu": {"min": 2000, "max": 2000},
                 "maxReplicas": 1, "maxGroups": 2},
             "scaling": {"min": 0, "idleWindow": "10s"},
-            "pricing": {"billing": "Invocation", "memoryGBHour": "0.04"},
+            "pricing": {"billing": "Invocation"},
             "prediction": {"interval": "1h"},
         });
         let many = Deployment::apply(scene, "many", &spec).await;
@@ -82,8 +82,10 @@ async fn a_wake_at_27_x_64_experts_is_planned_for_waiting_requests() {
         }
 
         let mut planned = Vec::new();
-        for topic in ["headers", "python", "licences", "headers"] {
+        for topic in ["headers", "python", "licences"] {
             gateways::asleep(scene, &many).await;
+            // Wakes of one minute share their events.
+            tokio::time::sleep(Duration::from_secs(61)).await;
             let mark = audit::mark(cluster);
             let slept = Timestamp::now();
             let wakes = gateways::demand(scene, "many").await["spec"]["wakes"].as_u64().unwrap_or(0);
@@ -92,8 +94,8 @@ async fn a_wake_at_27_x_64_experts_is_planned_for_waiting_requests() {
             assert_eq!(tokens, expected[prompt], "{topic}");
             let told = until(LONG, "an event of each step", async || {
                 let events = events(scene, &many).await;
-                let is_told = |step: &&str| events.get(**step).is_some_and(|(time, _)| *time > slept);
-                STEPS.iter().all(|step| is_told(&step)).then_some(events)
+                let is_told = |step: &str| events.get(step).is_some_and(|(time, _)| *time > slept);
+                STEPS.iter().all(|step| is_told(step)).then_some(events)
             })
             .await;
             let times: Vec<_> = STEPS.iter().map(|step| told[*step].0).collect();
@@ -122,7 +124,7 @@ async fn a_wake_at_27_x_64_experts_is_planned_for_waiting_requests() {
             planned.push((running, told["Preallocated"].1.clone()));
         }
         let plans: Vec<_> = planned.iter().map(|(plan, _)| plan).collect();
-        assert!(plans[..3].windows(2).any(|pair| pair[0] != pair[1]), "topics have plans of their own: {plans:?}");
+        assert!(plans.windows(2).any(|pair| pair[0] != pair[1]), "topics have plans of their own: {plans:?}");
         tokio::time::sleep(Duration::from_secs(1)).await;
         many.delete().await;
         many.gone(scene).await;
