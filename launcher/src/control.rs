@@ -3,7 +3,9 @@
 use remoe_wire::identity::{Connector, Trust};
 use remoe_wire::v1::main_model_client::MainModelClient;
 use remoe_wire::v1::{DescribeMainRequest, Routing, RoutingAck};
-use remoe_wire::{ErrorCode, MAX_CONTROL_MESSAGE, STREAM_WINDOW, ServiceError, largest_generation};
+use remoe_wire::{
+    ErrorCode, MAX_CONTROL_MESSAGE, MAX_DESCRIPTION, STREAM_WINDOW, ServiceError, largest_generation,
+};
 use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::time::timeout;
@@ -34,22 +36,51 @@ const ASKED_AGAIN: Duration = Duration::from_millis(5);
 /// # Errors
 /// The address cannot be written as a URI.
 pub fn channel(to: impl Into<Callee>) -> Result<Channel, ServiceError> {
-    let Callee { address, trust } = to.into();
+    channel_of(to.into(), STREAM_WINDOW)
+}
+
+/// A [`channel`] over which at most `window` bytes are under way to this process.
+fn channel_of(to: Callee, window: u32) -> Result<Channel, ServiceError> {
+    let Callee { address, trust } = to;
     let endpoint = Endpoint::from_shared(format!("http://{address}"))
         .map_err(|error| ServiceError::new(ErrorCode::Internal, error.to_string()))?;
     Ok(endpoint
         .connect_timeout(CONNECT_TIMEOUT)
-        .initial_stream_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(STREAM_WINDOW)
+        .initial_stream_window_size(window)
+        .initial_connection_window_size(window)
         .connect_with_connector_lazy(Connector::new(trust)))
 }
 
-/// A client of a main function.
+/// A client of a main function, for inspections: it decodes answers of up to [`MAX_CONTROL_MESSAGE`].
 ///
 /// # Errors
 /// The address cannot be written as a URI.
 pub fn main_client(to: impl Into<Callee>) -> Result<MainModelClient<Channel>, ServiceError> {
     Ok(MainModelClient::new(channel(to)?).max_decoding_message_size(MAX_CONTROL_MESSAGE))
+}
+
+/// A client for `Describe` and `SetRouting`: it decodes answers of up to [`MAX_DESCRIPTION`], because the main functions of
+/// an operator run images that others choose.
+fn describing_client(to: impl Into<Callee>) -> Result<MainModelClient<Channel>, ServiceError> {
+    let channel = channel_of(to.into(), MAX_DESCRIPTION as u32)?;
+    Ok(MainModelClient::new(channel).max_decoding_message_size(MAX_DESCRIPTION))
+}
+
+/// Returns `status` as an error. One of this process itself, that an answer is too large, says what to do.
+fn failed(status: tonic::Status) -> ServiceError {
+    // Main functions answer neither call with this code.
+    if status.code() != tonic::Code::OutOfRange {
+        return status.into();
+    }
+    // Asked again, it would be too large again.
+    ServiceError::new(
+        ErrorCode::InvalidArgument,
+        format!(
+            "cannot read the answer of the main function: expected at most {MAX_DESCRIPTION} bytes ({}); \
+             run an image of this release",
+            status.message()
+        ),
+    )
 }
 
 /// Has the main function `to` put `routing` in force, within `deadline`. The answer names the
@@ -63,7 +94,7 @@ pub async fn set_routing(
     routing: Routing,
     deadline: Duration,
 ) -> Result<RoutingAck, ServiceError> {
-    let client = main_client(to)?;
+    let client = describing_client(to)?;
     timeout(deadline, advance(client, routing)).await.unwrap_or_else(|_elapsed| {
         Err(ServiceError::new(
             ErrorCode::DeadlineExceeded,
@@ -75,12 +106,13 @@ pub async fn set_routing(
 async fn advance(mut client: MainModelClient<Channel>, routing: Routing) -> Result<RoutingAck, ServiceError> {
     let mut in_force = 0;
     if routing.generation > largest_generation(in_force) {
-        in_force = client.describe(DescribeMainRequest::default()).await?.into_inner().generation;
+        in_force =
+            client.describe(DescribeMainRequest::default()).await.map_err(failed)?.into_inner().generation;
     }
     loop {
         let generation = routing.generation.min(largest_generation(in_force));
         let step = Routing { generation, ..routing.clone() };
-        let ack = client.set_routing(step).await?.into_inner();
+        let ack = client.set_routing(step).await.map_err(failed)?.into_inner();
         if generation == routing.generation || ack.generation <= in_force {
             return Ok(ack);
         }
@@ -143,9 +175,9 @@ async fn ask(
     request: DescribeMainRequest,
     deadline: Duration,
 ) -> Result<remoe_wire::v1::MainDescription, ServiceError> {
-    let mut client = main_client(of)?;
+    let mut client = describing_client(of)?;
     match timeout(deadline, client.describe(request)).await {
-        Ok(answer) => Ok(answer?.into_inner()),
+        Ok(answer) => Ok(answer.map_err(failed)?.into_inner()),
         Err(_elapsed) => Err(ServiceError::new(
             ErrorCode::DeadlineExceeded,
             format!("no description from the function within {deadline:?}"),

@@ -3,6 +3,7 @@
 use crate::control;
 use crate::launcher::FunctionId;
 use remoe_function::Role;
+use remoe_wire::MAX_DESCRIPTION;
 use remoe_wire::v1::DescribeMainRequest;
 use remoe_wire::v1::main_model_client::MainModelClient;
 use std::net::SocketAddr;
@@ -54,7 +55,7 @@ async fn ask(role: Role, channel: Channel) -> Option<(bool, u64)> {
     match role {
         // A main function that answers at all can be given a routing, which makes it ready.
         Role::Main => {
-            let mut client = MainModelClient::new(channel);
+            let mut client = MainModelClient::new(channel).max_decoding_message_size(MAX_DESCRIPTION);
             let answer = client.describe(DescribeMainRequest::default()).await.ok()?;
             Some((true, answer.into_inner().generation))
         }

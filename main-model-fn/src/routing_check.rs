@@ -2,8 +2,8 @@
 //! hosts. Pure.
 
 use remoe_model::ModelConfig;
-use remoe_wire::ServiceError;
 use remoe_wire::v1::{Endpoint, LayerExperts, Routing};
+use remoe_wire::{MAX_ENDPOINTS, ServiceError};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The remote experts of each layer.
@@ -15,9 +15,6 @@ pub(crate) type EndpointSets = Vec<(String, Vec<LayerExperts>)>;
 /// More (endpoint, expert) pairs than any deployment has: a placement is kept per endpoint, and a short
 /// message can name many endpoints and many experts.
 const MAX_HOSTED: usize = 1 << 22;
-
-/// More endpoints than any deployment has: each becomes a connection.
-const MAX_ENDPOINTS: usize = 1 << 13;
 
 /// The remote sets of a placement and what each endpoint hosts of them, checked against the model.
 ///

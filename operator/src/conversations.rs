@@ -6,7 +6,7 @@
 //! when no look asked for it any more.
 
 use super::api::MoEDeployment;
-use super::mains::{self, Order, Outcome};
+use super::mains::{self, Order, Outcome, Undescribed};
 use super::resting::Watched;
 use jiff::Timestamp;
 use kube::runtime::reflector::ObjectRef;
@@ -14,8 +14,8 @@ use remoe_launcher::groups::Told;
 use remoe_scaling::Worked;
 use remoe_wire::identity::Trust;
 use remoe_wire::placement_digest;
-use remoe_wire::v1::LayerPairs;
-use std::collections::{BTreeMap, HashMap};
+use remoe_wire::v1::{LayerExperts, LayerPairs};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -240,21 +240,43 @@ async fn converse(
 /// The remote functions of `watched` that were used since a main function was last asked, which has counted `pairs` by now.
 fn used(told: &mut Told, watched: &Watched, pairs: &[LayerPairs]) -> BTreeMap<String, Timestamp> {
     let now = Timestamp::now();
+    // Kept as long as the conversation: no more than the experts that are asked for.
+    let asked: BTreeSet<_> = watched.hosted.values().flatten().flat_map(of_each).collect();
+    let pairs: Vec<_> = pairs.iter().map(|said| only(&asked, said)).collect();
     // What it had counted before anybody asked may be of any time.
-    let uses = told.note("", pairs, false);
+    let uses = told.note("", &pairs, false);
     let used = watched.hosted.iter().filter(|(_, hosted)| uses.of(hosted) > 0);
     used.map(|(function, _)| (function.clone(), now)).collect()
+}
+
+/// The experts of `set`, each with its layer.
+fn of_each(set: &LayerExperts) -> impl Iterator<Item = (u32, u32)> {
+    set.experts.iter().map(|expert| (set.layer, *expert))
+}
+
+/// Returns the part of `said` that is about the experts `asked`.
+fn only(asked: &BTreeSet<(u32, u32)>, said: &LayerPairs) -> LayerPairs {
+    let both = said.experts.iter().copied().zip(said.pairs.iter().copied());
+    let (experts, pairs) = both.filter(|(expert, _)| asked.contains(&(said.layer, *expert))).unzip();
+    LayerPairs { layer: said.layer, experts, pairs }
 }
 
 /// One question, and one order where the answer calls for it. With what was heard, how often remote experts were used, where
 /// that was asked and answered.
 async fn exchange(ip: IpAddr, wish: Wish) -> (Heard, Option<Vec<LayerPairs>>) {
     let trust = wish.trust.as_ref();
-    let described = mains::describe(ip, trust, wish.watched.is_some()).await;
+    let used = BTreeMap::new();
+    let described = match mains::describe(ip, trust, wish.watched.is_some()).await {
+        Ok(described) => Some(described),
+        Err(Undescribed::Silent) => None,
+        Err(Undescribed::Invalid(problem)) => {
+            let told = wish.order.map(|order| (order.number, Outcome::Failed(problem)));
+            return (Heard { told, ..Heard::default() }, None);
+        }
+    };
     let (in_force, placement, worked, pairs) = described.map_or((None, String::new(), None, None), |is| {
         (Some(is.in_force), is.placement, Some(is.worked), Some(is.pairs))
     });
-    let used = BTreeMap::new();
     let is_behind = |order: &Arc<Order>| in_force.is_some_and(|number| number < order.number);
     let Some(order) = wish.order.filter(|order| wish.at.elapsed() < ORDER_HOLDS && is_behind(order)) else {
         return (Heard { in_force, placement, told: None, worked, used }, pairs);
@@ -282,4 +304,29 @@ fn learn(heard: &mut Heard, said: Heard) -> bool {
 /// Every change of what is locked is whole: a panic elsewhere cannot have left it half-done.
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uses_of_experts_not_asked_for_are_not_kept() {
+        let hosted = vec![LayerExperts { layer: 1, experts: vec![2] }];
+        let watched = Watched { hosted: [("g0".to_owned(), hosted)].into(), ..Watched::default() };
+        let said = |layer, experts: Vec<u32>, pairs| LayerPairs {
+            layer,
+            pairs: vec![pairs; experts.len()],
+            experts,
+        };
+        let (mut told, mut expected) = (Told::default(), Told::default());
+        expected.note("", &[said(1, vec![2], 5)], false);
+        // Other experts with every answer, as a hostile main function would have it.
+        for number in 0..100 {
+            let pairs = [said(1, vec![2, 3 + number], 5), said(9 + number, vec![2], 1)];
+            assert_eq!(used(&mut told, &watched, &pairs), BTreeMap::new());
+        }
+        assert_eq!(told, expected);
+        assert_eq!(used(&mut told, &watched, &[said(1, vec![2, 3], 6)]).len(), 1);
+    }
 }

@@ -99,7 +99,8 @@ pub(super) async fn publish(recorder: &Recorder, owner: &MoEDeployment, happenin
     }
 }
 
-fn shortened(text: &str, bytes: usize) -> String {
+/// Returns the beginning of `text` that has at most so many `bytes`.
+pub(crate) fn shortened(text: &str, bytes: usize) -> String {
     let end = text.char_indices().map(|(at, char)| at + char.len_utf8()).take_while(|end| *end <= bytes);
     text[..end.last().unwrap_or(0)].to_owned()
 }

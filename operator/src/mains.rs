@@ -1,11 +1,12 @@
 //! Calls of one main function: what it has in force, and what it is to have.
 
 use super::build::CONTROL_PORT;
+use super::events::shortened;
 use remoe_launcher::control::{self, Callee};
 use remoe_scaling::Worked;
 use remoe_wire::identity::Trust;
-use remoe_wire::placement_digest;
-use remoe_wire::v1::{EndpointProblem, LayerPairs, Routing};
+use remoe_wire::v1::{LayerPairs, MainDescription, Routing, RoutingAck};
+use remoe_wire::{ErrorCode, MAX_ENDPOINTS, ServiceError, placement_digest};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 use tokio::time::timeout;
@@ -16,10 +17,16 @@ const DESCRIBE: Duration = Duration::from_secs(2);
 /// the attempt that goes on.
 const TELL: Duration = Duration::from_secs(20);
 
-/// Remote functions of one main function whose work is kept: 64 groups of 64 replicas.
-const MOST_ENDPOINTS: usize = 4096;
 /// An address and port of IPv6 have fewer characters.
 const LONGEST_ADDRESS: usize = 64;
+/// Layers of one model, and experts of one layer: several times those of any published one.
+const MOST_LAYERS: usize = 1024;
+const MOST_EXPERTS: usize = 4096;
+/// Hexadecimal digits of a placement.
+const PLACEMENT_DIGITS: usize = 64;
+/// Endpoints of one answer whose problems are shown, and bytes of each.
+const MOST_PROBLEMS: usize = 16;
+const LONGEST_PROBLEM: usize = 256;
 
 /// What a main function is to have in force.
 #[derive(Debug, Clone, PartialEq)]
@@ -57,24 +64,68 @@ pub(super) struct Described {
     pub(super) pairs: Vec<LayerPairs>,
 }
 
-/// What the main function at `ip`, which has to be who `trust` says, says of itself, with `uses` also of the use of
-/// remote experts; none: it did not answer.
-pub(super) async fn describe(ip: IpAddr, trust: Option<&Trust>, uses: bool) -> Option<Described> {
+/// Why there is no description of a main function.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Undescribed {
+    /// It did not answer.
+    Silent,
+    /// It answered what no main function of this release does.
+    Invalid(String),
+}
+
+/// Returns what the main function at `ip`, which has to be who `trust` says, says of itself; with `uses` also of the use of
+/// remote experts.
+pub(super) async fn describe(
+    ip: IpAddr,
+    trust: Option<&Trust>,
+    uses: bool,
+) -> Result<Described, Undescribed> {
     let main = callee(ip, trust);
     let answer = match uses {
         true => control::describe_uses(main, DESCRIBE).await,
         false => control::describe(main, DESCRIBE).await,
     };
-    let answer = answer.ok()?;
-    // As many as a routing can name.
-    let work =
-        answer.work.into_iter().filter(|work| work.address.len() <= LONGEST_ADDRESS).take(MOST_ENDPOINTS);
-    let computed = work.map(|work| (work.address, Duration::from_micros(work.computed_us)));
-    Some(Described {
-        in_force: answer.generation,
-        placement: answer.placement,
-        worked: Worked { age: Duration::from_micros(answer.age_us), computed: computed.collect() },
-        pairs: answer.pairs,
+    match answer {
+        Ok(answer) => checked(answer).map_err(Undescribed::Invalid),
+        Err(ServiceError { code: ErrorCode::InvalidArgument, message, .. }) => {
+            Err(Undescribed::Invalid(message))
+        }
+        Err(_unreachable) => Err(Undescribed::Silent),
+    }
+}
+
+/// Checks every field of `answer` that is read here against its bound.
+fn checked(answer: MainDescription) -> Result<Described, String> {
+    let bound = |field: &str, most: usize, found: usize| match found > most {
+        true => Err(format!(
+            "invalid `{field}` in the description: expected at most {most}, got {found}; run an image of this release"
+        )),
+        false => Ok(()),
+    };
+    let MainDescription { generation, placement, work, age_us, pairs, .. } = answer;
+    let is_digest =
+        placement.len() == PLACEMENT_DIGITS && placement.bytes().all(|byte| byte.is_ascii_hexdigit());
+    if !placement.is_empty() && !is_digest {
+        let shown = shortened(&placement, PLACEMENT_DIGITS);
+        return Err(format!(
+            "invalid `placement` in the description: expected {PLACEMENT_DIGITS} hexadecimal digits, got {} bytes, \
+             {shown:?}; run an image of this release",
+            placement.len()
+        ));
+    }
+    bound("work", MAX_ENDPOINTS, work.len())?;
+    work.iter().try_for_each(|work| bound("work.address", LONGEST_ADDRESS, work.address.len()))?;
+    bound("pairs", MOST_LAYERS, pairs.len())?;
+    for of_layer in &pairs {
+        bound("pairs.experts", MOST_EXPERTS, of_layer.experts.len())?;
+        bound("pairs.pairs", MOST_EXPERTS, of_layer.pairs.len())?;
+    }
+    let computed = work.into_iter().map(|work| (work.address, Duration::from_micros(work.computed_us)));
+    Ok(Described {
+        in_force: generation,
+        placement,
+        worked: Worked { age: Duration::from_micros(age_us), computed: computed.collect() },
+        pairs,
     })
 }
 
@@ -96,10 +147,93 @@ async fn put_in_force(ip: IpAddr, order: &Order, trust: Option<&Trust>) -> Resul
     if (ack.generation, &ack.placement) != (order.number, &placement) {
         return Err(format!("unknown routing generation {} is in force", ack.generation));
     }
-    let problem = |problem: &EndpointProblem| format!("{}: {}", problem.address, problem.message);
-    Ok(ack.problems.iter().map(problem).collect())
+    Ok(problems(&ack))
+}
+
+/// Returns the first problems of `ack`, each cut to its maximum: remote functions have a say in their texts.
+fn problems(ack: &RoutingAck) -> Vec<String> {
+    let shown = ack.problems.iter().take(MOST_PROBLEMS).map(|problem| {
+        let (address, message) = (&problem.address, &problem.message);
+        format!("{}: {}", shortened(address, LONGEST_ADDRESS), shortened(message, LONGEST_PROBLEM))
+    });
+    let others = ack.problems.len().saturating_sub(MOST_PROBLEMS);
+    let others = (others > 0).then(|| format!("{others} more"));
+    shown.chain(others).collect()
 }
 
 fn callee(ip: IpAddr, trust: Option<&Trust>) -> Callee {
     Callee { address: SocketAddr::new(ip, CONTROL_PORT), trust: trust.cloned() }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+pub(crate) mod tests {
+    use super::*;
+    use remoe_wire::v1::{EndpointProblem, EndpointWork, LayerExperts};
+
+    /// The largest description that an honest main function gives: 58 layers of 256 experts, all of them used, of 8,192
+    /// remote functions with the longest addresses.
+    pub(crate) fn largest() -> MainDescription {
+        const LAYERS: u32 = 58;
+        const EXPERTS: u32 = 256;
+        let address = |number: usize| format!("[fd00:{number:04x}:ffff:ffff:ffff:ffff:ffff:ffff]:65535");
+        MainDescription {
+            checkpoint: "f".repeat(64),
+            dtype: "bfloat16".to_owned(),
+            numerics_class: "n".repeat(64),
+            device: "d".repeat(64),
+            generation: u64::MAX,
+            placement: "f".repeat(PLACEMENT_DIGITS),
+            age_us: u64::MAX,
+            local: (0..LAYERS).map(|layer| LayerExperts { layer, experts: (0..EXPERTS).collect() }).collect(),
+            work: (0..MAX_ENDPOINTS)
+                .map(|number| EndpointWork { address: address(number), computed_us: u64::MAX })
+                .collect(),
+            pairs: (0..LAYERS)
+                .map(|layer| LayerPairs {
+                    layer,
+                    experts: (0..EXPERTS).collect(),
+                    pairs: vec![u64::MAX; EXPERTS as usize],
+                })
+                .collect(),
+            ..MainDescription::default()
+        }
+    }
+
+    #[test]
+    fn largest_honest_description_is_within_every_bound() {
+        let described = checked(largest()).unwrap();
+        assert_eq!(described.worked.computed.len(), MAX_ENDPOINTS);
+        assert_eq!((described.in_force, described.pairs.len()), (u64::MAX, 58));
+        assert!(checked(MainDescription::default()).is_ok(), "nothing is in force yet");
+    }
+
+    #[test]
+    fn description_beyond_a_bound_is_refused_by_name() {
+        type Change = (&'static str, fn(&mut MainDescription));
+        let changes: [Change; 6] = [
+            ("placement", |answer| answer.placement = "f".repeat(PLACEMENT_DIGITS + 1)),
+            ("placement", |answer| answer.placement = "é".repeat(PLACEMENT_DIGITS / 2)),
+            ("work", |answer| answer.work.push(EndpointWork::default())),
+            ("work.address", |answer| answer.work[7].address = "a".repeat(LONGEST_ADDRESS + 1)),
+            ("pairs", |answer| answer.pairs = vec![LayerPairs::default(); MOST_LAYERS + 1]),
+            ("pairs.experts", |answer| answer.pairs[3].experts = vec![0; MOST_EXPERTS + 1]),
+        ];
+        for (field, change) in changes {
+            let mut answer = largest();
+            change(&mut answer);
+            let message = checked(answer).map(|_| ()).unwrap_err();
+            assert!(message.contains(&format!("invalid `{field}`")), "{message}");
+            assert!(message.len() < 300 && message.contains("run an image of this release"), "{message}");
+        }
+    }
+
+    #[test]
+    fn problems_of_an_answer_are_cut() {
+        let problem = EndpointProblem { address: "a".repeat(10_000), message: "é".repeat(10_000) };
+        let ack = RoutingAck { problems: vec![problem; 1000], ..RoutingAck::default() };
+        let problems = problems(&ack);
+        assert_eq!((problems.len(), &*problems[MOST_PROBLEMS]), (MOST_PROBLEMS + 1, "984 more"));
+        assert!(problems.iter().all(|problem| problem.len() <= LONGEST_ADDRESS + 2 + LONGEST_PROBLEM));
+    }
 }

@@ -18,8 +18,8 @@ pub use conversation::{Answer, Conversation, Wait};
 pub use error::{ErrorCode, ServiceError};
 pub use intake::{Door, Incoming, Intake, IntakeLimits, IntakeService, Messages, PeerInfo, Refusal, Socket};
 pub use limits::{
-    GENERATION_STEP, MAX_CONTROL_MESSAGE, MAX_CONTROL_REQUEST, MAX_MESSAGE, MAX_PAYLOAD, STREAM_WINDOW,
-    WIRE_VERSION, largest_generation,
+    GENERATION_STEP, MAX_CONTROL_MESSAGE, MAX_CONTROL_REQUEST, MAX_DESCRIPTION, MAX_ENDPOINTS, MAX_MESSAGE,
+    MAX_PAYLOAD, STREAM_WINDOW, WIRE_VERSION, largest_generation,
 };
 pub use listing::{ListingError, format_listing, parse_listing};
 pub use placement::placement_digest;

@@ -14,6 +14,13 @@ pub const MAX_PAYLOAD: usize = MAX_MESSAGE - (512 << 10);
 /// a long prompt fit.
 pub const MAX_CONTROL_MESSAGE: usize = 256 << 20;
 
+/// Largest answer of `Describe` and `SetRouting` in bytes, and what a caller of them decodes: listings of 1,024 layers or
+/// 8,192 endpoints, a fraction of that where both are large.
+pub const MAX_DESCRIPTION: usize = 1 << 20;
+
+/// Endpoints that one routing may name: each becomes a connection of the main function.
+pub const MAX_ENDPOINTS: usize = 1 << 13;
+
 /// Largest request of the control service in bytes: placements, and prompts as text or ids.
 pub const MAX_CONTROL_REQUEST: usize = 8 << 20;
 

@@ -10,6 +10,11 @@ use tokio::sync::oneshot;
 /// How long a switch waits for remote functions before it goes on without the missing ones.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 
+/// Endpoints whose problems are told, and characters of each problem: the answer has to stay below
+/// [`remoe_wire::MAX_DESCRIPTION`], and remote functions have a say in the texts.
+const MOST_PROBLEMS: usize = 1024;
+const LONGEST_PROBLEM: usize = 200;
+
 /// A routing generation that is to come into force.
 pub(crate) struct Switch {
     pub(crate) generation: u64,
@@ -68,13 +73,36 @@ impl PendingSwitch {
                     LinkState::Resting => "draining".to_owned(),
                     LinkState::Sick { message } => message,
                 };
-                Some(EndpointProblem { address: link.address().to_owned(), message })
+                Some(problem(link.address(), &message))
             })
+            .take(MOST_PROBLEMS)
             .collect();
         let done = self.done;
         (self.placement, move || {
             // Nobody listens in a function that ends.
             let _placer_gone = done.send(problems);
         })
+    }
+}
+
+/// Returns why the endpoint at `address` cannot be used, cut to its maximum.
+fn problem(address: &str, message: &str) -> EndpointProblem {
+    let message = message.chars().take(LONGEST_PROBLEM).collect();
+    EndpointProblem { address: address.to_owned(), message }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use remoe_wire::MAX_DESCRIPTION;
+
+    #[test]
+    fn problems_of_all_endpoints_fit_into_an_answer() {
+        let address = "[ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff]:65535";
+        let longest = problem(address, &"\u{10ffff}".repeat(20_000));
+        assert_eq!(longest.message.chars().count(), LONGEST_PROBLEM);
+        // Tags and lengths take less than 16 bytes.
+        let bytes = longest.address.len() + longest.message.len() + 16;
+        assert!(MOST_PROBLEMS * bytes < MAX_DESCRIPTION, "{bytes} bytes each");
     }
 }

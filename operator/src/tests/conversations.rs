@@ -2,11 +2,12 @@
 
 use crate::build::CONTROL_PORT;
 use crate::conversations::{Conversations, Heard, Partner};
+use crate::mains::tests::largest;
 use crate::mains::{Order, Outcome};
 use crate::testing::example::deployment;
 use crate::tests::api_server::told::Main;
-use remoe_wire::placement_digest;
-use remoe_wire::v1::Routing;
+use remoe_wire::v1::{LayerPairs, MainDescription, Routing};
+use remoe_wire::{MAX_DESCRIPTION, placement_digest};
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
@@ -83,4 +84,40 @@ async fn only_a_main_function_that_starts_is_asked_at_short_intervals() {
     asked[0].wait_for(|count| *count >= 20).await.unwrap();
     let other = *asked[1].borrow();
     assert!(other < 10, "asked {other} times");
+}
+
+/// Three main functions: one gives the largest honest description, one a larger one, one a placement that is none. What the
+/// last two say is not read, and the user is told why.
+#[tokio::test]
+async fn description_too_large_is_told_and_not_read() {
+    let ips = ["127.78.0.5", "127.78.0.6", "127.78.0.7"];
+    let pairs = LayerPairs { layer: 0, experts: Vec::new(), pairs: vec![u64::MAX; 200_000] };
+    let huge = MainDescription { pairs: vec![pairs], ..MainDescription::default() };
+    let wrong = MainDescription { placement: "g".repeat(1000), ..MainDescription::default() };
+    for (ip, description) in ips.into_iter().zip([largest(), huge, wrong]) {
+        Main::describing(ip, description).await;
+    }
+    let owner = deployment(json!({}));
+    let (conversations, mut news) = Conversations::new();
+    let keep = || {
+        let partners = ips.map(|ip| partner(ip, ip, Some(3))).into();
+        conversations.keep(&owner, partners, None);
+    };
+    keep();
+    let heard = loop {
+        news.recv().await.unwrap();
+        let heard = conversations.heard(&owner);
+        if heard.values().all(|heard| *heard != Heard::default()) {
+            break heard;
+        }
+    };
+    assert_eq!(heard[ips[0]].in_force, Some(u64::MAX));
+    assert_eq!(heard[ips[0]].worked.as_ref().map(|worked| worked.computed.len()), Some(8192));
+    let expected = [format!("expected at most {MAX_DESCRIPTION} bytes"), "invalid `placement`".to_owned()];
+    for (ip, expected) in ips[1..].iter().zip(expected) {
+        let Heard { in_force, told: Some((3, Outcome::Failed(message))), .. } = &heard[*ip] else {
+            panic!("{:?}", heard[*ip])
+        };
+        assert!(in_force.is_none() && message.contains(&expected), "{message}");
+    }
 }

@@ -29,6 +29,8 @@ use tonic::{Request, Response, Status};
 #[derive(Clone, Default)]
 pub struct Main {
     told: Arc<Mutex<Vec<Routing>>>,
+    /// Its description in place of what it was told.
+    description: Option<Arc<MainDescription>>,
 }
 
 impl Main {
@@ -39,7 +41,16 @@ impl Main {
 
     /// The one at `ip`.
     pub async fn at(ip: &str) -> Self {
-        let main = Self::default();
+        Self::default().listen(ip).await
+    }
+
+    /// The one at `ip` that describes itself so, whatever it is told.
+    pub async fn describing(ip: &str, description: MainDescription) -> Self {
+        Self { description: Some(Arc::new(description)), ..Self::default() }.listen(ip).await
+    }
+
+    async fn listen(self, ip: &str) -> Self {
+        let main = self;
         let listener = TcpListener::bind((ip, CONTROL_PORT)).await.unwrap();
         let service = MainModelServer::new(main.clone());
         let server = tonic::transport::Server::builder().add_service(service);
@@ -67,6 +78,9 @@ impl MainModel for Main {
         &self,
         _request: Request<DescribeMainRequest>,
     ) -> Result<Response<MainDescription>, Status> {
+        if let Some(description) = &self.description {
+            return Ok(Response::new(MainDescription::clone(description)));
+        }
         let told = self.told();
         let (generation, placement) =
             told.last().map(|routing| (routing.generation, placement_digest(routing))).unwrap_or_default();
