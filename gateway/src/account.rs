@@ -5,6 +5,7 @@ use crate::bill::Bill;
 use crate::keys::Permit;
 use crate::metrics::StreamFailure;
 use crate::model::Wake;
+use crate::usage_bound::UsageBound;
 use crate::witness::Sighting;
 use axum::http::{HeaderMap, HeaderName};
 use remoe_http::between::{ACTIVATIONS, TOKENS, TOLD};
@@ -22,6 +23,8 @@ pub(crate) struct Account {
     pub(crate) bill: Arc<Bill>,
     permit: Option<Permit>,
     body_bytes: u64,
+    /// Tokens that are believed.
+    bound: UsageBound,
     pub(crate) events: u64,
     tokens: Option<(u64, u64)>,
     /// A wake that the request waited for, until the main function tells when its first token came.
@@ -35,7 +38,7 @@ impl Account {
     pub(crate) fn new(
         bill: Arc<Bill>,
         permit: Option<Permit>,
-        body_bytes: usize,
+        (body_bytes, bound): (usize, UsageBound),
         sighting: Option<Sighting>,
         span: SpanRef,
     ) -> Self {
@@ -43,6 +46,7 @@ impl Account {
             bill,
             permit,
             body_bytes: body_bytes as u64,
+            bound,
             events: 0,
             tokens: None,
             wake: None,
@@ -62,6 +66,7 @@ impl Account {
         if let Some(wake) = &self.wake
             && let Some(seconds) = first_token(headers)
         {
+            let seconds = seconds.min(wake.so_far());
             wake.is_over(seconds);
             self.bill.gateway.metrics().first_token_after_cold_start(&self.bill.model, seconds);
             self.wake = None;
@@ -76,7 +81,11 @@ impl Account {
         let value = headers.remove(TOKENS)?;
         let numbers = value.to_str().unwrap_or_default().split(',');
         let mut numbers = numbers.filter_map(|number| number.trim().parse::<u64>().ok());
-        let (prompt, completion) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+        let said = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+        let (prompt, completion) = self.bound.clamp(said.0, said.1);
+        if (prompt, completion) != said {
+            self.bill.implausible("tokens", &said, &(prompt, completion));
+        }
         self.tokens = Some((prompt, completion));
         self.span.set("gen_ai.usage.input_tokens", i64::try_from(prompt).unwrap_or(i64::MAX));
         self.span.set("gen_ai.usage.output_tokens", i64::try_from(completion).unwrap_or(i64::MAX));
@@ -99,7 +108,10 @@ impl Drop for Account {
         // Events are about as many as tokens. Who leaves before an answer has had its prompt computed.
         let estimate = || match self.bill.is_owed() {
             false => 0,
-            true => self.body_bytes / BYTES_PER_TOKEN + self.events,
+            true => {
+                let (prompt, completion) = self.bound.clamp(self.body_bytes / BYTES_PER_TOKEN, self.events);
+                prompt.saturating_add(completion)
+            }
         };
         let tokens =
             self.tokens.map_or_else(estimate, |(prompt, completion)| prompt.saturating_add(completion));

@@ -14,6 +14,7 @@ use crate::model::{Entry, Grant, Model, Refused, Waiter};
 use crate::relay::{Answering, Obtained, Relay, SILENCE};
 use crate::responses::{Recording, resolve};
 use crate::room::{NoRoom, Room};
+use crate::usage_bound::UsageBound;
 use axum::Extension;
 use axum::body::{Body, HttpBody};
 use axum::extract::{Request, State};
@@ -134,7 +135,7 @@ pub(crate) async fn handle(
     let bill = Arc::new(Bill::new(
         gateway.clone(),
         headers.get(REQUEST_ID).and_then(|id| id.to_str().ok()).unwrap_or_default(),
-        model.name(),
+        model.clone(),
         caller.tenant.as_ref().map_or_else(|| "".into(), |tenant| tenant.name().clone()),
         asked_headers.contains_key(COST),
         asked.include_figures == Some(true),
@@ -144,7 +145,8 @@ pub(crate) async fn handle(
     let privacy = caller.tenant.as_ref().map_or(Privacy::None, |tenant| tenant.privacy());
     let sighting = model.sight(tenant, privacy, &body);
     let is_sighted = sighting.is_some();
-    let account = Account::new(bill.clone(), permit, body.len(), sighting, span);
+    let bound = UsageBound::new(&asked, &target, body.len(), model.described().1);
+    let account = Account::new(bill.clone(), permit, (body.len(), bound), sighting, span);
     let answering = Answering { api, recording };
     let beginning = Beginning::of(tenant, &body);
     let queue_deadline = asked.queue_deadline().or(options.queue_deadline);

@@ -3,7 +3,9 @@
 use axum::http::HeaderMap;
 use remoe_function::parse_duration;
 use remoe_wire::{ErrorCode, ServiceError};
-use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
 use std::time::Duration;
 
 /// Whole seconds or decimals that the client waits for an answer.
@@ -21,9 +23,64 @@ pub(crate) struct Asked {
     /// The answer's usage is to state its cost.
     pub(crate) include_figures: Option<bool>,
     queue_deadline: Option<String>,
+    n: Number,
+    max_tokens: Number,
+    max_completion_tokens: Number,
+    max_output_tokens: Number,
+    prompt: Count,
+    input: Count,
+}
+
+/// A whole number, if the field is one. Whatever else it is, the main function answers.
+#[derive(Debug, Default, Clone, Copy)]
+struct Number(Option<u64>);
+
+impl<'de> Deserialize<'de> for Number {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let raw = <&RawValue>::deserialize(deserializer)?;
+        Ok(Self(raw.get().parse().ok()))
+    }
+}
+
+/// Number of prompts in the field, if it is a list of them.
+#[derive(Debug, Default, Clone, Copy)]
+struct Count(u64);
+
+impl<'de> Deserialize<'de> for Count {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let raw = <&RawValue>::deserialize(deserializer)?.get();
+        let first = raw.strip_prefix('[').and_then(|rest| rest.trim_start().bytes().next());
+        // Token ids are one prompt.
+        let is_list = first.is_some_and(|first| matches!(first, b'"' | b'['));
+        let count = || serde_json::from_str::<Vec<IgnoredAny>>(raw).map_or(0, |list| list.len() as u64);
+        Ok(Self(if is_list { count() } else { 1 }))
+    }
 }
 
 impl Asked {
+    /// Prompts of the request at `target`: 1 or more.
+    pub(crate) fn prompts(&self, target: &str) -> u64 {
+        let Count(prompts) = match target.split('?').next().unwrap_or_default() {
+            "/v1/completions" => self.prompt,
+            "/v1/embeddings" => self.input,
+            _ => Count(1),
+        };
+        prompts.max(1)
+    }
+
+    /// Choices for each prompt, as far as the request says.
+    pub(crate) fn choices(&self) -> u64 {
+        self.n.0.unwrap_or(1)
+    }
+
+    /// Longest answer in tokens, if the request limits it.
+    pub(crate) fn max_tokens(&self) -> Option<u64> {
+        [self.max_tokens, self.max_completion_tokens, self.max_output_tokens]
+            .into_iter()
+            .filter_map(|it| it.0)
+            .max()
+    }
+
     /// How long the request may wait for its turn. What is no duration is refused by the main function.
     pub(crate) fn queue_deadline(&self) -> Option<Duration> {
         parse_duration(self.queue_deadline.as_deref()?).ok()

@@ -2,9 +2,10 @@
 
 use crate::books::{Answered, Billing, Books};
 use crate::gateway::Gateway;
-use crate::model::Backend;
+use crate::model::{Backend, Model};
 use remoe_http::random_id;
 use remoe_ledger::{Phases, RequestCost, Told};
+use std::fmt::Debug;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -13,7 +14,9 @@ pub(crate) struct Bill {
     pub(crate) gateway: Arc<Gateway>,
     /// As in `x-request-id`.
     pub(crate) id: Box<str>,
-    pub(crate) model: Box<str>,
+    pub(crate) model: Arc<str>,
+    /// The model is there as long as anything is said of it.
+    _model: Arc<Model>,
     pub(crate) tenant: Arc<str>,
     /// The client wants to see what it cost.
     pub(crate) is_shown: bool,
@@ -31,18 +34,19 @@ impl Bill {
     pub(crate) fn new(
         gateway: Arc<Gateway>,
         id: &str,
-        model: &str,
+        model: Arc<Model>,
         tenant: Arc<str>,
         is_shown: bool,
         is_in_usage: bool,
     ) -> Self {
-        let (id, model) = (id.into(), model.into());
+        let id = id.into();
         // Clients cannot foresee it, nor have a model write it.
         let placeholder = is_in_usage.then(|| random_id().into());
         Self {
             gateway,
             id,
-            model,
+            model: model.name().into(),
+            _model: model,
             tenant,
             is_shown,
             placeholder,
@@ -117,26 +121,36 @@ impl Bill {
         }
     }
 
-    /// No function can have worked for the request for longer than it has had it, or cost more than its price for that time:
-    /// what is told beyond that is not believed.
+    /// Bounds what was `told`. No function can have worked for the request for longer than it has had it, or cost more than
+    /// its price for that time.
     fn bound(&self, told: &mut Told, billing: &Billing) {
         /// Clocks may be set meanwhile.
         const SLACK: u64 = 3_600_000_000_000;
         let had = Books::now().saturating_sub(self.sent.load(Ordering::Relaxed)).saturating_add(SLACK);
         for (name, share) in &mut told.shares {
-            let price = billing.rates.0.get(name).map_or(u64::MAX, |rate| rate.cost(had));
-            for (told, most) in [(&mut share.work, had), (&mut share.cost, price)] {
-                if told.prefill > most || told.decode > most {
-                    tracing::warn!(
-                        model = &*self.model,
-                        function = name,
-                        ?told,
-                        most,
-                        "implausible usage record from a function"
-                    );
-                    *told = Phases { prefill: told.prefill.min(most), decode: told.decode.min(most) };
+            // Functions without a price are priced, or left out, by the books.
+            let price = billing.rates.0.get(name).map_or(0, |rate| rate.cost(had));
+            for (what, told, most) in [("work", &mut share.work, had), ("cost", &mut share.cost, price)] {
+                let prefill = told.prefill.min(most);
+                let believed = Phases { prefill, decode: told.decode.min(most - prefill) };
+                if *told != believed {
+                    self.implausible(what, told, &believed);
+                    *told = believed;
                 }
             }
+        }
+    }
+
+    /// Counts a usage record of a function that cannot be true. The first one of a model is logged.
+    pub(crate) fn implausible(&self, what: &'static str, told: &impl Debug, believed: &impl Debug) {
+        if self.gateway.metrics().implausible(&self.model, what) {
+            tracing::warn!(
+                model = &*self.model,
+                what,
+                ?told,
+                ?believed,
+                "implausible usage record from a function; further ones are only counted"
+            );
         }
     }
 
@@ -153,5 +167,73 @@ impl Bill {
 impl Drop for Bill {
     fn drop(&mut self) {
         self.lost(0);
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::gateway::GatewayOptions;
+    use crate::model::ModelOptions;
+    use crate::{Beginnings, GatewayMetrics};
+    use remoe_ledger::{Rate, Rates, Share};
+    use std::time::Duration;
+
+    const HOUR: u64 = 3_600_000_000_000;
+
+    fn series(metrics: &GatewayMetrics, name: &str) -> usize {
+        let families = metrics.registry().gather();
+        families.iter().filter(|family| family.name() == name).map(|family| family.get_metric().len()).sum()
+    }
+
+    /// A main function tells absurd costs of its functions. Its price for the time it had is believed.
+    #[test]
+    fn absurd_costs_are_bounded_and_counted() {
+        let metrics = GatewayMetrics::new().unwrap();
+        let books = Arc::new(Books::open(None, "p", metrics.registry()).unwrap());
+        let options = ModelOptions {
+            name: "m".to_owned(),
+            short_names: Vec::new(),
+            context_length: 64,
+            max_requests: 1,
+            waiting_bytes: 1,
+            wake_limit: Duration::from_secs(1),
+        };
+        let model = Model::new(options, &metrics, &Beginnings::default());
+        let options = GatewayOptions { books: Some(books), ..GatewayOptions::default() };
+        let gateway = Gateway::new(options, vec![model.clone()], metrics.clone());
+        let functions = ["main", "a:1", "unpriced"].map(|name| (name.into(), (name.into(), name.into())));
+        let backend = Backend {
+            id: 1,
+            address: ([127, 0, 0, 1], 1).into(),
+            identity: None,
+            room: 1,
+            authorization: None,
+            billing: Some(Arc::new(Billing {
+                // A nano-dollar a nanosecond.
+                rates: Rates(["main", "a:1"].map(|name| (name.to_owned(), Rate(HOUR))).into()),
+                functions: functions.into(),
+                restarts: 0,
+            })),
+        };
+        for _ in 0..3 {
+            let bill = Bill::new(gateway.clone(), "id", model.clone(), "t".into(), false, false);
+            bill.sent_to(&backend);
+            let most = Phases { prefill: u64::MAX, decode: u64::MAX };
+            let share = Share { work: most, cost: most, busy: u64::MAX, ..Share::default() };
+            let told = Told {
+                shares: ["main", "a:1", "unpriced", "stranger"]
+                    .map(|name| (name.to_owned(), share.clone()))
+                    .into(),
+                rivals: [].into(),
+                served: u64::MAX,
+            };
+            let cost = bill.settle(told, 1, 1).unwrap();
+            // An hour of slack, and the moment that the test took.
+            assert!((2 * HOUR..3 * HOUR).contains(&cost.total), "{cost:?}");
+        }
+        assert_eq!(series(&metrics, "remoe_gateway_implausible_usage_total"), 2);
+        assert!(!metrics.implausible("m", "cost"), "it was counted");
     }
 }

@@ -44,6 +44,7 @@ mod responses;
 mod room;
 mod router;
 mod timeline;
+mod usage_bound;
 mod witness;
 
 pub use access_log::AccessLog;

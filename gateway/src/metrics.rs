@@ -21,6 +21,7 @@ pub struct GatewayMetrics {
     retries: IntCounterVec,
     streams_failed: IntCounterVec,
     tokens: IntCounterVec,
+    implausible: IntCounterVec,
     waiting: IntGaugeVec,
     in_flight: IntGaugeVec,
     awake: IntGaugeVec,
@@ -69,6 +70,11 @@ impl GatewayMetrics {
                 "Tokens of prompts and answers; estimated if the client left before the end.",
                 &["model", "tenant"],
             )?,
+            implausible: counter(
+                "remoe_gateway_implausible_usage_total",
+                "Usage records of functions that were bounded because they cannot be true, by what they overstated: tokens, work, cost, rivals.",
+                &["model", "what"],
+            )?,
             waiting: gauge("remoe_gateway_requests_waiting", "Requests in the gateway's queue.")?,
             in_flight: gauge("remoe_gateway_requests_in_flight", "Requests that main functions work on.")?,
             awake: gauge("remoe_gateway_model_awake", "1 while the model is active, else 0.")?,
@@ -111,9 +117,9 @@ impl GatewayMetrics {
         let registry = &metrics.registry;
         metrics.connections.register(registry)?;
         let Self { requests, retries, streams_failed, tokens, wakes, prefix_routed, .. } = &metrics;
-        let Self { group_wakes, sleeping_pairs, .. } = &metrics;
+        let Self { group_wakes, sleeping_pairs, implausible, .. } = &metrics;
         let of_requests = [requests, retries, streams_failed, tokens, wakes, prefix_routed];
-        for counter in of_requests.into_iter().chain([group_wakes, sleeping_pairs]) {
+        for counter in of_requests.into_iter().chain([group_wakes, sleeping_pairs, implausible]) {
             registry.register(Box::new(counter.clone()))?;
         }
         for gauge in [&metrics.waiting, &metrics.in_flight, &metrics.awake, &metrics.groups_asleep] {
@@ -150,6 +156,14 @@ impl GatewayMetrics {
 
     pub(crate) fn took(&self, model: &str, tenant: &str, tokens: u64) {
         self.tokens.with_label_values(&[model, tenant]).inc_by(tokens);
+    }
+
+    /// Counts a usage record of a function that cannot be true. Returns whether it is the first one of `model`.
+    pub(crate) fn implausible(&self, model: &str, what: &'static str) -> bool {
+        let counter = self.implausible.with_label_values(&[model, what]);
+        let is_first = counter.get() == 0;
+        counter.inc();
+        is_first
     }
 
     /// A request that waited for functions of `model` to start had its first token so many seconds after they had it.

@@ -5,6 +5,9 @@ use crate::record::{Basis, Share, grow, sum};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
+/// Time that a function may say it worked or served beyond its life: clocks may be set meanwhile.
+const SLACK: u64 = 3_600_000_000_000;
+
 /// What is known of a function. Times are nanoseconds since 1970.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Life {
@@ -109,21 +112,25 @@ impl Life {
     /// What was paid follows from the launcher's clock, what it was for from the engine's: where the two contradict each
     /// other, the difference is the residual.
     pub(crate) fn spent(&self, now: u64) -> Spent {
-        let busy = sum(self.work.values().map(|work| work.busy));
+        let end = self.stopped.or(self.unseen).unwrap_or(now).max(self.started);
+        // No process works or serves for longer than it lives, whatever it says.
+        let longest = (end - self.started).saturating_add(SLACK);
+        let busy = sum(self.work.values().map(|work| work.busy)).min(longest);
         if self.basis == Basis::Work {
             // Nothing is paid for beside work: what it has done that nobody was told of was for nothing.
             let paid = self.rate.cost(busy).max(self.told);
             return Spent { paid, failed: paid - self.told, ..Spent::default() };
         }
-        let end = self.stopped.or(self.unseen).unwrap_or(now).max(self.started);
         let serving = self.serving.unwrap_or(end);
         let serving = self.began.filter(|_| self.is_main).map_or(serving, |began| began.min(serving));
         let serving = serving.clamp(self.started, end);
         let replaced = self.replaced.unwrap_or(end).clamp(serving, end);
         // It is main functions that measure the work of a remote one; nobody measures its rest.
         let until = self.answered.unwrap_or(serving).clamp(serving, replaced);
-        let served =
-            if self.is_main { sum(self.work.values().map(|work| work.served)) } else { until - serving };
+        let served = match self.is_main {
+            true => sum(self.work.values().map(|work| work.served)).min(longest),
+            false => until - serving,
+        };
         let (at, idle) = (serving.saturating_add(served), served.saturating_sub(busy));
         // Of what was done since then nothing is known but whether a request was lost.
         let tail = replaced.saturating_sub(at);

@@ -160,6 +160,11 @@ pub(crate) struct Wake {
 }
 
 impl Wake {
+    /// Seconds since it was decided: no first token took longer.
+    pub(crate) fn so_far(&self) -> f64 {
+        self.decided.elapsed().as_secs_f64()
+    }
+
     /// The request's first token came so many seconds after a main function had it.
     pub(crate) fn is_over(&self, first: f64) {
         self.model.started_cold(ColdStart::new(self.decided, &self.parts, first));

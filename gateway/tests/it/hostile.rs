@@ -4,7 +4,7 @@ use crate::stage;
 
 use futures_util::future::{FutureExt, join_all};
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use remoe_gateway::{GatewayOptions, Keys};
+use remoe_gateway::{GatewayOptions, KeyFile, Keys};
 use remoe_http::ConnectionLimits;
 use serde_json::json;
 use stage::{LONG, Stage};
@@ -281,6 +281,34 @@ async fn slow_clients_and_a_flood_of_connections_keep_nobody_out() {
     let grown = resident().saturating_sub(before);
     eprintln!("{wave_size} at the same time, {all} in all: {} KiB more are resident", grown >> 10);
     assert!(grown < 64 << 20, "{grown} bytes more are resident");
+}
+
+/// A function claims 2^64 - 1 tokens for an answer. Its caller pays for what the request and the context allow, and is not
+/// kept out of anything.
+#[tokio::test(flavor = "multi_thread")]
+async fn absurd_tokens_lock_out_no_caller() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("keys.yaml");
+    std::fs::write(&file, "tenants: [{name: one, keys: [k], tokensPerMinute: 1000}]").unwrap();
+    let options = GatewayOptions { keys: KeyFile::open(file).unwrap().1, ..GatewayOptions::default() };
+    let stage = Stage::new(options, |_| {}, 8, None).await;
+    let key = [("authorization", "Bearer k")];
+    for tokens in
+        ["18446744073709551615,1", "1, 18446744073709551615", "18446744073709551615, 18446744073709551615"]
+    {
+        let (head, body) = stage.ask(&json!({"model": "m", "max_tokens": 7, "tokens": tokens}), &key).await;
+        assert_eq!(head.status(), 200, "{body}");
+    }
+    let (head, body) = stage.ask(&json!({"model": "m"}), &key).await;
+    assert_eq!(head.status(), 200, "{body}");
+    // The context has 64 positions.
+    let (_, metrics) = stage.get("/metrics", Some("k")).await;
+    let value =
+        |series: &str| metrics.lines().find_map(|line| line.strip_prefix(series)?.trim().parse::<u64>().ok());
+    let charged = (64 + 1) + (1 + 8) + (64 + 8) + (3 + 4);
+    assert_eq!(value("remoe_gateway_tokens_total{model=\"m\",tenant=\"one\"}"), Some(charged), "{metrics}");
+    let bounded = value("remoe_gateway_implausible_usage_total{model=\"m\",what=\"tokens\"}");
+    assert_eq!(bounded, Some(3), "{metrics}");
 }
 
 /// Descriptors that this process may have.

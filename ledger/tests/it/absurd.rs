@@ -55,3 +55,37 @@ fn sums_stay_at_the_largest_number() {
     let several = [records.iter().cloned().map(Ok), records.iter().cloned().map(Ok)];
     assert_eq!(Account::of_several(several.into_iter()).unwrap().paid, MOST);
 }
+
+/// Functions of one model say that they worked for 584 years. What all models cost is right but for an hour of each.
+#[test]
+fn work_beyond_the_life_of_a_function_costs_nothing() {
+    const SECOND: u64 = 1_000_000_000;
+    const HOUR: u64 = 3600 * SECOND;
+    let started = |name: &str, tier: &str, basis| {
+        // A nano-dollar a nanosecond.
+        let event = FunctionEvent::Started { tier: tier.to_owned(), rate: Rate(HOUR), basis };
+        Record::Function(FunctionRecord { at: 0, model: "m".to_owned(), function: name.to_owned(), event })
+    };
+    let share = |tier: &str| Share { tier: tier.to_owned(), busy: MOST, ..Share::default() };
+    let request = Record::Request(RequestRecord {
+        at: SECOND,
+        id: "id".to_owned(),
+        model: "m".to_owned(),
+        tenant: "t".to_owned(),
+        function: "a".to_owned(),
+        prompt_tokens: 1,
+        completion_tokens: 1,
+        shares: [("a", "main"), ("b", "remote")].map(|(name, tier)| (name.to_owned(), share(tier))).into(),
+        rivals: [].into(),
+        served: MOST,
+    });
+    let records = [
+        started("a", "main", Basis::Alive),
+        started("b", "remote", Basis::Work),
+        request,
+        Record::Alive { at: 2 * SECOND, overhead: 0 },
+    ];
+    let account = Account::of(records.into_iter().map(Ok)).unwrap();
+    assert_eq!(account.paid, 2 * SECOND + 2 * SECOND + HOUR);
+    assert!(account.failed <= 2 * (2 * SECOND + HOUR) && account.idle <= 2 * SECOND + HOUR, "{account:?}");
+}

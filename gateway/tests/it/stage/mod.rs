@@ -86,7 +86,8 @@ async fn work(State(functions): State<Arc<Functions>>, headers: HeaderMap, body:
     }
     if body["stream"] != true {
         drop(work);
-        let mut answer = ([("x-remoe-tokens", "3, 4")], Json(json!({"x": body["x"]}))).into_response();
+        let tokens = body["tokens"].as_str().unwrap_or("3, 4").to_owned();
+        let mut answer = ([("x-remoe-tokens", tokens)], Json(json!({"x": body["x"]}))).into_response();
         if let Some(parts) = headers.get("x-remoe-timing").and_then(|parts| parts.to_str().ok()) {
             let all = HeaderValue::from_str(&format!("{parts}, first;dur=250"));
             answer.headers_mut().insert("server-timing", all.unwrap());

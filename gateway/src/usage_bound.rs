@@ -1,0 +1,97 @@
+//! Bound of the tokens that an answer may claim: what its request and its model's context allow. Pure.
+
+use crate::ask::Asked;
+
+/// Positions of a context that is not known yet: as many as the largest usual one has.
+const UNKNOWN_CONTEXT: u64 = 1 << 20;
+/// Tokens of a prompt for a byte of the body: chat templates may write a character as `\uXXXX`.
+const TOKENS_PER_BYTE: u64 = 4;
+/// Tokens that a chat template may add to a prompt.
+const TEMPLATE_TOKENS: u64 = 16 << 10;
+/// Choices that one request may ask for: several times those of any main function.
+const MOST_CHOICES: u64 = 128;
+
+/// Tokens that the answer to one request may claim at most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct UsageBound {
+    prompt: u64,
+    completion: u64,
+}
+
+impl UsageBound {
+    /// Returns the bound for a body of `bytes` that was `asked` at `target`, and a context of so many positions; 0: not known.
+    pub(crate) fn new(asked: &Asked, target: &str, bytes: usize, context_length: usize) -> Self {
+        let context = match context_length {
+            0 => UNKNOWN_CONTEXT,
+            known => known as u64,
+        };
+        let prompts = asked.prompts(target);
+        // A closing end-of-sequence token counts.
+        let each = asked.max_tokens().map_or(context, |most| most.saturating_add(1).min(context));
+        let choices = asked.choices().clamp(1, MOST_CHOICES);
+        Self {
+            prompt: prompts
+                .saturating_mul(context)
+                .min((bytes as u64).saturating_mul(TOKENS_PER_BYTE).saturating_add(TEMPLATE_TOKENS)),
+            completion: prompts.saturating_mul(choices).saturating_mul(each),
+        }
+    }
+
+    /// Returns as much of the tokens as the bound allows.
+    pub(crate) fn clamp(&self, prompt: u64, completion: u64) -> (u64, u64) {
+        (prompt.min(self.prompt), completion.min(self.completion))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    /// The most that an answer to `body` may claim with a context of 1000 positions.
+    fn most(target: &str, body: &Value) -> (u64, u64) {
+        let body = body.to_string();
+        let asked: Asked = remoe_http::parse(body.as_bytes()).unwrap();
+        UsageBound::new(&asked, target, body.len(), 1000).clamp(u64::MAX, u64::MAX)
+    }
+
+    #[test]
+    fn usage_is_bounded_by_request_and_context() {
+        let chat = |fields: Value| most("/v1/chat/completions", &fields).1;
+        assert_eq!(chat(json!({"messages": []})), 1000);
+        assert_eq!(chat(json!({"max_tokens": 7})), 8);
+        assert_eq!(chat(json!({"max_tokens": 7, "max_completion_tokens": 9, "n": 4})), 40);
+        assert_eq!(chat(json!({"max_output_tokens": 0})), 1);
+        assert_eq!(chat(json!({"max_tokens": u64::MAX, "n": 2})), 2000);
+        // Main functions refuse these.
+        assert_eq!(chat(json!({"max_tokens": "7", "n": [1]})), 1000);
+        assert_eq!(chat(json!({"max_tokens": -7, "n": u64::MAX})), 128_000);
+        assert_eq!(chat(json!({"max_tokens": null, "n": null, "prompt": null, "input": {}})), 1000);
+    }
+
+    #[test]
+    fn each_prompt_has_a_context() {
+        let target = "/v1/completions?x=1";
+        let prompts = |prompt: Value| most(target, &json!({"prompt": prompt, "max_tokens": 4}));
+        assert_eq!(prompts(json!("a")), (1000, 5));
+        assert_eq!(prompts(json!([1, 2, 3])), (1000, 5));
+        assert_eq!(prompts(json!(["a", "b", "c"])), (3000, 15));
+        assert_eq!(prompts(json!([[1, 2], [3]])), (2000, 10));
+        assert_eq!(prompts(json!([])), (1000, 5));
+        assert_eq!(most("/v1/embeddings", &json!({"input": ["a", "b"]})).0, 2000);
+        // Items of one prompt.
+        assert_eq!(most("/v1/responses", &json!({"input": [{}, {}, {}]})).0, 1000);
+        // Hundreds of prompts in one small body.
+        let many = json!({"prompt": vec!["a"; 500]});
+        let bytes = many.to_string().len() as u64;
+        assert_eq!(most(target, &many).0, bytes * TOKENS_PER_BYTE + TEMPLATE_TOKENS);
+    }
+
+    #[test]
+    fn unknown_context_is_bounded_too() {
+        let bound = UsageBound::new(&Asked::default(), "/v1/chat/completions", usize::MAX, 0);
+        assert_eq!(bound.clamp(u64::MAX, u64::MAX), (UNKNOWN_CONTEXT, UNKNOWN_CONTEXT));
+        assert_eq!(bound.clamp(3, 4), (3, 4));
+    }
+}
