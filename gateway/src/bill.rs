@@ -139,6 +139,21 @@ impl Bill {
                 }
             }
         }
+        self.bound_rivals(told);
+    }
+
+    /// Bounds the counterfactual costs that were `told`: names, and amounts by the cost of the request.
+    fn bound_rivals(&self, told: &mut Told) {
+        /// A rival costs at most so many times what the request did ..
+        const RATIO: u64 = 1000;
+        /// .. or a dollar: requests can be free.
+        const LEAST: u64 = 1_000_000_000;
+        let cost = told.shares.values().fold(0_u64, |sum, share| sum.saturating_add(share.cost.sum()));
+        let (most, names) = (cost.saturating_mul(RATIO).max(LEAST), told.rivals.len());
+        let wrong = told.bound_rivals(most);
+        if wrong > 0 {
+            self.implausible("rivals", &names, &(names - wrong));
+        }
     }
 
     /// Counts a usage record of a function that cannot be true. The first one of a model is logged.
@@ -187,7 +202,7 @@ mod tests {
         families.iter().filter(|family| family.name() == name).map(|family| family.get_metric().len()).sum()
     }
 
-    /// A main function tells absurd costs of its functions. Its price for the time it had is believed.
+    /// A main function tells absurd costs of its functions and of 20,000 rivals. Its price for the time it had is believed.
     #[test]
     fn absurd_costs_are_bounded_and_counted() {
         let metrics = GatewayMetrics::new().unwrap();
@@ -222,18 +237,22 @@ mod tests {
             bill.sent_to(&backend);
             let most = Phases { prefill: u64::MAX, decode: u64::MAX };
             let share = Share { work: most, cost: most, busy: u64::MAX, ..Share::default() };
+            let names = (0..20_000).map(|number| (format!("rival-{number}"), u64::MAX));
             let told = Told {
                 shares: ["main", "a:1", "unpriced", "stranger"]
                     .map(|name| (name.to_owned(), share.clone()))
                     .into(),
-                rivals: [].into(),
+                rivals: names.chain([("mix".to_owned(), u64::MAX)]).collect(),
                 served: u64::MAX,
             };
             let cost = bill.settle(told, 1, 1).unwrap();
             // An hour of slack, and the moment that the test took.
             assert!((2 * HOUR..3 * HOUR).contains(&cost.total), "{cost:?}");
+            assert_eq!(cost.rivals.keys().collect::<Vec<_>>(), ["mix"]);
+            assert!(cost.rivals["mix"] < 3000 * HOUR, "{cost:?}");
         }
-        assert_eq!(series(&metrics, "remoe_gateway_implausible_usage_total"), 2);
-        assert!(!metrics.implausible("m", "cost"), "it was counted");
+        assert_eq!(series(&metrics, "remoe_cost_rival_nanodollars_total"), 1);
+        assert_eq!(series(&metrics, "remoe_gateway_implausible_usage_total"), 3);
+        assert!(!metrics.implausible("m", "rivals"), "it was counted");
     }
 }

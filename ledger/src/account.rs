@@ -1,6 +1,7 @@
 //! A ledger added up: what was paid, and what for.
 
 use crate::life::Life;
+use crate::meter::is_rival;
 use crate::read::LedgerError;
 use crate::record::{FunctionEvent, FunctionRecord, Phases, Record, RequestRecord, grow};
 use serde::Serialize;
@@ -9,7 +10,7 @@ use std::ops::AddAssign;
 use std::time::Duration;
 
 const DAY: u64 = 86_400_000_000_000;
-/// Names that are told apart, of models, tenants, tiers and rivals each: a ledger has fewer.
+/// Names that are told apart, of models, tenants and tiers each: a ledger has fewer.
 const NAMES: usize = 10_000;
 /// Between two signs of life of one who writes a ledger.
 pub const SIGN_OF_LIFE: Duration = Duration::from_secs(10);
@@ -224,9 +225,7 @@ impl Account {
             grow(&mut sum.decode, tier.decode);
         }
         for (name, (cost, here)) in &other.rivals {
-            let sum = entry(&mut self.rivals, name, "rivals")?;
-            grow(&mut sum.0, *cost);
-            grow(&mut sum.1, *here);
+            self.compare(name, *cost, *here);
         }
         self.prices = other.prices;
         let spans = self.span.into_iter().chain(other.span);
@@ -319,9 +318,7 @@ impl Account {
         *entry(&mut self.by_tenant, &request.tenant, "tenants")? += amounts;
         *self.by_day.entry(request.at / DAY).or_default() += amounts;
         for (rival, cost) in &request.rivals {
-            let (sum, here) = entry(&mut self.rivals, rival, "rivals")?;
-            grow(sum, *cost);
-            grow(here, amounts.cost);
+            self.compare(rival, *cost, amounts.cost);
         }
         for (function, share) in &request.shares {
             let Phases { prefill, decode } = share.cost;
@@ -334,6 +331,17 @@ impl Account {
             }
         }
         Ok(())
+    }
+
+    /// Adds what requests would have `cost` as `rival` serves them, and did cost `here`. Ledgers of earlier releases have
+    /// whatever names main functions told: those are left out.
+    fn compare(&mut self, rival: &str, cost: u64, here: u64) {
+        if !is_rival(rival) {
+            return;
+        }
+        let sums = self.rivals.entry(rival.to_owned()).or_default();
+        grow(&mut sums.0, cost);
+        grow(&mut sums.1, here);
     }
 
     fn function(&mut self, record: &FunctionRecord) -> Result<(), AccountError> {

@@ -27,7 +27,7 @@ pub use account::{Account, AccountError, Amounts, Functions, SIGN_OF_LIFE, Tier}
 pub use attribution::{Attribution, Billed, Pairs, Passed};
 pub use export::{export_csv, export_json};
 pub use life::Life;
-pub use meter::{Meter, Rates, Told, Work, Worked};
+pub use meter::{Meter, RIVALS, Rates, Told, Work, Worked};
 pub use money::{Carry, Rate, split};
 pub use read::{Entries, LedgerError, records, records_since};
 pub use record::{

@@ -11,6 +11,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// The main function's own name among those that work for a request; remote ones are named by their address.
 const MAIN: &str = "main";
 
+/// Ways of serving whose counterfactual costs are stated. Records of others are left out: a name is a series of metrics and a
+/// line of `remoe cost`.
+pub const RIVALS: [&str; 4] = ["mix", "cpu", "gpu", "fetch"];
+
+/// Returns true for the names in [`RIVALS`].
+pub(crate) fn is_rival(name: &str) -> bool {
+    RIVALS.contains(&name)
+}
+
 /// What the functions of a deployment cost while they are alive, by `main` and the addresses of remote ones.
 ///
 /// As text: `main=44000000;127.0.0.1:4001=9000000`.
@@ -89,6 +98,20 @@ pub struct Told {
     pub served: u64,
 }
 
+impl Told {
+    /// Leaves out all but [`RIVALS`], and bounds their costs by `most`. Returns how many were left out or bounded.
+    pub fn bound_rivals(&mut self, most: u64) -> usize {
+        let told = self.rivals.len();
+        self.rivals.retain(|name, _| is_rival(name));
+        let mut wrong = told - self.rivals.len();
+        for cost in self.rivals.values_mut().filter(|cost| **cost > most) {
+            *cost = most;
+            wrong += 1;
+        }
+        wrong
+    }
+}
+
 /// Tells requests what they cost. Fractions of a nano-dollar are carried from one request to the next, so that all of
 /// them together cost what the time of all of them together does.
 #[derive(Debug, Default)]
@@ -148,5 +171,15 @@ mod tests {
             Phases::default(),
             "without a price nothing costs"
         );
+    }
+
+    #[test]
+    fn rivals_have_known_names_and_bounded_costs() {
+        let names = (0..20_000).map(|number| (format!("rival-{number}"), 1));
+        let known = [("mix", 7), ("gpu", u64::MAX)].map(|(name, cost)| (name.to_owned(), cost));
+        let mut told = Told { rivals: names.chain(known).collect(), ..Told::default() };
+        assert_eq!(told.bound_rivals(1000), 20_001);
+        assert_eq!(told.rivals, [("mix".to_owned(), 7), ("gpu".to_owned(), 1000)].into());
+        assert_eq!(told.bound_rivals(1000), 0);
     }
 }

@@ -56,6 +56,33 @@ fn sums_stay_at_the_largest_number() {
     assert_eq!(Account::of_several(several.into_iter()).unwrap().paid, MOST);
 }
 
+/// A ledger of a release that wrote whatever main functions told.
+#[test]
+fn ledger_with_many_rivals_adds_up() {
+    let request = |number: u64| {
+        let names = (0..20_000).map(|name| (format!("rival-{number}-{name}"), 1));
+        Record::Request(RequestRecord {
+            at: 2 + number,
+            id: "id".to_owned(),
+            model: "m".to_owned(),
+            tenant: "t".to_owned(),
+            function: "a".to_owned(),
+            prompt_tokens: 3,
+            completion_tokens: 4,
+            shares: [("a".to_owned(), Share { cost: Phases { prefill: 5, decode: 6 }, ..Share::default() })]
+                .into(),
+            rivals: names.chain([("mix".to_owned(), 100)]).collect(),
+            served: 0,
+        })
+    };
+    let records: Vec<_> = (0..3).map(request).collect();
+    let account = Account::of(records.iter().cloned().map(Ok)).unwrap();
+    assert_eq!(account.answered.cost, 33);
+    assert_eq!(account.rivals, [("mix".to_owned(), (300, 33))].into());
+    let several = [records.iter().cloned().map(Ok), records.iter().cloned().map(Ok)];
+    assert_eq!(Account::of_several(several.into_iter()).unwrap().rivals["mix"], (600, 66));
+}
+
 /// Functions of one model say that they worked for 584 years. What all models cost is right but for an hour of each.
 #[test]
 fn work_beyond_the_life_of_a_function_costs_nothing() {
