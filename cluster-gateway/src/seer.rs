@@ -96,6 +96,13 @@ struct Following {
     order: PredictionOrder,
 }
 
+impl Drop for Seer {
+    /// The last request to the deployment is over.
+    fn drop(&mut self) {
+        self.metrics.forget();
+    }
+}
+
 impl Witness for Seer {
     fn came(&self, id: u64, tenant: &str, privacy: Privacy, body: &Bytes) -> bool {
         let keeps = match privacy {

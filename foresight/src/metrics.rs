@@ -3,8 +3,10 @@
 use crate::calibration::{layer_groups, parts};
 use crate::foresight::Foresight;
 use crate::quality::Third;
+use prometheus::core::{Collector, MetricVec, MetricVecBuilder};
 use prometheus::{GaugeVec, IntCounterVec, IntGaugeVec, Opts, Registry};
 use remoe_predictor::Phase;
+use std::collections::HashMap;
 
 /// The thirds of the layers with experts.
 const THIRDS: [&str; 3] = ["first", "middle", "last"];
@@ -197,8 +199,68 @@ impl ModelForesightMetrics {
         self.all.shared.with_label_values(&[&self.model]).get()
     }
 
+    /// Removes all of them: the model is gone.
+    pub fn forget(&self) {
+        let Self { all, model } = self;
+        let ByLayers { divergence, hot_recall, cold_share, coverage } = &all.by_layers;
+        for gauges in [
+            &all.divergence,
+            &all.hot_recall,
+            &all.cold_share,
+            &all.coverage,
+            &all.activation,
+            divergence,
+            hot_recall,
+            cold_share,
+            coverage,
+        ] {
+            remove_series(gauges, model);
+        }
+        for gauges in [&all.compared, &all.unfamiliar, &all.remembered, &all.shared] {
+            remove_series(gauges, model);
+        }
+        remove_series(&all.replans, model);
+    }
+
     /// The placement was revised because of `cause`.
     pub fn replanned(&self, cause: &str) {
         self.all.replans.with_label_values(&[self.model.as_str(), cause]).inc();
+    }
+}
+
+/// Removes the series of `model`.
+fn remove_series<B: MetricVecBuilder>(series: &MetricVec<B>, model: &str) {
+    for family in series.collect() {
+        for metric in family.get_metric() {
+            let labels = metric.get_label().iter().map(|label| (label.name(), label.value()));
+            let labels: HashMap<&str, &str> = labels.collect();
+            if labels.get("model") == Some(&model) {
+                // Another thread may have been first.
+                let _removed = series.remove(&labels);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metrics_of_a_model_are_removed_with_it() {
+        let registry = Registry::new();
+        let all = ForesightMetrics::register(&registry).unwrap();
+        let series = || registry.gather().iter().map(|family| family.get_metric().len()).sum::<usize>();
+        for model in ["gone", "here"] {
+            all.divergence.with_label_values(&[model, "decode"]).set(1.0);
+            all.by_layers.coverage.with_label_values(&[model, "decode", "first"]).set(1.0);
+            all.activation.with_label_values(&[model, "decode", "0-3", "1", "predicted"]).set(1.0);
+            all.shared.with_label_values(&[model]).set(1);
+            all.of_model(model).replanned("wake");
+        }
+        assert_eq!(series(), 10);
+        all.of_model("gone").forget();
+        assert_eq!((series(), all.of_model("here").shared()), (5, 1));
     }
 }

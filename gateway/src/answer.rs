@@ -52,8 +52,8 @@ const SENT_AWAY: Duration = Duration::from_secs(1);
 /// A stream that has not begun by then gets its head, and comments.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Answers up to this size are read whole before the client gets any of them: until then a backend that
-/// breaks off costs nothing.
-const WHOLE: u64 = 1 << 20;
+/// breaks off costs nothing. Without room for that they are handed on as they come.
+pub(crate) const WHOLE: usize = 1 << 20;
 /// Bodies up to this size are read where they came in.
 const SMALL: usize = 64 << 10;
 
@@ -443,19 +443,24 @@ async fn send(call: &Call, grant: Grant, attempt: usize) -> Result<Obtained, Fai
     let (mut head, mut body) = response.into_parts();
     call.course.answered(&span, head.status);
     strip(&mut head);
-    let whole = body.size_hint().exact().is_some_and(|bytes| bytes <= WHOLE);
+    let whole = body.size_hint().exact().and_then(|bytes| usize::try_from(bytes).ok());
+    let whole = whole.filter(|bytes| *bytes <= WHOLE);
+    let room = whole.and_then(|bytes| call.gateway.answers.take(&call.bill.model, bytes).ok());
     let silent = tokio::time::Instant::now() + SILENCE;
     let nothing_came = || format!("no data for {SILENCE:?} after the response head");
-    let obtained = match whole {
-        true => match timeout_at(silent, body.collect()).await {
-            Ok(Ok(whole)) => Obtained::whole(head, whole.to_bytes(), grant, span),
+    let obtained = match room {
+        Some(room) => match timeout_at(silent, body.collect()).await {
+            Ok(Ok(whole)) => Obtained::whole(head, whole.to_bytes(), room, grant, span),
             Ok(Err(error)) => return Err(broken(&grant, chain(&error))),
             Err(_late) => return Err(broken(&grant, nothing_came())),
         },
-        false => match timeout_at(silent, body.frame()).await {
+        None => match timeout_at(silent, body.frame()).await {
             Ok(Some(Ok(first))) => Obtained::stream(head, first, body, grant, span),
             Ok(Some(Err(error))) => return Err(broken(&grant, chain(&error))),
-            Ok(None) => Obtained::whole(head, Bytes::new(), grant, span),
+            Ok(None) => {
+                let room = call.gateway.answers.empty(&call.bill.model);
+                Obtained::whole(head, Bytes::new(), room, grant, span)
+            }
             Err(_late) => return Err(broken(&grant, nothing_came())),
         },
     };

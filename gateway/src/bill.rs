@@ -255,4 +255,46 @@ mod tests {
         assert_eq!(series(&metrics, "remoe_gateway_implausible_usage_total"), 3);
         assert!(!metrics.implausible("m", "rivals"), "it was counted");
     }
+
+    #[test]
+    fn series_of_a_model_end_with_its_last_request() {
+        let metrics = GatewayMetrics::new().unwrap();
+        let books = Arc::new(Books::open(None, "p", metrics.registry()).unwrap());
+        let options = GatewayOptions { books: Some(books.clone()), ..GatewayOptions::default() };
+        let gateway = Gateway::new(options, Vec::new(), metrics.clone());
+        let all =
+            || metrics.registry().gather().iter().map(|family| family.get_metric().len()).sum::<usize>();
+        let before = all();
+        let model = |name: String| {
+            let options = ModelOptions {
+                name,
+                short_names: Vec::new(),
+                context_length: 64,
+                max_requests: 1,
+                waiting_bytes: 1,
+                wake_limit: Duration::from_secs(1),
+            };
+            Model::new(options, &metrics, &Beginnings::default())
+        };
+        for number in 0..200 {
+            let model = model(format!("m{number}"));
+            gateway.replace_models(vec![model.clone()]);
+            books.costs_now(model.name(), "main", 1, 1);
+            metrics.took(model.name(), "t", 1);
+            assert!(all() > before + 20);
+        }
+        // One of the same name follows, and a request to the first one is not over.
+        let (first, second) = (model("m".to_owned()), model("m".to_owned()));
+        let bill = Bill::new(gateway.clone(), "id", first.clone(), "t".into(), false, false);
+        gateway.replace_models(vec![first]);
+        gateway.replace_models(vec![second]);
+        let of_one = all() - before;
+        assert!(of_one < 40, "{of_one} series");
+        gateway.replace_models(Vec::new());
+        assert_eq!(all(), before);
+        bill.gateway.metrics().took(&bill.model, &bill.tenant, 1);
+        drop(bill);
+        gateway.forget_gone();
+        assert_eq!(all(), before);
+    }
 }

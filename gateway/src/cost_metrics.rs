@@ -1,6 +1,7 @@
 //! Money as metrics, in nano-dollars. Labels are bounded: models, tenants and groups are those of the deployment.
 
 use crate::budget::Payer;
+use crate::metrics::remove_series;
 use prometheus::{Gauge, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 use remoe_ledger::{Account, RequestRecord};
 
@@ -164,6 +165,16 @@ impl CostMetrics {
     pub(crate) fn saved(&self, model: &str, rival: &str) -> i64 {
         let of = |counters: &IntCounterVec| signed(counters.with_label_values(&[model, rival]).get());
         of(&self.rivals).saturating_sub(of(&self.compared))
+    }
+
+    /// Removes the series of `model`, which is gone. Budgets of tenants have an empty model.
+    pub(crate) fn forget(&self, model: &str) {
+        for counters in [&self.requests, &self.rivals, &self.compared, &self.budget_refusals] {
+            remove_series(counters, model);
+        }
+        for gauges in [&self.rates, &self.memory, &self.budget, &self.budget_spent] {
+            remove_series(gauges, model);
+        }
     }
 
     pub(crate) fn wrote(&self) {

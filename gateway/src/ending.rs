@@ -1,6 +1,7 @@
 //! The end of an answer, held until its cost is written down and it is stored.
 
 use crate::cost_field::{CostField, Split, cost_field};
+use crate::room::Room;
 use bytes::{Bytes, BytesMut};
 use remoe_ledger::RequestCost;
 
@@ -23,6 +24,8 @@ pub(crate) struct Ending {
     is_reached: bool,
     /// It was reached with the cost: the rest of the usage is held.
     is_in_usage: bool,
+    /// For what is held; none: it is bounded by [`MOST`] alone.
+    room: Option<Room>,
 }
 
 impl Ending {
@@ -38,7 +41,13 @@ impl Ending {
             held: BytesMut::new(),
             is_reached: false,
             is_in_usage: false,
+            room: None,
         }
+    }
+
+    /// Holds bytes only as far as there is `room` for them.
+    pub(crate) fn within(self, room: Room) -> Self {
+        Self { room: Some(room), ..self }
     }
 
     /// Puts `cost` into a body that is no stream. Nothing of it is held: its cost was told before it.
@@ -98,7 +107,9 @@ impl Ending {
     /// Holds `data`; returns all that is held where that is too much.
     fn hold(&mut self, data: &[u8]) -> Bytes {
         self.held.extend_from_slice(data);
-        if self.held.len() > MOST { self.release(None) } else { Bytes::new() }
+        let bytes = self.held.len();
+        let has_room = self.room.as_mut().is_none_or(|room| room.resize(bytes).is_ok());
+        if bytes > MOST || !has_room { self.release(None) } else { Bytes::new() }
     }
 
     /// Returns whether anything is held.
@@ -109,6 +120,9 @@ impl Ending {
     /// Returns what is held, with `cost` in its place; nothing is from now on but what is longer than may be held.
     pub(crate) fn release(&mut self, cost: Option<&RequestCost>) -> Bytes {
         self.is_in_usage = false;
+        if let Some(room) = &mut self.room {
+            room.keep(0);
+        }
         let held = self.held.split().freeze();
         match &mut self.field {
             // Nothing is held while the beginning of a field is withheld.
@@ -132,6 +146,7 @@ impl Ending {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::room::Rooms;
 
     fn cost() -> RequestCost {
         RequestCost { total: 5, main: 5, prefill: 5, ..RequestCost::default() }
@@ -232,5 +247,17 @@ mod tests {
             let field = cost_field(Some(&cost()));
             assert_eq!(left, [b"{\"a\":\"data: [DONE]\n\"", &field[..], b"},\"cost"].concat(), "{size}");
         }
+    }
+
+    #[test]
+    fn end_without_room_passes_by() {
+        let rooms = Rooms::new(100, 0);
+        let model = "m".into();
+        let mut end = Ending::of_stream(MARKS, None).within(rooms.empty(&model));
+        assert!(end.take(Bytes::from_static(b"event: end\n")).is_empty() && end.is_held());
+        assert!(end.take(Bytes::from(vec![b'x'; 30])).is_empty());
+        let passed = end.take(Bytes::from(vec![b'y'; 30]));
+        assert_eq!(passed.len(), 71);
+        assert!(!end.is_held() && rooms.take(&model, 50).is_ok(), "all of it came back");
     }
 }

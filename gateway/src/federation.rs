@@ -1,61 +1,108 @@
 //! `/metrics`: the gateway's own, then those of the functions that answer for its models.
 
 use crate::caller::Caller;
-use crate::gateway::{Gateway, Upstream};
+use crate::gateway::Gateway;
 use crate::keys::Tenant;
 use crate::model::Backend;
 use crate::picker;
+use crate::room::Room;
 use axum::Extension;
 use axum::extract::State;
 use axum::http::response::Parts;
 use axum::http::{HeaderValue, Request, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use futures_util::future::join_all;
-use http_body_util::{BodyExt, Full, Limited};
+use futures_util::stream::{self, StreamExt};
+use http_body_util::{BodyExt, Full};
+use remoe_http::ApiError;
+use remoe_wire::{ErrorCode, ServiceError};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::{Instant, timeout, timeout_at};
 
 /// A function that is busier than this shows no metrics this time.
 const WAIT: Duration = Duration::from_secs(2);
+/// Functions that are asked at the same time for one page, and how long all of them have.
+const ASKED: usize = 32;
+const LONGEST: Duration = Duration::from_secs(6);
 /// Largest page of metrics of a function.
 const PAGE: usize = 4 << 20;
+
+/// Requests for a page of metrics that are answered at the same time, and those that wait.
+const TURNS: usize = 2;
+const WAITING: usize = 14;
+
+/// Limits the requests for pages of metrics: each asks all functions.
+pub(crate) struct Scrapes {
+    places: Semaphore,
+    turns: Semaphore,
+}
+
+impl Default for Scrapes {
+    fn default() -> Self {
+        Self { places: Semaphore::new(TURNS + WAITING), turns: Semaphore::new(TURNS) }
+    }
+}
+
+impl Scrapes {
+    /// Waits for a turn, which lasts as long as what is returned.
+    ///
+    /// # Errors
+    /// Too many wait.
+    async fn turn(&self) -> Result<[SemaphorePermit<'_>; 2], ApiError> {
+        let full = || {
+            let message = format!(
+                "too many requests for /metrics: expected at most {} at the same time; retry later",
+                TURNS + WAITING
+            );
+            ApiError::from(ServiceError::new(ErrorCode::ResourceExhausted, message)).retry_after(WAIT)
+        };
+        let place = self.places.try_acquire().map_err(|_full| full())?;
+        let turn = self.turns.acquire().await.map_err(|_never_closed| full())?;
+        Ok([place, turn])
+    }
+}
 
 /// What the caller may know: all of it, or what is about its own models and itself.
 pub(crate) async fn metrics(
     State(gateway): State<Arc<Gateway>>,
     Extension(caller): Extension<Caller>,
-) -> Response {
-    match own(&gateway).await {
+) -> Result<Response, ApiError> {
+    let _turn = gateway.scrapes.turn().await?;
+    Ok(match own(&gateway).await {
         Ok((head, own)) => with_head(&head, page_for(&gateway, &caller, own).await),
         Err(failure) => failure,
-    }
+    })
 }
 
 /// All of it, for an address of its own.
-pub(crate) async fn all_metrics(State(gateway): State<Arc<Gateway>>) -> Response {
-    match own(&gateway).await {
+pub(crate) async fn all_metrics(State(gateway): State<Arc<Gateway>>) -> Result<Response, ApiError> {
+    let _turn = gateway.own_scrapes.turn().await?;
+    Ok(match own(&gateway).await {
         Ok((head, own)) => {
             let page = page_for(&gateway, &Caller::anybody(), own).await;
             with_head(&head, page + &picker::gauges(&gateway.models()))
         }
         Err(failure) => failure,
-    }
+    })
 }
 
 /// The gateway's own alone: where functions are asked for theirs by whoever asks this.
-pub(crate) async fn own_metrics(State(gateway): State<Arc<Gateway>>) -> Response {
-    match own(&gateway).await {
+pub(crate) async fn own_metrics(State(gateway): State<Arc<Gateway>>) -> Result<Response, ApiError> {
+    let _turn = gateway.own_scrapes.turn().await?;
+    Ok(match own(&gateway).await {
         // What endpoint pickers read are sums over all models, which no tenant is shown.
         Ok((head, own)) => with_head(&head, own + &picker::gauges(&gateway.models())),
         Err(failure) => failure,
-    }
+    })
 }
 
 /// The gateway's own, as they are now, and their head; or why there are none.
 async fn own(gateway: &Gateway) -> Result<(Parts, String), Response> {
+    gateway.forget_gone();
     if let Some(books) = gateway.books() {
         books.refresh(gateway.keys().budgets(&gateway.models()));
     }
@@ -81,15 +128,19 @@ fn with_head(head: &Parts, text: String) -> Response {
 /// The gateway's `own` and those of the functions, as far as the caller may know them.
 async fn page_for(gateway: &Arc<Gateway>, caller: &Caller, own: String) -> String {
     let models = gateway.models_of(caller);
-    let asked = models.iter().flat_map(|model| {
-        let backends = model.backends().into_iter();
-        backends.map(|backend| (model.name().to_owned(), backend)).collect::<Vec<_>>()
+    let asked: Vec<_> = models
+        .iter()
+        .flat_map(|model| {
+            let backends = model.backends().into_iter();
+            backends.map(|backend| (Arc::<str>::from(model.name()), backend)).collect::<Vec<_>>()
+        })
+        .collect();
+    let until = Instant::now() + LONGEST;
+    let pages = stream::iter(asked).map(|(model, backend)| async move {
+        let page = timeout_at(until, page(gateway, &model, &backend, "/metrics")).await;
+        Some((model, page.ok()??))
     });
-    let pages = asked.map(|(model, backend)| {
-        let upstream = gateway.upstream().clone();
-        async move { Some((model, page(&upstream, &backend, "/metrics").await?)) }
-    });
-    let pages: Vec<_> = join_all(pages).await.into_iter().flatten().collect();
+    let pages: Vec<_> = pages.buffered(ASKED).filter_map(std::future::ready).collect().await;
     let text = merged(&own, &pages);
     let text = own + &text;
     match caller.tenant.as_ref().filter(|tenant| !tenant.sees_all()) {
@@ -98,19 +149,39 @@ async fn page_for(gateway: &Arc<Gateway>, caller: &Caller, own: String) -> Strin
     }
 }
 
-/// What a function answers at `path`; `None` where it does not, or takes too long.
-pub(crate) async fn page(upstream: &Upstream, backend: &Backend, path: &str) -> Option<String> {
+/// Page of a function, with its part of what a gateway holds of answers.
+pub(crate) struct Page {
+    pub(crate) text: String,
+    _room: Room,
+}
+
+/// What a function of `model` answers at `path`; `None` where it does not, takes too long, or there is no room for it.
+pub(crate) async fn page(gateway: &Gateway, model: &Arc<str>, backend: &Backend, path: &str) -> Option<Page> {
     let mut request = Request::get(backend.uri(path).ok()?).body(Full::default()).ok()?;
     if let Some(authorization) = &backend.authorization {
         request.headers_mut().insert(header::AUTHORIZATION, HeaderValue::clone(authorization));
     }
     let answer = async {
-        let response = upstream.request(request).await.ok();
-        let response = response.filter(|response| response.status().is_success())?;
-        let body = Limited::new(response.into_body(), PAGE).collect().await.ok()?;
-        String::from_utf8(body.to_bytes().into()).ok()
+        let response = gateway.upstream().request(request).await.ok();
+        let mut body = response.filter(|response| response.status().is_success())?.into_body();
+        let (mut page, mut room) = (Vec::new(), gateway.answers.empty(model));
+        while let Some(frame) = body.frame().await {
+            let Ok(data) = frame.ok()?.into_data() else { continue };
+            let bytes = page.len() + data.len();
+            if bytes > PAGE || room.resize(bytes).is_err() {
+                tracing::warn!(
+                    model = &**model,
+                    path,
+                    bytes,
+                    "page of a function left out: too large, or no room"
+                );
+                return None;
+            }
+            page.extend_from_slice(&data);
+        }
+        Some(Page { text: String::from_utf8(page).ok()?, _room: room })
     };
-    tokio::time::timeout(WAIT, answer).await.ok()?
+    timeout(WAIT, answer).await.ok()?
 }
 
 /// What all tenants together have spent, which `/status` does not tell a tenant either.
@@ -161,7 +232,7 @@ fn label(line: &str, name: &str) -> Option<String> {
 
 /// The pages of all models as one, every sample with the name of its model. Names that `own` has are left out: they mean
 /// something else there.
-fn merged(own: &str, pages: &[(String, String)]) -> String {
+fn merged(own: &str, pages: &[(Arc<str>, Page)]) -> String {
     let described = |text: &str| -> BTreeSet<String> {
         let lines = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
         lines.map(str::to_owned).collect()
@@ -169,7 +240,7 @@ fn merged(own: &str, pages: &[(String, String)]) -> String {
     let own = described(own);
     // A name's samples stand together, after its description.
     let mut families: BTreeMap<&str, (String, String)> = BTreeMap::new();
-    for (model, page) in pages {
+    for (model, Page { text: page, .. }) in pages {
         let label =
             format!("model=\"{}\"", model.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n"));
         let mut family = "";
@@ -200,8 +271,11 @@ fn merged(own: &str, pages: &[(String, String)]) -> String {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::room::Rooms;
+    use futures_util::FutureExt;
 
     #[test]
     fn labels_are_read_as_they_are_written() {
@@ -216,13 +290,35 @@ mod tests {
     #[test]
     fn samples_of_models_stand_together_with_their_names() {
         let page = "# HELP a_total A.\n# TYPE a_total counter\na_total 1\n# HELP b B.\n# TYPE b gauge\nb{x=\"1\"} 2\n# HELP c C.\n# TYPE c gauge\nc 3\n";
-        let pages = [("m".to_owned(), page.to_owned()), ("n\"".to_owned(), page.to_owned())];
+        let page_of = |model: &str, text: &str| {
+            let model = Arc::from(model);
+            let room = Rooms::new(0, 0).empty(&model);
+            (model, Page { text: text.to_owned(), _room: room })
+        };
+        let pages = [page_of("m", page), page_of("n\"", page)];
         assert_eq!(
             merged("# TYPE c gauge\nc 9\n", &pages),
             "# HELP a_total A.\n# TYPE a_total counter\na_total{model=\"m\"} 1\na_total{model=\"n\\\"\"} 1\n\
              # HELP b B.\n# TYPE b gauge\nb{model=\"m\",x=\"1\"} 2\nb{model=\"n\\\"\",x=\"1\"} 2\n"
         );
-        let said = [("m".to_owned(), "# TYPE d gauge\nd{model=\"p\",x=\"1\"} 2\n".to_owned())];
-        assert_eq!(merged("", &said), said[0].1);
+        let said = [page_of("m", "# TYPE d gauge\nd{model=\"p\",x=\"1\"} 2\n")];
+        assert_eq!(merged("", &said), said[0].1.text);
+    }
+
+    #[tokio::test]
+    async fn pages_beyond_the_queue_are_refused() {
+        let scrapes = Scrapes::default();
+        let mut turns: Vec<_> = (0..TURNS + WAITING).map(|_| Box::pin(scrapes.turn())).collect();
+        let running: Vec<_> = turns.iter_mut().map(|turn| turn.now_or_never()).collect();
+        assert_eq!(running.iter().flatten().count(), TURNS);
+        let refused = scrapes.turn().now_or_never().unwrap().err().unwrap().into_response();
+        assert_eq!(refused.status(), 429);
+        assert!(refused.headers().contains_key(header::RETRY_AFTER));
+        drop(running);
+        // The next ones in the queue.
+        let next = turns.iter_mut().skip(TURNS).filter_map(|turn| turn.now_or_never());
+        assert!(next.collect::<Vec<_>>().len() >= TURNS);
+        drop(turns);
+        assert!(scrapes.turn().await.is_ok());
     }
 }

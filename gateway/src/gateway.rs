@@ -1,9 +1,11 @@
 //! The gateway as a whole: its models, its options, its server.
 
 use crate::access_log::AccessLog;
+use crate::answer::WHOLE;
 use crate::books::Books;
 use crate::caller::Caller;
 use crate::connector::Connector;
+use crate::federation::Scrapes;
 use crate::keys::Keys;
 use crate::metrics::GatewayMetrics;
 use crate::model::Model;
@@ -21,7 +23,7 @@ use remoe_traces::Traces;
 use remoe_wire::identity::Keyring;
 use remoe_wire::{ErrorCode, ServiceError};
 use std::io;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -45,6 +47,8 @@ pub struct GatewayOptions {
     pub queue_deadline: Option<Duration>,
     /// Bytes of all bodies that are there at the same time.
     pub bodies_limit: usize,
+    /// Bytes of all answers that are held whole at the same time: half of them for one model.
+    pub answers_limit: usize,
     /// Limits of connections.
     pub connections: ConnectionLimits,
     /// Where money is accounted for, if anywhere.
@@ -60,7 +64,7 @@ pub struct GatewayOptions {
 }
 
 impl Default for GatewayOptions {
-    /// No keys, no origins, 4 MiB bodies within 60 s, 256 MiB of them, connections as the environment says, no
+    /// No keys, no origins, 4 MiB bodies within 60 s, 256 MiB of them, 64 MiB of answers, connections as the environment says, no
     /// access log, no traces, no certificate, responses in memory.
     fn default() -> Self {
         Self {
@@ -70,6 +74,7 @@ impl Default for GatewayOptions {
             body_timeout: Duration::from_secs(60),
             queue_deadline: None,
             bodies_limit: 256 << 20,
+            answers_limit: 64 << 20,
             connections: ConnectionLimits::from_environment(|name| std::env::var(name).ok()),
             books: None,
             access_log: None,
@@ -94,6 +99,13 @@ pub struct Gateway {
     pub(crate) lanes: Lanes,
     /// For bodies.
     pub(crate) rooms: Arc<Rooms>,
+    /// For what is held of answers.
+    pub(crate) answers: Arc<Rooms>,
+    /// Pages of metrics for clients, and for addresses of their own: neither keeps the other out.
+    pub(crate) scrapes: Scrapes,
+    pub(crate) own_scrapes: Scrapes,
+    /// Models that are gone, by name, until the last request to them is over.
+    gone: Mutex<Vec<(String, Weak<Model>)>>,
     pub(crate) created: u64,
 }
 
@@ -119,6 +131,10 @@ impl Gateway {
         Arc::new(Self {
             lanes: Lanes::new(cores, options.body_limit),
             rooms: Rooms::new(options.bodies_limit, options.body_limit),
+            answers: Rooms::new(options.answers_limit, WHOLE),
+            scrapes: Scrapes::default(),
+            own_scrapes: Scrapes::default(),
+            gone: Mutex::default(),
             keys: RwLock::new(Arc::new(std::mem::take(&mut options.keys))),
             options,
             catalogue: RwLock::new(Catalogue { models: models.into(), is_whole: false }),
@@ -132,7 +148,34 @@ impl Gateway {
     /// now on the gateway is well, whatever becomes of them.
     pub fn replace_models(&self, models: Vec<Arc<Model>>) {
         let mut catalogue = self.catalogue.write().unwrap_or_else(PoisonError::into_inner);
-        *catalogue = Catalogue { models: models.into(), is_whole: true };
+        let next = Catalogue { models: models.into(), is_whole: true };
+        let before = std::mem::replace(&mut *catalogue, next);
+        drop(catalogue);
+        let models = self.models();
+        let is_gone = |model: &&Arc<Model>| !models.iter().any(|stays| Arc::ptr_eq(stays, model));
+        let gone = before.models.iter().filter(is_gone);
+        let gone = gone.map(|model| (model.name().to_owned(), Arc::downgrade(model)));
+        self.gone.lock().unwrap_or_else(PoisonError::into_inner).extend(gone);
+        self.forget_gone();
+    }
+
+    /// Takes the metrics of models away that are gone. Requests that end after their model have a say until then.
+    pub(crate) fn forget_gone(&self) {
+        let models = self.models();
+        // Each change of it is whole.
+        let mut gone = self.gone.lock().unwrap_or_else(PoisonError::into_inner);
+        gone.retain(|(name, model)| {
+            // Looked at first: what is over by then says nothing later.
+            let is_over = model.strong_count() == 0;
+            // Another one may have its name.
+            if !models.iter().any(|model| model.name() == name) {
+                self.metrics.forget(name);
+                if let Some(books) = self.books() {
+                    books.metrics().forget(name);
+                }
+            }
+            !is_over
+        });
     }
 
     /// Lets in who has one of `keys` from now on. Requests that are there stay; what tenants have used up they have used up.

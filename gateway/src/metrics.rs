@@ -1,9 +1,13 @@
 //! What the gateway counts and measures.
 
 use crate::timeline::Parts;
-use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
+use prometheus::core::{Collector, MetricVec, MetricVecBuilder};
+use prometheus::{
+    HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+};
 use remoe_http::ConnectionMetrics;
 use remoe_sleep::Phase;
+use std::collections::HashMap;
 use std::time::Duration;
 
 /// The part of a cold start that main functions measure; those before it are [`Parts::NAMES`].
@@ -177,19 +181,36 @@ impl GatewayMetrics {
             self.streams_failed.with_label_values(&[model, failure.reason()]);
         }
         self.cold_start_seconds.with_label_values(&[model, FIRST]);
-        ModelMetrics {
-            waiting: self.waiting.with_label_values(&[model]),
-            in_flight: self.in_flight.with_label_values(&[model]),
-            awake: self.awake.with_label_values(&[model]),
-            wakes: self.wakes.with_label_values(&[model]),
-            group_wakes: WakeCause::ALL
-                .map(|cause| self.group_wakes.with_label_values(&[model, cause.name()])),
-            groups_asleep: self.groups_asleep.with_label_values(&[model]),
-            sleeping_pairs: self.sleeping_pairs.with_label_values(&[model]),
-            prefix_routed: self.prefix_routed.with_label_values(&[model]),
-            wake_seconds: self.wake_seconds.with_label_values(&[model]),
-            cold_start_seconds: Parts::NAMES
-                .map(|part| self.cold_start_seconds.with_label_values(&[model, part])),
+        let metrics = ModelMetrics { all: self.clone(), model: model.to_owned() };
+        metrics.load(0, 0, Phase::Asleep);
+        metrics.groups_sleep(0);
+        for counters in [&self.wakes, &self.sleeping_pairs, &self.prefix_routed] {
+            counters.with_label_values(&[model]);
+        }
+        for cause in WakeCause::ALL {
+            self.group_wakes.with_label_values(&[model, cause.name()]);
+        }
+        self.wake_seconds.with_label_values(&[model]);
+        for part in Parts::NAMES {
+            self.cold_start_seconds.with_label_values(&[model, part]);
+        }
+        metrics
+    }
+
+    /// Removes the series of `model`, which is gone.
+    pub(crate) fn forget(&self, model: &str) {
+        let Self { retries, streams_failed, tokens, implausible, wakes, .. } = self;
+        let Self { group_wakes, sleeping_pairs, prefix_routed, .. } = self;
+        for counters in
+            [retries, streams_failed, tokens, implausible, wakes, group_wakes, sleeping_pairs, prefix_routed]
+        {
+            remove_series(counters, model);
+        }
+        for gauges in [&self.waiting, &self.in_flight, &self.awake, &self.groups_asleep] {
+            remove_series(gauges, model);
+        }
+        for histograms in [&self.wake_seconds, &self.cold_start_seconds] {
+            remove_series(histograms, model);
         }
     }
 }
@@ -232,56 +253,66 @@ impl WakeCause {
     }
 }
 
-/// The metrics of one model.
+/// The metrics of one model. Its series are looked up each time: those of one that is gone are removed, and another one may
+/// have its name by then.
 pub(crate) struct ModelMetrics {
-    waiting: prometheus::IntGauge,
-    in_flight: prometheus::IntGauge,
-    awake: prometheus::IntGauge,
-    wakes: prometheus::IntCounter,
-    /// By [`WakeCause::ALL`].
-    group_wakes: [prometheus::IntCounter; WakeCause::ALL.len()],
-    groups_asleep: prometheus::IntGauge,
-    sleeping_pairs: prometheus::IntCounter,
-    prefix_routed: prometheus::IntCounter,
-    wake_seconds: prometheus::Histogram,
-    /// By [`Parts::NAMES`].
-    cold_start_seconds: [prometheus::Histogram; Parts::NAMES.len()],
+    all: GatewayMetrics,
+    model: String,
 }
 
 impl ModelMetrics {
     pub(crate) fn load(&self, waiting: usize, in_flight: usize, phase: Phase) {
-        self.waiting.set(i64::try_from(waiting).unwrap_or(i64::MAX));
-        self.in_flight.set(i64::try_from(in_flight).unwrap_or(i64::MAX));
-        self.awake.set(i64::from(phase == Phase::Active));
+        let gauge = |gauges: &IntGaugeVec| gauges.with_label_values(&[&self.model]);
+        gauge(&self.all.waiting).set(i64::try_from(waiting).unwrap_or(i64::MAX));
+        gauge(&self.all.in_flight).set(i64::try_from(in_flight).unwrap_or(i64::MAX));
+        gauge(&self.all.awake).set(i64::from(phase == Phase::Active));
     }
 
     pub(crate) fn sent_where_seen(&self) {
-        self.prefix_routed.inc();
+        self.counter(&self.all.prefix_routed).inc();
     }
 
     pub(crate) fn groups_sleep(&self, asleep: usize) {
-        self.groups_asleep.set(i64::try_from(asleep).unwrap_or(i64::MAX));
+        let asleep = i64::try_from(asleep).unwrap_or(i64::MAX);
+        self.all.groups_asleep.with_label_values(&[&self.model]).set(asleep);
     }
 
     pub(crate) fn group_woke(&self, cause: WakeCause) {
-        for (counter, of) in self.group_wakes.iter().zip(WakeCause::ALL) {
-            counter.inc_by(u64::from(of == cause));
-        }
+        self.all.group_wakes.with_label_values(&[self.model.as_str(), cause.name()]).inc();
     }
 
     pub(crate) fn pairs_slept(&self, pairs: u64) {
-        self.sleeping_pairs.inc_by(pairs);
+        self.counter(&self.all.sleeping_pairs).inc_by(pairs);
     }
 
     pub(crate) fn woke(&self, wake: Duration) {
-        self.wakes.inc();
-        self.wake_seconds.observe(wake.as_secs_f64());
+        self.counter(&self.all.wakes).inc();
+        self.all.wake_seconds.with_label_values(&[&self.model]).observe(wake.as_secs_f64());
     }
 
     /// A request that waited for functions to start is handed over.
     pub(crate) fn started_cold(&self, parts: &Parts) {
-        for (histogram, (_, from, until)) in self.cold_start_seconds.iter().zip(parts.each()) {
+        for (part, from, until) in parts.each() {
+            let histogram = self.all.cold_start_seconds.with_label_values(&[self.model.as_str(), part]);
             histogram.observe(until.saturating_duration_since(from).as_secs_f64());
+        }
+    }
+
+    fn counter(&self, counters: &IntCounterVec) -> IntCounter {
+        counters.with_label_values(&[&self.model])
+    }
+}
+
+/// Removes the series of `model`.
+pub(crate) fn remove_series<B: MetricVecBuilder>(series: &MetricVec<B>, model: &str) {
+    for family in series.collect() {
+        for metric in family.get_metric() {
+            let labels = metric.get_label().iter().map(|label| (label.name(), label.value()));
+            let labels: HashMap<&str, &str> = labels.collect();
+            if labels.get("model") == Some(&model) {
+                // Another thread may have been first.
+                let _removed = series.remove(&labels);
+            }
         }
     }
 }

@@ -23,8 +23,8 @@ pub(crate) async fn handle(
     let model = gateway.model(query(&uri, "model").as_deref(), &caller)?;
     let mut answer = None;
     for backend in model.backends() {
-        let text = page(gateway.upstream(), &backend, "/v1/placement").await;
-        answer = text.and_then(|text| serde_json::from_str(&text).ok());
+        let page = page(&gateway, &model.name().into(), &backend, "/v1/placement").await;
+        answer = page.and_then(|page| serde_json::from_str(&page.text).ok());
         if answer.is_some() {
             break;
         }

@@ -7,6 +7,7 @@ use crate::ending::Ending;
 use crate::metrics::StreamFailure;
 use crate::model::Grant;
 use crate::responses::Recording;
+use crate::room::Room;
 use axum::body::HttpBody;
 use axum::http::{HeaderMap, header, response};
 use bytes::{Bytes, BytesMut};
@@ -38,14 +39,14 @@ pub(crate) struct Obtained {
 }
 
 enum ObtainedBody {
-    Whole(Bytes),
+    Whole(Bytes, Room),
     Stream(Frame<Bytes>, Incoming),
 }
 
 impl Obtained {
-    pub(crate) fn whole(head: response::Parts, body: Bytes, grant: Grant, span: Span) -> Self {
+    pub(crate) fn whole(head: response::Parts, body: Bytes, room: Room, grant: Grant, span: Span) -> Self {
         span.end();
-        Self { head, body: ObtainedBody::Whole(body), grant, span: Span::default() }
+        Self { head, body: ObtainedBody::Whole(body, room), grant, span: Span::default() }
     }
 
     pub(crate) fn stream(
@@ -78,6 +79,7 @@ pub(crate) struct Relay {
     answering: Answering,
     /// Bytes that have come of an answer that is no stream and is stored.
     recorded: BytesMut,
+    recorded_room: Room,
     /// What was begun are server-sent events.
     is_stream: bool,
     /// Of the backend's answer.
@@ -168,7 +170,9 @@ impl Relay {
     }
 
     fn new(stage: Stage, account: Account, answering: Answering, is_stream: bool) -> Self {
-        Self { stage, account, answering, recorded: BytesMut::new(), is_stream, span: Span::default() }
+        let recorded_room = room(&account);
+        let (recorded, span) = (BytesMut::new(), Span::default());
+        Self { stage, account, answering, recorded, recorded_room, is_stream, span }
     }
 
     fn begin(&mut self, mut obtained: Obtained) -> response::Parts {
@@ -182,7 +186,8 @@ impl Relay {
         let placeholder = self.account.bill.placeholder();
         let end = if is_stream(&obtained.head) {
             let is_held = self.account.bill.is_open() || self.answering.recording.is_some();
-            Ending::of_stream(if is_held { self.answering.api.ends() } else { &[] }, placeholder)
+            let marks = if is_held { self.answering.api.ends() } else { &[] };
+            Ending::of_stream(marks, placeholder).within(room(&self.account))
         } else {
             if placeholder.is_some() {
                 // The cost changes the length.
@@ -195,12 +200,12 @@ impl Relay {
             self.account.bill.void();
         }
         self.stage = match obtained.body {
-            ObtainedBody::Whole(bytes) => {
+            ObtainedBody::Whole(bytes, room) => {
                 let bytes = whole(end, bytes);
                 if let Some(recording) = self.answering.recording.take() {
                     recording.body(&bytes);
                 }
-                Stage::Last(bytes)
+                Stage::Last(room.around(bytes))
             }
             ObtainedBody::Stream(first, rest) => {
                 let flow = Box::new(Flow::new(first, rest, obtained.grant));
@@ -223,7 +228,9 @@ impl Relay {
             self.account.failed(StreamFailure::NotBegun);
         }
         let event = match obtained.body {
-            ObtainedBody::Whole(bytes) => self.answering.api.late_event(&whole(end, bytes)),
+            ObtainedBody::Whole(bytes, room) => {
+                room.around(self.answering.api.late_event(&whole(end, bytes)))
+            }
             ObtainedBody::Stream(..) => {
                 let message = "cannot stream the answer: expected server-sent events from the main function";
                 self.error_event(ServiceError::new(ErrorCode::Internal, message))
@@ -266,9 +273,11 @@ impl Relay {
         if self.is_stream || self.answering.recording.is_none() {
             return;
         }
-        if self.recorded.len() + data.len() > RECORDED {
+        let bytes = self.recorded.len() + data.len();
+        if bytes > RECORDED || self.recorded_room.resize(bytes).is_err() {
             self.answering.recording = None;
-            self.recorded.clear();
+            self.recorded = BytesMut::new();
+            self.recorded_room.keep(0);
             return;
         }
         self.recorded.extend_from_slice(data);
@@ -294,6 +303,11 @@ impl Relay {
     fn is_whole(&mut self) {
         std::mem::take(&mut self.span).end();
     }
+}
+
+/// Room for what is held of an answer.
+fn room(account: &Account) -> Room {
+    account.bill.gateway.answers.empty(&account.bill.model)
 }
 
 /// Returns a body that has come whole, with its cost.

@@ -1,6 +1,7 @@
-//! Room for the bodies of requests, taken before any of it is read: so much for everybody together, and half of
-//! it for one client at most, so that who sends slowly keeps nobody else out.
+//! Room for bodies, taken before any of it is read: so much for everybody together, and half of it for one sender at most,
+//! so that one that sends slowly keeps no other out. Senders of requests are clients, senders of answers are models.
 
+use bytes::Bytes;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -46,6 +47,16 @@ impl Rooms {
     /// # Errors
     /// There are not so many left.
     pub(crate) fn take(self: &Arc<Self>, client: &Arc<str>, bytes: usize) -> Result<Room, NoRoom> {
+        self.add(client, bytes)?;
+        Ok(Room { rooms: self.clone(), client: client.clone(), bytes })
+    }
+
+    /// Room of `client` that grows by [`Room::resize`].
+    pub(crate) fn empty(self: &Arc<Self>, client: &Arc<str>) -> Room {
+        Room { rooms: self.clone(), client: client.clone(), bytes: 0 }
+    }
+
+    fn add(&self, client: &Arc<str>, bytes: usize) -> Result<(), NoRoom> {
         let mut taken = self.taken();
         let its = taken.of.get(client).copied().unwrap_or(0);
         let fits = |has: usize, most: usize| has.checked_add(bytes).is_some_and(|sum| sum <= most);
@@ -57,7 +68,7 @@ impl Rooms {
         }
         taken.all += bytes;
         taken.of.insert(client.clone(), its + bytes);
-        Ok(Room { rooms: self.clone(), client: client.clone(), bytes })
+        Ok(())
     }
 
     fn taken(&self) -> MutexGuard<'_, Taken> {
@@ -89,6 +100,38 @@ impl Room {
         self.rooms.give_back(&self.client, surplus);
         self.bytes -= surplus;
     }
+
+    /// Has it `bytes`, as what it is for grows or leaves.
+    ///
+    /// # Errors
+    /// There are not so many left; it keeps those that it had.
+    pub(crate) fn resize(&mut self, bytes: usize) -> Result<(), NoRoom> {
+        let more = bytes.saturating_sub(self.bytes);
+        if more == 0 {
+            self.keep(bytes);
+            return Ok(());
+        }
+        self.rooms.add(&self.client, more)?;
+        self.bytes = bytes;
+        Ok(())
+    }
+
+    /// Returns `bytes` that keep it until they have left.
+    pub(crate) fn around(self, bytes: Bytes) -> Bytes {
+        Bytes::from_owner(Held { bytes, _room: self })
+    }
+}
+
+/// Bytes and their room.
+struct Held {
+    bytes: Bytes,
+    _room: Room,
+}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
 }
 
 impl Drop for Room {
@@ -101,6 +144,7 @@ impl Drop for Room {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::{NoRoom, Rooms};
+    use bytes::Bytes;
     use std::sync::Arc;
 
     #[test]
@@ -119,6 +163,27 @@ mod tests {
         assert_eq!((left.all, left.of.len()), (0, 0), "all of it came back");
         drop(left);
         assert_eq!(rooms.take(&one, usize::MAX).err(), Some(NoRoom::Client));
+    }
+
+    #[test]
+    fn room_grows_and_lasts_as_long_as_its_bytes() {
+        let rooms = Rooms::new(100, 10);
+        let client: Arc<str> = "one".into();
+        let taken = || {
+            let taken = rooms.taken();
+            (taken.all, taken.of.len())
+        };
+        let mut room = rooms.empty(&client);
+        assert_eq!(room.resize(40), Ok(()));
+        assert_eq!(room.resize(51), Err(NoRoom::Client));
+        assert_eq!((room.bytes(), taken()), (40, (40, 1)));
+        assert_eq!(room.resize(5), Ok(()));
+        let bytes = room.around(Bytes::from_static(b"12345"));
+        let part = bytes.slice(1..2);
+        drop(bytes);
+        assert_eq!((&part[..], taken()), (&b"2"[..], (5, 1)));
+        drop(part);
+        assert_eq!(taken(), (0, 0));
     }
 
     #[test]

@@ -311,6 +311,22 @@ async fn absurd_tokens_lock_out_no_caller() {
     assert_eq!(bounded, Some(3), "{metrics}");
 }
 
+/// Answers whose function stalls take what room there is for whole ones. Further ones are handed on as they come.
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_without_room_are_handed_on() {
+    let options = GatewayOptions { answers_limit: 1 << 20, ..GatewayOptions::default() };
+    let stage = Stage::new(options, |_| {}, 8, None).await;
+    let stalls = json!({"model": "m", "stalls": 900_000});
+    let mut first = Box::pin(stage.send(&stalls, &[]));
+    assert!(timeout(Duration::from_millis(500), &mut first).await.is_err(), "it is waited for");
+    let second = stage.send(&stalls, &[]).await;
+    assert_eq!(second.status(), 200);
+    drop(second);
+    // A small one has room.
+    let (head, body) = stage.ask(&json!({"model": "m", "x": 1}), &[]).await;
+    assert_eq!((head.status().as_u16(), &*body), (200, r#"{"x":1}"#));
+}
+
 /// Descriptors that this process may have.
 fn descriptors() -> usize {
     let limits = std::fs::read_to_string("/proc/self/limits").unwrap();

@@ -8,6 +8,7 @@ use axum::http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use futures_util::StreamExt;
 use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
@@ -83,6 +84,12 @@ async fn work(State(functions): State<Arc<Functions>>, headers: HeaderMap, body:
     }
     if let Some(bytes) = body["bytes"].as_u64() {
         return "x".repeat(usize::try_from(bytes).unwrap()).into_response();
+    }
+    if let Some(bytes) = body["stalls"].as_u64() {
+        // One byte of so many.
+        let first = futures_util::stream::iter([Ok::<_, std::io::Error>("x")]);
+        let answer = Body::from_stream(first.chain(futures_util::stream::pending()));
+        return ([(header::CONTENT_LENGTH, bytes.to_string())], answer).into_response();
     }
     if body["stream"] != true {
         drop(work);
