@@ -6,9 +6,11 @@
 use super::counting::CountingConnector;
 use remoe_wire::identity::Trust;
 use remoe_wire::v1::expert_function_client::ExpertFunctionClient;
+use remoe_wire::v1::forward_reply::Outcome;
+use remoe_wire::v1::forward_request::Body;
 use remoe_wire::v1::{DescribeRequest, ForwardReply, ForwardRequest, FunctionDescription, LayerExperts};
 use remoe_wire::{MAX_MESSAGE, STREAM_WINDOW, WIRE_VERSION};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -21,6 +23,10 @@ use tonic::transport::{Channel, Endpoint};
 const STEP_LIMIT: Duration = Duration::from_secs(3);
 /// Largest HTTP/2 frame of an answer.
 const FRAME_BYTES: u32 = 64 << 10;
+/// Messages of a link that need no answer any more and may get one nevertheless: as many as a function has in flight.
+const MOST_CANCELLED: usize = 1024;
+/// Longest text of a refusal in bytes.
+const LONGEST_REFUSAL: usize = 4096;
 /// A replica that drains is done by then, or hangs.
 const DRAIN_LIMIT: Duration = Duration::from_secs(30);
 /// A sick replica is out for at least this long ..
@@ -68,8 +74,60 @@ pub(crate) enum LinkState {
 #[derive(Debug, Clone)]
 pub(crate) struct OpenStream {
     outbound: mpsc::UnboundedSender<ForwardRequest>,
+    asked: Arc<Mutex<Asked>>,
     /// The engine has lost its patience with this replica, or leaves it alone.
     changed: Arc<Notify>,
+}
+
+/// Messages that were sent over a stream and not answered: nothing else is taken from it.
+#[derive(Debug, Default)]
+struct Asked {
+    /// Largest answer in bytes by id.
+    open: HashMap<u64, usize>,
+    /// The same of cancelled ones, the oldest first.
+    cancelled: VecDeque<(u64, usize)>,
+}
+
+impl Asked {
+    /// Takes note of what leaves.
+    fn send(&mut self, request: &ForwardRequest) {
+        match &request.body {
+            Some(Body::Work(work)) => {
+                let row = work.rows.len().checked_div(work.counts.len()).unwrap_or(0);
+                self.open.insert(work.id, row.saturating_mul(work.experts.len()));
+            }
+            Some(Body::Cancel(cancel)) => {
+                let Some(most) = self.open.remove(&cancel.id) else { return };
+                if self.cancelled.len() == MOST_CANCELLED {
+                    self.cancelled.pop_front();
+                }
+                self.cancelled.push_back((cancel.id, most));
+            }
+            None => (),
+        }
+    }
+
+    /// Takes an answer.
+    ///
+    /// # Errors
+    /// Nothing was asked for that, or not so much: why the function is not to be trusted.
+    fn take(&mut self, reply: &ForwardReply) -> Result<(), String> {
+        let most = self.open.remove(&reply.id).or_else(|| {
+            let at = self.cancelled.iter().position(|(id, _)| *id == reply.id)?;
+            self.cancelled.remove(at).map(|(_, most)| most)
+        });
+        let most = most.ok_or_else(|| format!("reply to a message that was not sent: id {}", reply.id))?;
+        match &reply.outcome {
+            Some(Outcome::Rows(rows)) if rows.rows.len() > most => {
+                Err(format!("wrong answer size: expected at most {most} bytes, got {}", rows.rows.len()))
+            }
+            Some(Outcome::Failure(failure)) if failure.message.len() > LONGEST_REFUSAL => Err(format!(
+                "refusal too long: expected at most {LONGEST_REFUSAL} bytes, got {}",
+                failure.message.len()
+            )),
+            _ => Ok(()),
+        }
+    }
 }
 
 struct Shared {
@@ -133,7 +191,10 @@ impl Link {
     /// Queues `request`; false when the link is not ready.
     pub(crate) fn send(&self, request: ForwardRequest) -> bool {
         match &*self.shared.state() {
-            LinkState::Ready(conversation) => conversation.outbound.send(request).is_ok(),
+            LinkState::Ready(conversation) => {
+                locked(&conversation.asked).send(&request);
+                conversation.outbound.send(request).is_ok()
+            }
             _ => false,
         }
     }
@@ -171,8 +232,7 @@ impl Drop for Link {
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, LinkState> {
-        // The state is replaced as a whole, so a panic elsewhere cannot have left it half-written.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 
     fn set(&self, state: LinkState) {
@@ -206,6 +266,11 @@ async fn run(shared: Arc<Shared>) {
         sleep(pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
+}
+
+/// Every change of what is locked is whole: a panic elsewhere cannot have left it half-done.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn settle(shared: &Shared, settled: &mut bool) {
@@ -277,7 +342,7 @@ async fn converse(
     settled: &mut bool,
     answered: &mut bool,
 ) -> String {
-    // Unbounded in type only: the engine has one layer's messages in flight at most.
+    // Unbounded in type only: the engine has one layer's messages in flight at most, and nothing is taken but answers to them.
     let (outbound, requests) = mpsc::unbounded_channel();
     let requests = tokio_stream::wrappers::UnboundedReceiverStream::new(requests);
     let mut replies = match timeout(STEP_LIMIT, client.forward(requests)).await {
@@ -285,8 +350,9 @@ async fn converse(
         Ok(Err(status)) => return format!("Forward failed: {}", status.message()),
         Err(_) => return "Forward timeout".to_owned(),
     };
-    let changed = Arc::new(Notify::new());
-    shared.set(LinkState::Ready(OpenStream { outbound, changed: changed.clone() }));
+    let (changed, asked) = (Arc::new(Notify::new()), Arc::new(Mutex::new(Asked::default())));
+    let open = OpenStream { outbound, asked: asked.clone(), changed: changed.clone() };
+    shared.set(LinkState::Ready(open));
     settle(shared, settled);
     let drained = sleep(Duration::MAX);
     tokio::pin!(drained);
@@ -308,6 +374,11 @@ async fn converse(
         };
         match reply {
             Ok(Some(reply)) => {
+                if let Err(message) = locked(&asked).take(&reply) {
+                    // Left alone for longer each time.
+                    *answered = false;
+                    return message;
+                }
                 *answered = true;
                 if shared.events.send(LinkEvent::Reply { link: shared.id, reply }).is_err() {
                     return "the engine has stopped".to_owned();
@@ -333,6 +404,7 @@ fn with_sources(error: &dyn std::error::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use remoe_wire::v1::{Cancel, Failure, Rows, Work};
 
     fn expected() -> Expected {
         Expected {
@@ -387,5 +459,56 @@ mod tests {
             let message = check(&expected(), &function).err().unwrap_or_default();
             assert!(message.contains(named), "{message:?} should name {named}");
         }
+    }
+
+    fn work(id: u64, rows: usize, experts: usize) -> ForwardRequest {
+        let work = Work {
+            id,
+            rows: vec![0; 16 * rows].into(),
+            counts: vec![1; rows],
+            experts: vec![0; experts],
+            ..Work::default()
+        };
+        ForwardRequest { body: Some(Body::Work(work)) }
+    }
+
+    fn cancel(id: u64) -> ForwardRequest {
+        ForwardRequest { body: Some(Body::Cancel(Cancel { id })) }
+    }
+
+    fn rows(id: u64, bytes: usize) -> ForwardReply {
+        let rows = Rows { rows: vec![0; bytes].into(), compute_us: 1 };
+        ForwardReply { id, outcome: Some(Outcome::Rows(rows)) }
+    }
+
+    #[test]
+    fn only_answers_to_messages_are_taken() {
+        let mut asked = Asked::default();
+        let refused = |asked: &mut Asked, reply| asked.take(&reply).err().unwrap_or_default();
+        assert!(refused(&mut asked, rows(1, 0)).contains("not sent: id 1"));
+        (1..=4).for_each(|id| asked.send(&work(id, 2, 3)));
+        assert_eq!(asked.take(&rows(2, 48)), Ok(()));
+        assert!(refused(&mut asked, rows(2, 48)).contains("not sent: id 2"), "a second one");
+        assert!(refused(&mut asked, rows(1, 49)).contains("expected at most 48 bytes, got 49"));
+        let failure = Failure { message: "x".repeat(LONGEST_REFUSAL + 1), ..Failure::default() };
+        let failure = ForwardReply { id: 3, outcome: Some(Outcome::Failure(failure)) };
+        assert!(refused(&mut asked, failure).contains("refusal too long"));
+        asked.send(&cancel(4));
+        assert_eq!(asked.take(&rows(4, 48)), Ok(()), "it may have been computed by then");
+        assert!(refused(&mut asked, rows(4, 48)).contains("not sent: id 4"));
+        assert!(asked.open.is_empty() && asked.cancelled.is_empty());
+    }
+
+    #[test]
+    fn cancelled_messages_are_kept_within_a_bound() {
+        let mut asked = Asked::default();
+        for id in 0..10_000 {
+            asked.send(&work(id, 1, 1));
+            asked.send(&cancel(id));
+            asked.send(&cancel(id));
+        }
+        assert_eq!((asked.open.len(), asked.cancelled.len()), (0, MOST_CANCELLED));
+        assert_eq!(asked.take(&rows(9_999, 16)), Ok(()));
+        assert!(asked.take(&rows(0, 16)).is_err());
     }
 }
