@@ -255,7 +255,7 @@ mod tests {
         assert_eq!(begin(&mut pages, Tenant::default(), &longer).length(), PAGE);
         longer[0] = 9;
         assert_eq!(begin(&mut pages, Tenant::default(), &longer).length(), 0, "the second page alone");
-        assert_eq!(begin(&mut pages, Tenant(1), &tokens).length(), 0, "another tenant's");
+        assert_eq!(begin(&mut pages, Tenant::named(b"1"), &tokens).length(), 0, "another tenant's");
         drop((first, again));
         assert_eq!(
             begin(&mut pages, Tenant::default(), &tokens).length(),

@@ -9,19 +9,21 @@ use super::{Block, Page, Table, Used};
 use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::collections::HashMap;
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{BuildHasher, RandomState};
 use std::rc::Rc;
+use std::sync::LazyLock;
 
 /// Whose requests share what was computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct Tenant(pub(super) u64);
+pub struct Tenant([u64; 2]);
+
+/// Keys of this process: no name can be chosen that has the hash of another one.
+static KEYS: LazyLock<[RandomState; 2]> = LazyLock::new(Default::default);
 
 impl Tenant {
-    /// The one that a gateway calls `name`.
+    /// The one that a gateway calls `name`: 128 bits of a keyed hash.
     pub(crate) fn named(name: &[u8]) -> Self {
-        let mut hasher = DefaultHasher::new();
-        name.hash(&mut hasher);
-        Self(hasher.finish())
+        Self(KEYS.each_ref().map(|key| key.hash_one(name)))
     }
 }
 
@@ -109,5 +111,23 @@ impl Prefixes {
             self.kept.remove(&key);
             self.table.borrow_mut().keep(page, None);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::hash::DefaultHasher;
+    use std::hash::{Hash, Hasher};
+
+    #[test]
+    fn tenants_are_told_apart_by_a_keyed_hash_of_128_bits() {
+        let one = Tenant::named(b"one");
+        assert_eq!((one, size_of::<Tenant>()), (Tenant::named(b"one"), 16));
+        assert!(one != Tenant::named(b"two") && one != Tenant::default());
+        let Tenant([first, second]) = one;
+        let mut unkeyed = DefaultHasher::new();
+        b"one"[..].hash(&mut unkeyed);
+        assert!(first != second && ![first, second].contains(&unkeyed.finish()));
     }
 }
