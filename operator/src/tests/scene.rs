@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 /// More looks than anything here takes.
 pub const ENOUGH: usize = 120;
 
-/// Main functions have room for half of the experts, and remote functions cost while they work: whoever knows which
+/// Main functions have room for half of the experts, and remote functions cost while they work: a plan that knows which
 /// are used saves.
 pub fn spec() -> Value {
     json!({
@@ -27,7 +27,7 @@ pub fn spec() -> Value {
 pub struct Scene {
     pub world: World,
     sequence: u64,
-    /// When somebody last asked.
+    /// Time of the last request.
     active: Timestamp,
 }
 
@@ -47,7 +47,7 @@ impl Scene {
         self.world.demand().spec.phase
     }
 
-    /// What a gateway says.
+    /// Reports the demand of a gateway.
     pub(crate) fn say(&mut self, uid: &str, waiting: u32, in_flight: u32, mix: Option<RequestMix>) {
         self.sequence += 1;
         if waiting + in_flight > 0 {
@@ -83,7 +83,7 @@ impl Scene {
                 return;
             }
             if self.phase() == DemandPhase::Draining {
-                // Nobody has anything at hand.
+                // No gateway has a request in flight.
                 let said = |scene: &Self, uid: &str| {
                     let entries = scene.world.demand().gateways();
                     entries.iter().find(|entry| entry.uid == uid).and_then(|entry| entry.mix.clone())

@@ -1,4 +1,4 @@
-//! What a plan says that replacing another one takes, beside what is started and loaded.
+//! Toll of a change by plan, beside the functions that start and the bytes that they load.
 
 use crate::api::{DemandPhase, MixOf};
 use crate::build::Revision;

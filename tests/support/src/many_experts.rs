@@ -25,7 +25,7 @@ const TEXT: usize = 24 << 20;
 const RECORDED: usize = 24;
 /// Prompts of each topic for tests.
 const HELD_OUT: usize = 8;
-/// Bytes of a prompt.
+/// Characters of a prompt.
 const PROMPT: usize = 240;
 
 /// Kinds of text that every Debian system with a compiler and Python has: a name, a folder, and what the names of files end
@@ -140,11 +140,10 @@ fn texts(folder: &Path, end: &str) -> Vec<String> {
     texts
 }
 
-/// Returns a piece from the middle of `text`, if that is long enough.
-fn prompt(text: &str) -> Option<&str> {
-    let start = text.ceil_char_boundary(text.len() / 2);
-    let end = text.ceil_char_boundary(start + PROMPT);
-    text.get(start..end).filter(|prompt| prompt.len() >= PROMPT)
+/// Returns [`PROMPT`] characters from the middle of `text`, if that is long enough.
+fn prompt(text: &str) -> Option<String> {
+    let prompt: String = text.chars().skip(text.chars().count() / 2).take(PROMPT).collect();
+    (prompt.len() >= PROMPT).then_some(prompt)
 }
 
 /// Trains a byte-level BPE on `texts` and writes it into `folder`; returns the size of its vocabulary.

@@ -73,7 +73,7 @@ async fn a_wake_at_27_x_64_experts_is_planned_for_waiting_requests() {
         let many = Deployment::apply(scene, "many", &spec).await;
         many.condition("Ready", "True").await;
         let name = format!("{}/many", scene.namespace);
-        // Answers of functions that nobody had to wake, before anything is known of requests.
+        // Answers of functions that served already, before anything is known of requests.
         let mut expected = BTreeMap::new();
         for topic in ["headers", "python", "licences"] {
             for prompt in model.prompts(topic).into_iter().take(2) {
