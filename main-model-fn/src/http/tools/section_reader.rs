@@ -425,7 +425,11 @@ impl SectionReader {
 
     /// Returns text to the content that was taken for a call.
     fn give_back(&mut self, said: &mut Said) -> Step {
-        said.content.push_str(&std::mem::take(&mut self.opened));
+        let opened = std::mem::take(&mut self.opened);
+        let text = opened.trim_end();
+        said.content.push_str(text);
+        // Another marker may follow, and white space before it is no text.
+        self.held.insert_str(0, &opened[text.len()..]);
         self.go(if self.section().is_some() { State::Text } else { State::Plain })
     }
 

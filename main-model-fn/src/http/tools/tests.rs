@@ -147,6 +147,13 @@ fn texts() -> Vec<Case> {
             "",
             vec![("f", r#"{"text": "ab"}"#)],
         ),
+        // A marker that opens nothing, before one that does.
+        (
+            &QWEN_CODER,
+            "<tool_call>\n<tool_call>\n<function=f>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>",
+            "<tool_call>",
+            vec![("f", r#"{"x": 1}"#)],
+        ),
         (&QWEN_CODER, "<tool_call>\n<function=f>\nno", "<tool_call>\n<function=f>\nno", vec![]),
         (
             &GLM,
