@@ -109,14 +109,15 @@ impl Slicing<'_, '_> {
         if self.is_late(&bill) { f64::INFINITY } else { bill.total() }
     }
 
-    /// How many groups have experts; none where another cut makes the same ones.
+    /// How many groups have experts; none where another cut makes the same ones. Experts of a layer go to the groups that
+    /// have least, so that groups may be more than the remote experts of any layer.
     fn groups(&self, candidate: &Candidate, cut: Cut) -> Option<usize> {
         let layers = candidate.counts.len();
         let mut of_blocks = vec![0; cut.blocks];
         for (layer, count) in candidate.counts.iter().enumerate() {
-            let groups: &mut usize = &mut of_blocks[cut.block(layer, layers)];
-            *groups = (*groups).max((*count).min(cut.slices));
+            of_blocks[cut.block(layer, layers)] += count;
         }
+        of_blocks.iter_mut().for_each(|experts: &mut usize| *experts = (*experts).min(cut.slices));
         of_blocks.contains(&cut.slices).then(|| of_blocks.iter().sum())
     }
 

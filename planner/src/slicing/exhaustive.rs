@@ -302,6 +302,43 @@ fn groups_are_within_a_thousandth_of_every_subset() {
 }
 
 /// Which experts are in groups that end by themselves, and which groups do.
+/// A problem of eight experts in four layers: more groups than any layer has remote experts.
+fn deep(seed: u64) -> Problem {
+    let random = &mut Random::new(seed ^ 0xdee9);
+    let layers = 4;
+    let mut problem = small_problem(seed, layers);
+    let mut left = 8;
+    for (index, layer) in problem.layers.iter_mut().enumerate() {
+        let others = (layers - index - 1) as u32;
+        layer.experts =
+            if others == 0 { left } else { random.whole(1, u64::from(left - others).min(4)) as u32 };
+        left -= layer.experts;
+        layer.top_k = random.whole(1, u64::from(layer.experts)) as u32;
+    }
+    let shares = problem.layers.iter().map(|layer| random.shares(layer.experts as usize)).collect();
+    problem.prediction = Some(shares);
+    let all: f64 = problem.layers.iter().map(|layer| f64::from(layer.experts) * layer.expert_bytes).sum();
+    let range = |least: f64, most: f64, sizes: f64| SizeRange {
+        min_bytes: least,
+        max_bytes: most,
+        step_bytes: ((most - least) / sizes).ceil(),
+    };
+    problem.specs.main = range(2e8, 3e8 + 1.2 * all, random.whole(3, 4) as f64);
+    problem.specs.remote = range(1e8, 2e8 + random.between(0.3, 1.1) * all, random.whole(1, 2) as f64);
+    problem.limits.max_groups = Some([1, 2, 3, 4][random.whole(0, 3) as usize]);
+    problem.limits.max_replicas = 1;
+    problem.pricing.billing = if random.one_in(4) { Billing::Reserved } else { Billing::Invocation };
+    tighten(&mut problem, [1e3, 10.0, 1.0, 0.2, -0.1, -0.3][random.whole(0, 5) as usize]);
+    problem
+}
+
+#[test]
+fn groups_of_four_layers_are_within_a_thousandth_of_every_subset() {
+    let sample = Sample::new();
+    let (solved, sliced) = compare(sample.of(9_001..9_501).map(deep), subsets);
+    assert!(sample.is_enough(solved, 200) && sample.is_enough(sliced, 50), "{solved} {sliced}");
+}
+
 #[test]
 fn so_they_are_when_groups_may_end_by_themselves() {
     let sample = Sample::new();
