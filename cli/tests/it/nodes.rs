@@ -298,8 +298,31 @@ fn readme_states_what_the_planner_answers() {
     }
     let (_folder, workload) = listed("arrivals: {perHour: 100}");
     let (_, answer) = plan(&published("qwen3-235b-a22b"), &workspace(AZURE), &["--workload", &workload]);
-    assert_eq!(answer["verdict"]["pays"], json!(true));
+    assert_eq!(answer["verdict"]["pays"], json!(false));
     assert!(readme.contains(&dollars(&answer)), "{}", dollars(&answer));
+    // One node is enough although an estimate of its time to the first token is above the limit.
+    assert_eq!(answer["nodes"][0]["count"], json!(1), "{answer}");
+    let ttft = answer["expected"]["met"]["ttft_seconds"].as_f64().unwrap();
+    assert!(ttft < 7.0, "{ttft}");
+}
+
+/// The throughput that is stated can be had within the limits.
+#[test]
+fn full_load_keeps_the_limit_per_token() {
+    let (_folder, workload) = listed("arrivals: {perHour: 10000}");
+    for model in ["qwen3-30b-a3b", "mixtral-8x22b", "gpt-oss-120b"] {
+        let (_, answer) = plan(&published(model), &workspace(AWS), &["--workload", &workload]);
+        let expected = &answer["expected"];
+        let per_second = expected["full_load_tokens_per_second"].as_f64().unwrap();
+        let (mains, copies) = (&answer["layout"]["mains"], &answer["layout"]["copies"]);
+        let units = mains.as_f64().unwrap() * copies.as_f64().unwrap();
+        let step = expected["busy_tpot_seconds"].as_f64().unwrap();
+        // As many streams as the throughput has, each at the limit of 200 ms at most.
+        assert!(
+            step <= 0.2 && per_second / units * 0.2 <= answer["layout"]["slots"].as_f64().unwrap(),
+            "{model}: {expected}"
+        );
+    }
 }
 
 #[test]

@@ -118,6 +118,14 @@ pub(super) struct Found {
     pub(super) hosts: Vec<(usize, u32, usize)>,
 }
 
+impl Found {
+    /// Returns the same with `units` units.
+    pub(super) fn with(&self, units: u32) -> Self {
+        let per_hour = self.per_hour * f64::from(units) / f64::from(self.units);
+        Self { per_hour, units, ..self.clone() }
+    }
+}
+
 /// Why an arrangement is not possible, at the shape that comes closest.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Miss {

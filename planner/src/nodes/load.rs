@@ -53,6 +53,12 @@ impl Unit {
         let seconds = slots * self.times.prefill + steps * self.times.step(self.slots);
         f64::from(self.copies) * slots / seconds.max(f64::MIN_POSITIVE)
     }
+
+    /// Seconds per output token of a request when every slot always has one, with what the prefills of the others add.
+    pub(super) fn busy_tpot(&self, steps: f64) -> f64 {
+        let others = f64::from(self.slots - 1) * self.times.prefill;
+        self.times.step(self.slots) + if steps > 0.0 { others / steps } else { 0.0 }
+    }
 }
 
 impl Compiled<'_> {
@@ -138,10 +144,10 @@ impl Compiled<'_> {
         latency(arrivals, &self.service(unit, units), 0.0, self.rental.slo.target_itl_seconds)
     }
 
-    /// Offers `found`, or as many more of its units, up to `most`, as keep the limits: the search goes by estimates of
+    /// Offers `found` with the fewest of its units, up to `most`, that keep the limits: the search goes by estimates of
     /// means, this by a simulation, and by the quantile that the limits name.
-    pub(super) fn confirm(&self, mut found: Found, most: u32, best: &mut Best) {
-        let slo = &self.rental.slo;
+    pub(super) fn confirm(&self, found: Found, most: u32, best: &mut Best) {
+        let mut found = self.with_fewer(found, best);
         loop {
             let priced = self.priced(found);
             if !best.is_worse_than(&priced) {
@@ -151,10 +157,7 @@ impl Compiled<'_> {
             if self.arrivals.is_none() {
                 break;
             }
-            let simulated = self.latency(&found.unit, found.units);
-            let (ttft, tpot) = simulated.map_or((f64::INFINITY, f64::INFINITY), |latency| {
-                (latency.ttft.at(slo.quantile), latency.tpot.at(slo.quantile))
-            });
+            let (ttft, tpot) = self.simulated(&found.unit, found.units);
             if self.within(ttft, tpot) {
                 break;
             }
@@ -169,10 +172,42 @@ impl Compiled<'_> {
             if units > most {
                 return best.missed(Miss::slow(found.main, self.excess(ttft, tpot, 0.0)));
             }
-            found.per_hour *= f64::from(units) / f64::from(found.units);
-            found.units = units;
+            found = found.with(units);
         }
         best.offer(found);
+    }
+
+    /// Returns `found` with the fewest units that a simulation keeps within the limits, if that makes it better than `best`:
+    /// estimates err on the slow side.
+    fn with_fewer(&self, found: Found, best: &Best) -> Found {
+        let least = self.least_units(&found.unit) as u32;
+        let pays = |units| best.is_worse_than(&self.priced(found.with(units)));
+        if self.arrivals.is_none() || least >= found.units || !pays(least) {
+            return found;
+        }
+        let (mut below, mut units) = (least - 1, found.units);
+        while units - below > 1 {
+            let middle = below.midpoint(units);
+            let (ttft, tpot) = self.simulated(&found.unit, middle);
+            if self.within(ttft, tpot) { units = middle } else { below = middle }
+        }
+        found.with(units)
+    }
+
+    /// Simulated TTFT and TPOT at `units` of `unit`, in seconds and at the quantile of the limits; infinite where more
+    /// requests come than are served.
+    fn simulated(&self, unit: &Unit, units: u32) -> (f64, f64) {
+        let quantile = self.rental.slo.quantile;
+        self.latency(unit, units).map_or((f64::INFINITY, f64::INFINITY), |latency| {
+            (latency.ttft.at(quantile), latency.tpot.at(quantile))
+        })
+    }
+
+    /// Returns `unit` with the largest batch whose requests keep the limit of TPOT while every slot always has one.
+    pub(super) fn at_full_load(&self, unit: &Unit) -> Unit {
+        let steps = self.steps();
+        let keeps = |unit: &Unit| unit.busy_tpot(steps) <= self.setting.tpot + 1e-12;
+        self.batches_of(*unit).find(keeps).unwrap_or(Unit { slots: 1, ..*unit })
     }
 
     fn holds(&self, met: &Met) -> bool {

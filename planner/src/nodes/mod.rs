@@ -125,8 +125,8 @@ pub struct ExpectedTimes {
     pub ttft_seconds: f64,
     /// Per output token of a request that runs alone.
     pub tpot_seconds: f64,
-    /// A decode step with a full batch, without prefills: of [`NodesLayout::slots`] requests, or of as many as are in
-    /// flight.
+    /// A decode step at full load, without prefills: of as many requests as keep the limit of TPOT with them, at most
+    /// [`NodesLayout::slots`], or of as many as are in flight.
     pub busy_tpot_seconds: f64,
     /// Requests in flight, all main functions together. With arrivals it follows from their rate (Little's law).
     pub in_flight: f64,
@@ -201,16 +201,16 @@ impl Compiled<'_> {
         let ttft = latency.map_or(met.ttft, |latency| latency.ttft.mean);
         let sleeps = self.rental.arrivals.as_ref().is_some_and(|arrivals| arrivals.idle_seconds.is_some());
         let copies = f64::from(found.units) * f64::from(unit.copies);
-        let batch = match self.rental.arrivals {
-            Some(_) => unit.slots,
-            None => unit.slots.min((met.in_flight / copies).ceil() as u32),
+        let full = match self.rental.arrivals {
+            Some(_) => self.at_full_load(unit),
+            None => load::Unit { slots: unit.slots.min((met.in_flight / copies).ceil() as u32), ..*unit },
         };
         // The first token of a request is the prefill's.
         let steps = self.rental.request.output_tokens;
         ExpectedTimes {
             ttft_seconds: unit.times.prefill,
             tpot_seconds: unit.times.alone(),
-            busy_tpot_seconds: unit.times.step(batch),
+            busy_tpot_seconds: full.times.step(full.slots),
             in_flight: met.in_flight,
             met: MetTimes {
                 ttft_seconds: ttft,
@@ -219,9 +219,7 @@ impl Compiled<'_> {
                 cold_share: load.map_or(0.0, |load| load.cold_share),
                 cold_ttft_seconds: ttft + if sleeps { start_seconds } else { 0.0 },
             },
-            full_load_tokens_per_second: (steps + 1.0)
-                * f64::from(found.units)
-                * load::Unit { slots: batch, ..*unit }.most_per_second(steps),
+            full_load_tokens_per_second: (steps + 1.0) * f64::from(found.units) * full.most_per_second(steps),
         }
     }
 
