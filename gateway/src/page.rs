@@ -16,6 +16,10 @@ pub(crate) async fn style() -> Response {
     file("text/css; charset=utf-8", include_str!("page/style.css"))
 }
 
+pub(crate) async fn server() -> Response {
+    file("text/javascript; charset=utf-8", include_str!("page/server.js"))
+}
+
 pub(crate) async fn chat() -> Response {
     file("text/javascript; charset=utf-8", include_str!("page/chat.js"))
 }

@@ -32,6 +32,7 @@ pub(crate) fn routes(gateway: Arc<Gateway>) -> Router {
         .route("/v1/placement", get(placement::handle))
         .route("/", get(page::html))
         .route("/page/style.css", get(page::style))
+        .route("/page/server.js", get(page::server))
         .route("/page/chat.js", get(page::chat))
         .route("/page/placement.js", get(page::placement))
         .route("/status", get(listing::status))

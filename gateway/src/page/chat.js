@@ -1,31 +1,6 @@
-// The chat, and the parts that both modules share: API key, model and requests to the server.
+// The chat.
 
-const by = (id) => document.getElementById(id);
-
-/** Sends a request; throws an Error with the server's message if it failed. */
-export async function ask(path, options = {}) {
-  const key = sessionStorage.getItem("key");
-  const headers = { ...options.headers, ...(key ? { authorization: `Bearer ${key}` } : {}) };
-  const response = await fetch(path, { ...options, headers });
-  if (response.ok) return response;
-  const body = await response.json().catch(() => null);
-  throw Object.assign(new Error(body?.error?.message ?? `HTTP ${response.status}`), { status: response.status });
-}
-
-export function problem(error) {
-  by("problem").hidden = !error;
-  by("problem").textContent = error ? error.message : "";
-}
-
-export const model = () => by("model").value;
-
-/** Fills the list of models; true if there is one. */
-export async function loadModels() {
-  const { data } = await (await ask("/v1/models")).json();
-  const before = model();
-  by("model").replaceChildren(...data.map(({ id }) => new Option(id, id, false, id === before)));
-  return data.length > 0;
-}
+import { ask, by, cutOff, FAILURES, Failure, guarded, model } from "./server.js";
 
 let messages = [];
 let running = null;
@@ -52,18 +27,26 @@ function note(place, text, kind) {
   by("messages").scrollTop = by("messages").scrollHeight;
 }
 
+function parsed(data) {
+  try {
+    return JSON.parse(data);
+  } catch (cause) {
+    throw new Failure(FAILURES.answer, { cause });
+  }
+}
+
 /** Yields the parsed events of a stream. */
 async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { done, value } = await reader.read();
+    const { done, value } = await reader.read().catch((error) => Promise.reject(cutOff(error)));
     if (done) return;
     const parts = (rest + value).split("\n\n");
     rest = parts.pop();
     for (const part of parts) {
       const data = part.startsWith("data: ") ? part.slice(6) : "";
-      if (data && data !== "[DONE]") yield JSON.parse(data);
+      if (data && data !== "[DONE]") yield parsed(data);
     }
   }
 }
@@ -110,21 +93,24 @@ async function send(text) {
       signal: running.signal,
     });
     for await (const event of events(response)) {
-      if (event.error) throw new Error(event.error.message);
+      if (event.error) throw new Failure(event.error.message);
       answer += event.choices?.[0]?.delta?.content ?? "";
       said.textContent = answer;
       by("messages").scrollTop = by("messages").scrollHeight;
       if (event.usage) note(place, figures(event.usage), "figures");
     }
   } catch (error) {
-    note(place, error.name === "AbortError" ? "stopped" : error.message, error.name === "AbortError" ? "figures" : "error");
+    if (error.name === "AbortError") note(place, "stopped", "figures");
+    else if (error instanceof Failure) note(place, error.message, "error");
+    else throw error;
+  } finally {
+    // A request without an answer is dropped from the conversation.
+    if (answer) mine.push({ role: "assistant", content: answer });
+    else mine.pop();
+    running = null;
+    by("send").disabled = false;
+    by("stop").disabled = true;
   }
-  // A request without an answer is dropped from the conversation.
-  if (answer) mine.push({ role: "assistant", content: answer });
-  else mine.pop();
-  running = null;
-  by("send").disabled = false;
-  by("stop").disabled = true;
 }
 
 by("ask").addEventListener("submit", (event) => {
@@ -132,7 +118,7 @@ by("ask").addEventListener("submit", (event) => {
   const text = by("prompt").value;
   if (running || !text.trim()) return;
   by("prompt").value = "";
-  send(text);
+  guarded(() => send(text));
 });
 by("prompt").addEventListener("keydown", (event) => {
   if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;

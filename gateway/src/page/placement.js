@@ -1,8 +1,7 @@
 // Expert placement, load of functions, plan, baselines and model card: polled once a second.
 
-import { ask, loadModels, model, problem } from "./chat.js";
+import { askJson, by, Failure, guarded, loadModels, model, problem } from "./server.js";
 
-const by = (id) => document.getElementById(id);
 const LOOK_MS = 1000;
 /** Polls after which usage counts half. */
 const HALF_LIFE = 3;
@@ -11,7 +10,8 @@ const MARGIN = 26;
 /** Hues of functions: distinct in light and dark themes, and with most kinds of colour blindness. */
 const COLOURS = ["#c2571a", "#2f7fc1", "#1f9d73", "#b0449f", "#a58a12", "#6a5fd0", "#cf4d63", "#4c8f2f"];
 
-let seen = { model: null, pairs: new Map(), heat: new Map(), cells: new Map(), shape: "" };
+const unseen = (name) => ({ model: name, pairs: new Map(), heat: new Map(), cells: new Map(), shape: "" });
+let seen = unseen(null);
 let last = null;
 let at = { row: 0, column: 0 };
 
@@ -105,7 +105,8 @@ function draw(page) {
     }
   }
   const use = by("span").value === "now" ? seen.heat : seen.pairs;
-  const most = Math.max(1e-9, ...use.values());
+  let most = 1e-9;
+  for (const count of use.values()) most = Math.max(most, count);
   const of = hosts(page);
   for (const [key, cell] of seen.cells) {
     cell.setAttribute("fill", colour(of.get(key) ?? 0));
@@ -256,33 +257,57 @@ function card({ card: facts, model: served }) {
   }));
 }
 
-async function look() {
-  try {
-    if (!model() && !(await loadModels())) return;
-    const page = await (await ask(`/v1/placement?model=${encodeURIComponent(model())}`)).json();
-    problem(null);
-    by("state").textContent = page.state ?? "";
-    // A model that sleeps keeps its map.
-    if (page.generation) {
-      page.groups = sorted(page.groups);
-      if (seen.model !== page.model) seen = { model: page.model, pairs: new Map(), heat: new Map(), cells: new Map(), shape: "" };
-      last = page;
-      warm(page);
-      draw(page);
-      plan(page);
-      card(page);
-      functions(page);
-    } else if (!last || last.model !== page.model) {
-      by("functions").replaceChildren();
-      by("cell").textContent = page.state === "asleep"
-        ? "Scaled to zero. The placement appears when the next request wakes the model."
-        : "No placement yet. It appears when a main function is ready.";
-    }
-  } catch (error) {
-    by("state").textContent = "";
-    problem(error.status ? error : new Error("cannot reach the server"));
-    if (error.status === 401 && document.activeElement === document.body) by("key").focus();
+/** Removes what is shown of another model. */
+function forget(name) {
+  seen = unseen(name);
+  last = null;
+  at = { row: 0, column: 0 };
+  by("map").replaceChildren();
+  // The bodies and not the tables, which would lose them.
+  for (const id of ["functions", "rivals"]) by(id).tBodies[0].replaceChildren();
+  by("rivals").hidden = true;
+  by("plan").textContent = "";
+  by("card").replaceChildren();
+}
+
+function shown(page) {
+  by("state").textContent = page.state ?? "";
+  if (seen.model !== page.model) forget(page.model);
+  // A model that sleeps keeps its map.
+  if (page.generation) {
+    page.groups = sorted(page.groups);
+    const first = !last;
+    last = page;
+    warm(page);
+    draw(page);
+    plan(page);
+    card(page);
+    functions(page);
+    if (first) by("cell").textContent = "Rows are layers, columns are experts.";
+  } else if (!last) {
+    by("cell").textContent = page.state === "asleep"
+      ? "Scaled to zero. The placement appears when the next request wakes the model."
+      : "No placement yet. It appears when a main function is ready.";
   }
+}
+
+async function look() {
+  let page;
+  try {
+    if (!model() && !(await loadModels())) throw new Failure("No model is served here that this API key may use.");
+    const asked = model();
+    page = await askJson(`/v1/placement?model=${encodeURIComponent(asked)}`);
+    // Another model was chosen meanwhile; the next poll is about that one.
+    if (asked !== model()) return;
+    problem(null);
+  } catch (error) {
+    if (!(error instanceof Failure)) throw error;
+    by("state").textContent = "";
+    problem(error);
+    if (error.status === 401 && document.activeElement === document.body) by("key").focus();
+    return;
+  }
+  shown(page);
 }
 
 by("key").value = sessionStorage.getItem("key") ?? "";
@@ -290,13 +315,13 @@ by("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
   sessionStorage.setItem("key", by("key").value);
   by("model").replaceChildren();
-  look();
+  guarded(look);
 });
-by("model").addEventListener("change", look);
+by("model").addEventListener("change", () => guarded(look));
 by("span").addEventListener("change", () => last && draw(last));
 
 async function watch() {
-  if (!document.hidden) await look();
+  if (!document.hidden) await guarded(look);
   setTimeout(watch, LOOK_MS);
 }
 watch();

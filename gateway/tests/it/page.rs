@@ -6,6 +6,7 @@ use remoe_gateway::{AccessLog, ApartGroup, GatewayOptions, KeyFile, Keys};
 use serde_json::{Value, json};
 use stage::{LONG, Stage};
 use std::path::Path;
+use std::process::Command;
 use std::slice;
 use std::time::{Duration, Instant};
 
@@ -30,7 +31,7 @@ async fn the_page_is_for_everybody_and_asks_nobody_else() {
     assert!(policy.starts_with("default-src 'none';") && !policy.contains("unsafe"), "{policy}");
     // Every file that it names is there, and none is elsewhere.
     let named: Vec<&str> = page.split(['"', '\'']).filter(|text| text.starts_with("/page/")).collect();
-    assert_eq!(named.len(), 3, "{named:?}");
+    assert_eq!(named.len(), 4, "{named:?}");
     let mut whole = page.clone();
     for path in named {
         let (head, text) = stage.get(path, None).await;
@@ -43,6 +44,18 @@ async fn the_page_is_for_everybody_and_asks_nobody_else() {
     assert!(!page.contains("<style") && !page.contains("style=") && !page.contains("onclick"));
     assert_eq!(stage.get("/page/other.js", None).await.0.status(), 404);
     assert_eq!(stage.get("/v1/placement", None).await.0.status(), 401);
+}
+
+#[test]
+fn scripts_of_the_page_pass_their_tests() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/javascript");
+    let node = Command::new("node").arg("--test").arg(folder.join("page.test.mjs")).output();
+    let Ok(output) = node else {
+        println!("SKIPPED: the scripts of the page, there is no node here");
+        return;
+    };
+    let said = [output.stdout, output.stderr].concat();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&said));
 }
 
 #[tokio::test(flavor = "multi_thread")]
