@@ -1,6 +1,8 @@
 // Drives the page of a running `remoe up` in Debian's Chromium: a chat by keyboard alone, the map of experts, the
 // plan, wide and narrow, light and dark. Screenshots go into a folder. Ends with 1 at the first thing that is wrong.
 //
+// CHROMIUM names another one than /usr/bin/chromium.
+//
 //   node tests/browser/page.mjs http://127.0.0.1:8000 FOLDER [KEY]
 
 import { createRequire } from "node:module";
@@ -11,7 +13,7 @@ const { chromium } = createRequire(`${process.cwd()}/target/node/`)("playwright-
 const [endpoint, folder, key] = process.argv.slice(2);
 mkdirSync(folder, { recursive: true });
 
-const browser = await chromium.launch({ executablePath: "/usr/bin/chromium", args: ["--no-sandbox"] });
+const browser = await chromium.launch({ executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium", args: ["--no-sandbox"] });
 const problems = [];
 
 async function open(width, height, colorScheme) {
@@ -61,6 +63,12 @@ try {
   await page.keyboard.type("Read Genesis 1:1.");
   await page.keyboard.press("Enter");
   await page.locator(".figures").nth(1).waitFor();
+  // A reload keeps the conversation.
+  const before = await page.locator("#messages").innerText();
+  await page.reload();
+  await page.locator(".figures").nth(1).waitFor();
+  assert.equal(await page.locator("#messages").innerText(), before);
+  await page.locator("#map rect").first().waitFor();
   await tabTo(page, "map");
   await page.keyboard.press("ArrowDown");
   await page.keyboard.press("ArrowRight");

@@ -29,7 +29,7 @@ const json = (body, status = 200) => new Response(JSON.stringify(body), { status
 const refused = () => Promise.reject(new TypeError("fetch failed"));
 
 /** Storage of a browser that keeps at most `room` characters. */
-export class Storage {
+class Storage {
   constructor(room = Infinity) {
     Object.defineProperties(this, { kept: { value: new Map() }, room: { value: room, writable: true } });
   }
@@ -202,5 +202,208 @@ test("chat_without_a_server_says_so_beside_the_prompt", async () => {
   assert.match(page.by("messages").querySelector(".error").textContent, /^Cannot reach the server/);
   assert.equal(page.said("fault"), "");
   assert.ok(!page.by("send").disabled);
+  page.close();
+});
+
+const chunk = (delta, finish = null) => `data: ${JSON.stringify({ choices: [{ delta, finish_reason: finish }] })}\n\n`;
+const DONE = "data: [DONE]\n\n";
+const USAGE = `data: ${JSON.stringify({ choices: [], usage: { completion_tokens: 2 } })}\n\n`;
+
+/** A stream that the test feeds, and that ends with an AbortError when it is stopped. */
+function stream() {
+  let feed;
+  const body = new ReadableStream({ start: (controller) => (feed = controller) });
+  const bytes = new TextEncoder();
+  return {
+    answer: ({ signal }) => {
+      signal.addEventListener("abort", () => feed.error(new DOMException("aborted", "AbortError")));
+      return new Response(body);
+    },
+    say: (text) => feed.enqueue(bytes.encode(text)),
+    end: () => feed.close(),
+  };
+}
+
+const whole = (...texts) => () => new Response([...texts.map((content) => chunk({ content })), USAGE, DONE].join(""));
+
+async function ask(page, text) {
+  page.by("prompt").value = text;
+  page.by("ask").requestSubmit();
+  await page.settle();
+}
+
+const bubbles = (page) => page.by("messages").querySelectorAll(".said").map((said) => said.textContent);
+const spoken = (page) => bubbles(page).filter(Boolean);
+const titles = (page) => page.by("chats").querySelectorAll("option").map((option) => option.textContent);
+
+test("chat_is_there_after_reload_and_others_can_be_chosen", async () => {
+  const browser = { local: new Storage(), session: new Storage() };
+  const answers = serving({ now: AWAKE }, { "/v1/chat/completions": whole("A body ", "of water.") });
+  let page = await open(answers, browser);
+  await ask(page, "What is a lake?");
+  page.by("new").click();
+  await ask(page, "What is a sea?");
+  assert.deepEqual(spoken(page), ["What is a sea?", "A body of water."]);
+  page.close();
+  page = await open(answers, browser);
+  assert.deepEqual(spoken(page), ["What is a sea?", "A body of water."]);
+  assert.match(page.by("messages").querySelector(".figures").textContent, /^2 tokens/);
+  assert.deepEqual(titles(page).sort(), ["What is a lake?", "What is a sea?"]);
+  const lake = page.by("chats").querySelectorAll("option").find((option) => option.textContent === "What is a lake?");
+  page.by("chats").value = lake.value;
+  page.by("chats").fire("change");
+  assert.deepEqual(spoken(page), ["What is a lake?", "A body of water."]);
+  // What is kept is part of the next request.
+  await ask(page, "And a sea?");
+  const { messages } = page.requests.at(-1).url.includes("placement") ? {} : page.requests.at(-1).body;
+  assert.deepEqual(messages.map(({ role }) => role), ["user", "assistant", "user"]);
+  globalThis.confirm = () => true;
+  page.by("delete").click();
+  assert.deepEqual(titles(page), ["What is a sea?"]);
+  assert.equal(page.said("fault"), "");
+  page.close();
+});
+
+test("sampling_is_the_models_unless_the_user_sets_it", async () => {
+  const page = await open(serving({ now: AWAKE }, { "/v1/chat/completions": whole("a") }));
+  await ask(page, "one");
+  const plain = page.requests.findLast(({ body }) => body).body;
+  for (const field of ["temperature", "top_p", "seed", "max_tokens"]) assert.ok(!(field in plain), field);
+  page.by("temperature").value = "0";
+  page.by("max-tokens").value = "7";
+  await ask(page, "two");
+  const { temperature, max_tokens: tokens, seed } = page.requests.findLast(({ body }) => body).body;
+  assert.deepEqual([temperature, tokens, seed], [0, 7, undefined]);
+  page.close();
+});
+
+test("stopped_answer_stays_and_is_retried", async () => {
+  const browser = { local: new Storage(), session: new Storage() };
+  const first = stream();
+  let respond = first.answer;
+  let page = await open(serving({ now: AWAKE }, { "/v1/chat/completions": (options) => respond(options) }), browser);
+  await ask(page, "What is a lake?");
+  assert.equal(page.by("messages").querySelectorAll(".retry").length, 0);
+  first.say(chunk({ reasoning_content: "hm" }) + chunk({ content: "Half an ans" }));
+  await page.settle();
+  page.by("stop").click();
+  await page.settle();
+  assert.deepEqual(spoken(page), ["What is a lake?", "hm", "Half an ans"]);
+  assert.equal(page.by("messages").querySelector(".ended").textContent, "stopped");
+  assert.ok(page.by("stop").disabled && !page.by("send").disabled);
+  respond = whole("Water.");
+  page.by("messages").querySelector(".retry").click();
+  await page.settle();
+  assert.deepEqual(spoken(page), ["What is a lake?", "Water."]);
+  assert.equal(page.requests.findLast(({ body }) => body).body.messages.length, 1);
+  page.close();
+  page = await open({}, browser);
+  assert.deepEqual(spoken(page), ["What is a lake?", "Water."]);
+  page.close();
+});
+
+test("reload_in_the_middle_of_an_answer_keeps_its_part", async () => {
+  const browser = { local: new Storage(), session: new Storage() };
+  const endless = stream();
+  const answers = serving({ now: AWAKE }, { "/v1/chat/completions": endless.answer });
+  let page = await open(answers, browser);
+  await ask(page, "What is a lake?");
+  endless.say(chunk({ content: "Half an ans" }));
+  await page.settle();
+  page.fire("pagehide");
+  page.close();
+  page = await open(answers, browser);
+  assert.deepEqual(spoken(page), ["What is a lake?", "Half an ans"]);
+  assert.equal(page.by("messages").querySelectorAll(".retry").length, 1);
+  page.close();
+});
+
+test("stream_that_ends_early_says_so_and_is_retried", async () => {
+  let texts = [chunk({ content: "Half" })];
+  const page = await open(serving({ now: AWAKE }, { "/v1/chat/completions": () => new Response(texts.join("")) }));
+  await ask(page, "one");
+  assert.match(page.by("messages").querySelector(".error").textContent, /^The connection broke off before the answer was complete/);
+  texts = [chunk({ content: "Half a" }), "data: {nonsense\n\n"];
+  page.by("messages").querySelector(".retry").click();
+  await page.settle();
+  assert.match(page.by("messages").querySelector(".error").textContent, /^Cannot read the server's answer/);
+  texts = [chunk({ content: "Whole" }, "length"), DONE];
+  page.by("messages").querySelector(".retry").click();
+  await page.settle();
+  assert.deepEqual(spoken(page), ["one", "Whole"]);
+  assert.equal(page.by("messages").querySelectorAll(".error").length, 0);
+  assert.equal(page.by("messages").querySelector(".ended").textContent, "ended at the limit of tokens");
+  assert.equal(page.said("fault"), "");
+  page.close();
+});
+
+test("turn_without_an_answer_is_left_out_of_the_next_request", async () => {
+  let respond = () => json({ error: { message: "queue is full: try again later" } }, 429);
+  const page = await open(serving({ now: AWAKE }, { "/v1/chat/completions": () => respond() }));
+  await ask(page, "one");
+  assert.equal(page.by("messages").querySelector(".error").textContent, "queue is full: try again later");
+  respond = whole("a");
+  await ask(page, "two");
+  assert.deepEqual(page.requests.findLast(({ body }) => body).body.messages, [{ role: "user", content: "two" }]);
+  assert.equal(page.by("messages").querySelectorAll(".retry").length, 1);
+  page.close();
+});
+
+/** A module of the page, alone. */
+async function load(name) {
+  const folder = mkdtempSync(join(tmpdir(), "remoe-page-"));
+  cpSync(FILES, folder, { recursive: true });
+  writeFileSync(join(folder, "package.json"), '{"type": "module"}');
+  const module = await import(pathToFileURL(join(folder, name)));
+  rmSync(folder, { recursive: true });
+  return module;
+}
+
+/** The module of kept chats beside `local`. */
+async function chats(local) {
+  globalThis.localStorage = local;
+  return load("chats.js");
+}
+
+test("kept_chats_stay_within_their_bounds", async () => {
+  const local = new Storage();
+  const { BOUNDS, fresh, keep, list, read } = await chats(local);
+  local.setItem("other", "stays");
+  const turn = (size) => ({ user: "u", answer: "x".repeat(size) });
+  for (let number = 0; number < 120; number += 1) assert.ok(keep({ id: `${number}-a`, turns: [turn(100)] }));
+  assert.deepEqual([list().length, list()[0].id, list().at(-1).id], [BOUNDS.chats, "119-a", "70-a"]);
+  // A large one takes the place of older ones, a long one loses its first turns, a huge turn is not kept.
+  assert.ok(keep({ id: "200-a", turns: [turn(BOUNDS.characters / 2)] }));
+  assert.ok(keep({ id: "201-a", turns: [turn(BOUNDS.characters * 0.6)] }));
+  assert.deepEqual(list().map(({ id }) => id), ["201-a"]);
+  assert.ok(keep({ id: "202-a", turns: Array.from({ length: 40 }, () => turn(BOUNDS.characters / 30)) }));
+  assert.equal(read("202-a").turns.length, 29);
+  assert.ok(!keep({ id: "203-a", turns: [turn(BOUNDS.characters)] }));
+  const characters = [...local.kept.values()].reduce((sum, text) => sum + text.length, 0);
+  assert.ok(characters <= BOUNDS.characters + 5, String(characters));
+  assert.equal(local.getItem("other"), "stays");
+  assert.ok(fresh().id !== fresh().id);
+});
+
+test("full_or_forbidden_storage_and_spoiled_entries_are_no_errors", async () => {
+  const local = new Storage(1000);
+  const { keep, list, read } = await chats(local);
+  const turns = [{ user: "u", answer: "x".repeat(300) }];
+  for (const id of ["1-a", "2-a", "3-a", "4-a"]) assert.ok(keep({ id, turns }));
+  assert.deepEqual(list().map(({ id }) => id), ["4-a", "3-a"]);
+  local.room = 10;
+  assert.ok(!keep({ id: "5-a", turns }));
+  local.room = Infinity;
+  const spoiled = ["", "{", "null", "[]", '{"version":2,"turns":[]}', '{"version":1,"turns":[{"user":1,"answer":""}]}'];
+  spoiled.forEach((text, number) => local.setItem(`remoe.chat.9${number}-b`, text));
+  assert.ok(spoiled.every((_, number) => read(`9${number}-b`) === null));
+  assert.deepEqual(list(), []);
+  assert.ok(keep({ id: "6-a", turns: [{ ...turns[0], other: () => 1 }] }));
+  assert.deepEqual(read("6-a").turns, turns);
+  const page = await open(serving({ now: AWAKE }, { "/v1/chat/completions": whole("a") }), { local: null });
+  await ask(page, "one");
+  assert.deepEqual(spoken(page), ["one", "a"]);
+  assert.ok(!page.by("unkept").hidden);
+  assert.equal(page.said("fault"), "");
   page.close();
 });
