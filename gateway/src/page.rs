@@ -20,6 +20,10 @@ pub(crate) async fn server() -> Response {
     file("text/javascript; charset=utf-8", include_str!("page/server.js"))
 }
 
+pub(crate) async fn markdown() -> Response {
+    file("text/javascript; charset=utf-8", include_str!("page/markdown.js"))
+}
+
 pub(crate) async fn chats() -> Response {
     file("text/javascript; charset=utf-8", include_str!("page/chats.js"))
 }

@@ -33,6 +33,7 @@ pub(crate) fn routes(gateway: Arc<Gateway>) -> Router {
         .route("/", get(page::html))
         .route("/page/style.css", get(page::style))
         .route("/page/server.js", get(page::server))
+        .route("/page/markdown.js", get(page::markdown))
         .route("/page/chats.js", get(page::chats))
         .route("/page/chat.js", get(page::chat))
         .route("/page/placement.js", get(page::placement))

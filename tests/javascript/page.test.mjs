@@ -232,8 +232,10 @@ async function ask(page, text) {
   await page.settle();
 }
 
-const bubbles = (page) => page.by("messages").querySelectorAll(".said").map((said) => said.textContent);
-const spoken = (page) => bubbles(page).filter(Boolean);
+const spoken = (page) => {
+  const shown = page.by("messages").all().filter(({ className }) => ["said", "rich"].includes(className));
+  return shown.map((place) => place.textContent).filter(Boolean);
+};
 const titles = (page) => page.by("chats").querySelectorAll("option").map((option) => option.textContent);
 
 test("chat_is_there_after_reload_and_others_can_be_chosen", async () => {
@@ -406,4 +408,136 @@ test("full_or_forbidden_storage_and_spoiled_entries_are_no_errors", async () => 
   assert.ok(!page.by("unkept").hidden);
   assert.equal(page.said("fault"), "");
   page.close();
+});
+
+/** What an element is, as text: tags, attributes and texts. */
+function written(node) {
+  if (node.tag === undefined) return node.data;
+  const attributes = [...node.attributes].filter(([name]) => name !== "tabindex").map(([name, value]) => ` ${name}="${value}"`);
+  return `<${node.tag}${attributes.join("")}>${node.children.map(written).join("")}</${node.tag}>`;
+}
+
+/** Shows `parts` as an answer that arrives so. */
+function rendered({ growing }, ...parts) {
+  globalThis.document = parse("");
+  const place = new Element("div");
+  const grow = growing(place);
+  let text = "";
+  for (const part of parts) grow((text += part));
+  return place;
+}
+
+const html = (module, ...parts) => rendered(module, ...parts).children.map(written).join("");
+
+test("markdown_becomes_elements", async () => {
+  const module = await load("markdown.js");
+  const link = (href, text) => `<a href="${href}" rel="noopener noreferrer" target="_blank">${text}</a>`;
+  const code = (language, text) =>
+    `<div class="code"><div class="bar"><span class="language">${language}</span><button type="button" class="copy">Copy</button>` +
+    `</div><pre><code>${text}</code></pre></div>`;
+  const cases = [
+    ["plain", "<p>plain</p>"],
+    ["one\ntwo\n\nthree", "<p>one<br></br>two</p><p>three</p>"],
+    ["# A\n###### b", "<h3>A</h3><h6>b</h6>"],
+    ["#tag", "<p>#tag</p>"],
+    ["**b** *i* ***both*** __b__ _i_", "<p><strong>b</strong> <em>i</em> <strong><em>both</em></strong> <strong>b</strong> <em>i</em></p>"],
+    ["*foo**bar**baz*", "<p><em>foo<strong>bar</strong>baz</em></p>"],
+    ["2 * 3 * 4, snake_case_name, **open", "<p>2 * 3 * 4, snake_case_name, **open</p>"],
+    ["a `x < *y*` b ``c`d`` `open", "<p>a <code>x < *y*</code> b <code>c`d</code> `open</p>"],
+    ["\\*not\\* \\`code\\`", "<p>*not* `code`</p>"],
+    ["- a\n- b\n  - c\n\n  more\n- d\nlazy", "<ul><li>a</li><li>b<ul><li>c</li></ul><p>more</p></li><li>d<br></br>lazy</li></ul>"],
+    ["3. a\n4. b\n   ```js\n   f()\n   ```", `<ol start="3"><li>a</li><li>b${code("js", "f()")}</li></ol>`],
+    ["1. a\n  - b\n2. c", "<ol><li>a<ul><li>b</li></ul></li><li>c</li></ol>"],
+    ["> q\n> - a\n\nb", "<blockquote><p>q</p><ul><li>a</li></ul></blockquote><p>b</p>"],
+    ["---\n* * *", "<hr></hr><hr></hr>"],
+    ["```python\ndef f():\n\n    return '<b>'\n```\nend", code("python", "def f():\n\n    return '<b>'") + "<p>end</p>"],
+    ["~~~~\n```\n~~~\nopen", code("code", "```\n~~~\nopen")],
+    ["a|b\n-|-\n1|`2`\n3 \\| 4", '<div class="table"><table><thead><tr><th scope="col">a</th><th scope="col">b</th></tr></thead>' +
+      "<tbody><tr><td>1</td><td><code>2</code></td></tr><tr><td>3 | 4</td></tr></tbody></table></div>"],
+    ["[a *b*](https://x.org/c_(d) \"t\") ", `<p>${link("https://x.org/c_(d)", "a <em>b</em>")}</p>`],
+    ["see https://x.org/a?b=1_2. (http://y.org)", `<p>see ${link("https://x.org/a?b=1_2", "https://x.org/a?b=1_2")}. (${link("http://y.org/", "http://y.org")})</p>`],
+    ["![i](https://x.org/i.png)", `<p>${link("https://x.org/i.png", "i")}</p>`],
+    ["[https://bank.org](https://x.org)", `<p>${link("https://x.org/", "<span>https://bank.org</span>")}</p>`],
+    ["[a](javascript:alert(1)) [b](//x.org) [c](data:text/html,x)", "<p>[a](javascript:alert(1)) [b](//x.org) [c](data:text/html,x)</p>"],
+    ["*a [b* c](https://x.org)", `<p><em>a [b</em> c](${link("https://x.org/", "https://x.org")})</p>`],
+    ["<script>alert(1)</script>", "<p><script>alert(1)</script></p>"],
+  ];
+  for (const [text, expected] of cases) assert.equal(html(module, text.trimEnd()), expected, text);
+});
+
+/** Numbers from 0 to 1, the same ones in each run. */
+function numbers(seed) {
+  let state = seed;
+  return () => {
+    state = (Math.imul(state, 1664525) + 1013904223) >>> 0;
+    return state / 2 ** 32;
+  };
+}
+
+const PIECES = [
+  "`", "``", "```", "~~~", "*", "**", "***", "_", "__", "[", "]", "](", "(", ")", "![", "<", ">", "> ", "- ", "1. ", "# ", "|", "|-|-|", "\n",
+  "\n\n", "  ", "    ", "\\", "a", "b c", "é", "---", "\t", "\r\n", "https://x.org", "javascript:alert(1)", "](javascript:alert(1))", "](https://x.org)",
+  "<script>alert(1)</script>", '<img src=x onerror="alert(1)">', "](https://x.org\" onclick=\"alert(1))", "&lt;", "\0", "\u202e", "[x]: data:a",
+];
+
+/** Every element and attribute is allowed, every address is of the web. */
+function check(place, { ALLOWED }, text) {
+  for (const node of place.all()) {
+    if (node.tag === undefined) continue;
+    assert.ok(Object.hasOwn(ALLOWED, node.tag), `${node.tag}: ${JSON.stringify(text)}`);
+    for (const [name, value] of node.attributes) {
+      assert.ok(ALLOWED[node.tag].includes(name), `${node.tag} ${name}: ${JSON.stringify(text)}`);
+      if (name === "href") assert.match(value, /^https?:\/\/[^"<>\s]+$/);
+      if (name === "rel") assert.equal(value, "noopener noreferrer");
+    }
+    for (const [kind] of node.listeners) assert.ok(node.tag === "button" && kind === "click");
+  }
+}
+
+test("hostile_markdown_yields_allowed_elements_alone_however_it_arrives", async () => {
+  const module = await load("markdown.js");
+  const tags = ["p", "h3", "h4", "h5", "h6", "hr", "br", "strong", "em", "ul", "ol", "li", "blockquote", "code", "pre", "table", "thead",
+    "tbody", "tr", "th", "td", "div", "span", "button", "a"];
+  assert.deepEqual(Object.keys(module.ALLOWED).sort(), tags.sort());
+  const attributes = ["class", "href", "rel", "scope", "start", "tabindex", "target", "type"];
+  assert.deepEqual([...new Set(Object.values(module.ALLOWED).flat())].sort(), attributes);
+  const number = numbers(49);
+  for (let round = 0; round < 3000; round += 1) {
+    const parts = Array.from({ length: 1 + Math.floor(number() * 30) }, () => PIECES[Math.floor(number() * PIECES.length)]);
+    const text = parts.join("");
+    const place = rendered(module, text);
+    check(place, module, text);
+    // In pieces and letter by letter it becomes the same.
+    assert.equal(html(module, ...parts), place.children.map(written).join(""), JSON.stringify(text));
+    assert.equal(html(module, ...text), place.children.map(written).join(""), JSON.stringify(text));
+  }
+});
+
+test("hostile_markdown_takes_linear_time", async () => {
+  const module = await load("markdown.js");
+  const units = [
+    "`", "` ", "`` `", "a`", "```\n", "```x`\n", "*", "* ", "*a ", "**a ", "*a **b ", "_a", "a*", "***a", "[", "![", "[a](", "[](", "](", "[a](b \"",
+    "[a](https://x.org)", "*[a*](https://x.org)", "https://", "http://a)", "http://x.org...", "> ", ">\n", "- ", "- a\n", "- a\n  - b\n", "  ", "\n", "1. a\n\n",
+    "|", "|\n", "a|b\n", "|-", "|a|\n|-|\n", "#", "# a\n", "\\", "\\`", "<", "<script>", "\t", "~~~\n~~~~\n", " a\n", "-", "- - - ", "_ _", "h", "\\|",
+  ];
+  const taken = (unit, size) => {
+    const text = unit.repeat(Math.ceil(size / unit.length)).slice(0, size);
+    const before = process.cpuUsage();
+    const place = rendered(module, text);
+    const { user, system } = process.cpuUsage(before);
+    const time = (user + system) / 1000;
+    check(place, module, unit);
+    return time;
+  };
+  for (const unit of units) {
+    const small = Math.max(4, taken(unit, 1 << 14), taken(unit, 1 << 14));
+    // A busy machine slows one of them at times, but not each of three.
+    let factor = Infinity;
+    for (let tries = 0; tries < 3 && factor > 64; tries += 1) factor = taken(unit, 1 << 18) / small;
+    // Sixteen times the text: some 16 where time is linear, 256 where it is quadratic.
+    assert.ok(factor <= 64, `${JSON.stringify(unit)}: 16 times the text takes ${factor} times as long`);
+  }
+  assert.ok(taken("`", 1 << 20) < 5000);
+  // Beyond a limit it is text.
+  assert.deepEqual(rendered(module, "*a*".repeat(1 << 20)).children.map(({ tag }) => tag), ["pre"]);
 });

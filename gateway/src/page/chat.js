@@ -1,6 +1,7 @@
 // The chat: turns of the one that is open, the list of those that are kept, streaming, stop and retry.
 
 import { drop, fresh, keep, list, read, title } from "./chats.js";
+import { growing } from "./markdown.js";
 import { ask, by, cutOff, FAILURES, Failure, guarded, model } from "./server.js";
 
 /** Time between two writes of an answer that arrives, in ms. */
@@ -36,14 +37,15 @@ function show(turn) {
   const thoughts = element("details", "thoughts");
   const thought = element("div", "said");
   thoughts.append(element("summary", "", "Thoughts"), thought);
-  const said = element("div", "said");
+  const said = element("div", "rich");
+  const grow = growing(said);
   const notes = element("div", "notes");
   place.append(who, thoughts, said, notes);
   const update = () => {
     who.textContent = turn.model ?? "";
     thoughts.hidden = !turn.thoughts;
     thought.textContent = turn.thoughts ?? "";
-    said.textContent = turn.answer;
+    grow(turn.answer);
   };
   const finish = () => {
     update();

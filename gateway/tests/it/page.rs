@@ -31,7 +31,7 @@ async fn the_page_is_for_everybody_and_asks_nobody_else() {
     assert!(policy.starts_with("default-src 'none';") && !policy.contains("unsafe"), "{policy}");
     // Every file that it names is there, and none is elsewhere.
     let named: Vec<&str> = page.split(['"', '\'']).filter(|text| text.starts_with("/page/")).collect();
-    assert_eq!(named.len(), 5, "{named:?}");
+    assert_eq!(named.len(), 6, "{named:?}");
     let mut whole = page.clone();
     for path in named {
         let (head, text) = stage.get(path, None).await;
