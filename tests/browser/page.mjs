@@ -51,6 +51,30 @@ async function fits(page) {
   assert.ok(whole <= window, `the page is ${whole} wide in a window of ${window}`);
 }
 
+/** No control lies over another one, and nothing is cut off. */
+async function tidy(page) {
+  const faults = await page.evaluate(() => {
+    // The conversation scrolls, and what is scrolled away lies elsewhere.
+    const shown = (element) => element.checkVisibility() && !element.closest("#messages");
+    const controls = [...document.querySelectorAll("input, select, button, textarea")].filter(shown);
+    const boxes = controls.map((element) => [element.id || element.textContent, element.getBoundingClientRect()]);
+    const found = [];
+    for (const [at, [name, one]] of boxes.entries()) {
+      for (const [another, other] of boxes.slice(at + 1)) {
+        const beside = one.right <= other.left + 0.5 || other.right <= one.left + 0.5;
+        const below = one.bottom <= other.top + 0.5 || other.bottom <= one.top + 0.5;
+        if (!beside && !below) found.push(`${name} lies over ${another}`);
+      }
+    }
+    for (const place of document.querySelectorAll("section, .table, .fields, header")) {
+      if (place.scrollWidth > place.clientWidth + 1) found.push(`${place.id || place.className || place.tagName} is cut off`);
+    }
+    return found;
+  });
+  assert.deepEqual(faults, []);
+  await fits(page);
+}
+
 try {
   // By keyboard alone: a prompt, its answer, the map, sampling.
   const page = await open(1400, 900, "light");
@@ -105,6 +129,22 @@ try {
   await fits(narrow);
   await narrow.screenshot({ path: `${folder}/page-narrow.png`, fullPage: true });
   await narrow.close();
+  for (const [width, height] of [[1280, 900], [390, 844]]) {
+    for (const scheme of ["light", "dark"]) {
+      const one = await open(width, height, scheme);
+      await one.fill("#prompt", "What is a lake?");
+      await one.press("#prompt", "Enter");
+      await one.locator("#rivals", { hasText: "measured" }).waitFor();
+      await one.locator("#ask summary").click();
+      await tidy(one);
+      // What has the focus is outlined.
+      await tabTo(one, "temperature");
+      const outline = await one.evaluate(() => getComputedStyle(document.activeElement).outlineWidth);
+      assert.equal(outline, "3px");
+      await one.screenshot({ path: `${folder}/page-${width}-${scheme}.png`, fullPage: true });
+      await one.close();
+    }
+  }
   assert.deepEqual(problems, []);
   console.log("page: ok");
 } finally {

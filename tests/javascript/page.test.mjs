@@ -541,3 +541,34 @@ test("hostile_markdown_takes_linear_time", async () => {
   // Beyond a limit it is text.
   assert.deepEqual(rendered(module, "*a*".repeat(1 << 20)).children.map(({ tag }) => tag), ["pre"]);
 });
+
+test("controls_have_labels_and_scripts_find_what_they_name", () => {
+  const document = parse(readFileSync(join(FILES, "index.html"), "utf8"));
+  const elements = document.all().filter((node) => node instanceof Element);
+  const ids = elements.map(({ id }) => id).filter(Boolean);
+  assert.equal(new Set(ids).size, ids.length);
+  const labels = elements.filter(({ tag }) => tag === "label");
+  for (const control of elements.filter(({ tag }) => ["input", "select", "textarea"].includes(tag))) {
+    const label = labels.find((one) => one.getAttribute("for") === control.id || one.all().includes(control));
+    assert.match(label?.textContent ?? "", /\w/, control.id);
+  }
+  for (const button of elements.filter(({ tag }) => tag === "button")) assert.match(button.textContent, /\w/);
+  for (const name of elements.flatMap(({ attributes }) => ["aria-labelledby", "aria-describedby", "for"].map((at) => attributes.get(at)))) {
+    assert.ok(name === undefined || ids.includes(name), name);
+  }
+  for (const script of elements.filter(({ tag }) => tag === "script")) {
+    const text = readFileSync(join(FILES, script.getAttribute("src").replace("/page/", "")), "utf8");
+    for (const [, id] of text.matchAll(/\bby\("([^"]+)"\)/g)) assert.ok(ids.includes(id), id);
+    assert.doesNotMatch(text, /innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b/);
+  }
+});
+
+test("limits_that_a_baseline_violates_stand_below_its_name", async () => {
+  const page = await open(serving({ now: AWAKE }));
+  const lines = page.by("rivals").querySelectorAll("tr").map((line) => line.children.map((cell) => cell.textContent));
+  assert.deepEqual(lines.at(-1), ["CPU onlyviolates limits: TTFT", "200 ms", "20.0 ms", "$20.00"]);
+  assert.ok(lines.every((cells) => cells.length === 4));
+  // No rule about how an element is displayed shows one that is hidden.
+  assert.match(readFileSync(join(FILES, "style.css"), "utf8"), /\[hidden\] \{ display: none !important; \}/);
+  page.close();
+});

@@ -57,7 +57,10 @@ function show(turn) {
     const retry = element("button", "retry", "Retry");
     retry.type = "button";
     retry.addEventListener("click", () => {
-      if (!running) guarded(() => answer(turn, { update, finish }));
+      if (running) return;
+      // The button goes, and the focus with it.
+      by("prompt").focus();
+      guarded(() => answer(turn, { update, finish }));
     });
     notes.append(retry);
   };

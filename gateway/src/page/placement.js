@@ -209,7 +209,7 @@ const LIMITS = {
   gpu: "GPU memory",
 };
 const limitName = (limit) => LIMITS[limit] ?? limit;
-const dollars = (cost) => ({ number: cost == null ? "" : `$${(1e6 * cost).toFixed(2)}` });
+const dollars = (cost) => ({ number: cost == null ? "" : `$${(1e6 * cost).toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 })}` });
 
 function plan(page) {
   const { expected, measured, rivals } = page;
@@ -217,12 +217,14 @@ function plan(page) {
     ? "Planned for this workload and price list. The baselines serve the same requests without remote experts."
     : "Manual placement: no cost estimate. Start without placement flags to plan one.";
   const lines = [];
-  if (expected) lines.push(row(["plan, typical request", time(expected.ttft_s), time(expected.tpot_s), dollars(expected.cost), ""]));
-  if (measured?.expected) lines.push(row(["plan, requests so far", time(measured.expected.ttft_s), time(measured.expected.tpot_s), dollars(measured.expected.cost), ""]));
-  if (measured) lines.push(row([`measured, mean of ${counted(measured.requests, "request")}`, time(measured.ttft_s), time(measured.tpot_s), dollars(measured.cost), ""]));
+  if (expected) lines.push(row(["plan, typical request", time(expected.ttft_s), time(expected.tpot_s), dollars(expected.cost)]));
+  if (measured?.expected) lines.push(row(["plan, requests so far", time(measured.expected.ttft_s), time(measured.expected.tpot_s), dollars(measured.expected.cost)]));
+  if (measured) lines.push(row([`measured, mean of ${counted(measured.requests, "request")}`, time(measured.ttft_s), time(measured.tpot_s), dollars(measured.cost)]));
   for (const rival of rivals) {
-    const limits = rival.violations.length ? `violates ${rival.violations.map(limitName).join(", ")}` : "met";
-    lines.push(row([rival.name, time(rival.ttft_s), time(rival.tpot_s), dollars(rival.cost), limits]));
+    const limits = document.createElement("span");
+    limits.className = rival.violations.length ? "limits violated" : "limits";
+    limits.textContent = rival.violations.length ? `violates limits: ${rival.violations.map(limitName).join(", ")}` : "meets all limits";
+    lines.push(row([[rival.name, limits], time(rival.ttft_s), time(rival.tpot_s), dollars(rival.cost)]));
   }
   by("rivals").hidden = lines.length === 0;
   by("rivals").tBodies[0].replaceChildren(...lines);
