@@ -11,7 +11,7 @@ use crate::workload::ConcurrencyArgs;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use remoe_fetch::{ModelArgs, ModelLocation};
-use remoe_function::{parse_duration, sizes};
+use remoe_function::{parse_duration, parse_duration_or_seconds, sizes};
 use remoe_model::{DenseDtype, ExpertsDtype};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -249,12 +249,12 @@ pub(crate) struct UpArgs {
     pub(crate) served_model_name: Vec<String>,
     /// Idle window, such as 60s or 500ms: a model without requests for this long scales to zero, and the next
     /// request wakes it [default: never]
-    #[arg(long, value_name = "TIME", value_parser = planning::duration)]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub(crate) idle: Option<Duration>,
     /// Idle window of a remote group, such as 10s or 500ms: a group that is unused for this long sleeps while its model
     /// runs. A request for experts of the group wakes it. Meanwhile, the main function computes these experts
     /// [default: groups sleep only with their model]
-    #[arg(long, value_name = "TIME", value_parser = planning::duration)]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub(crate) remote_idle: Option<Duration>,
     #[command(flatten)]
     pub(crate) follow: FollowArgs,
@@ -305,7 +305,7 @@ pub(crate) struct UpArgs {
 pub(crate) struct FollowArgs {
     /// Revise the placement when expert usage drifts, at most once per TIME, such as 60s. Also replans at each wake,
     /// for the requests then waiting [default: keep the placement]
-    #[arg(long, value_name = "TIME", value_parser = planning::duration, conflicts_with = "plan", help_heading = "Adapting to traffic")]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, conflicts_with = "plan", help_heading = "Adapting to traffic")]
     pub(crate) replan: Option<Duration>,
     /// Folder where `up` keeps what it learns from requests: prompt vectors and expert usage, no text
     /// [default: in memory only]
@@ -508,8 +508,8 @@ pub(crate) struct DeploymentArgs {
     /// Start at most N remote functions at a time [default: all]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) starts_at_once: Option<usize>,
-    /// Time limit until all functions are ready, in seconds: a number without a unit
-    #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = seconds)]
+    /// Time limit until all functions are ready, such as 120s or 10m; a number without a unit is in seconds
+    #[arg(long, value_name = "TIME", default_value = "120s", value_parser = parse_duration_or_seconds)]
     pub(crate) ready_timeout: Duration,
 }
 
@@ -677,14 +677,6 @@ fn at_least_one(text: &str) -> Result<usize, String> {
     }
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
-    let value: f64 = text.parse().map_err(|_| "expected seconds as a number".to_owned())?;
-    match Duration::try_from_secs_f64(value) {
-        Ok(duration) if !duration.is_zero() && value <= 1e6 => Ok(duration),
-        _ => Err("expected a number above 0 and up to 1000000".to_owned()),
-    }
-}
-
 fn host(text: &str) -> Result<IpAddr, String> {
     match text {
         "localhost" => Ok(IpAddr::from([127, 0, 0, 1])),
@@ -716,7 +708,7 @@ const EXAMPLES: &str = "Examples:
 
 Values:
   SIZE   500MB, 2GiB or plain bytes
-  TIME   10s, 1.5s or 200ms: seconds or milliseconds, always with the unit
+  TIME   200ms, 10s, 1.5s, 10m, 2h or 1m30s: always with the unit
   SHARE  0.05 for 5%; --cold-share accepts both forms
 
 Environment:
@@ -850,3 +842,49 @@ const EVAL_EXAMPLES: &str = "Examples:
   remoe eval --only regret --problem problem.json --out evaluation
 
 docs/evaluation.md describes the experiments, the Remoe paper and the assumed server.";
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn up(arguments: &[&str]) -> Result<UpArgs, String> {
+        let line = [&["remoe", "up", "model"], arguments].concat();
+        match Cli::try_parse_from(line).map_err(|error| error.to_string())?.command {
+            Command::Up(args) => Ok(*args),
+            other => Err(format!("{other:?}")),
+        }
+    }
+
+    #[test]
+    fn flags_take_one_grammar_of_durations() {
+        for (text, seconds) in [("10m", 600), ("2h", 7200), ("1m30s", 90), ("1500ms", 1)] {
+            let args =
+                up(&["--idle", text, "--tpot", text, "--queue-deadline", text, "--ready-timeout", text]);
+            let args = args.unwrap();
+            let taken = [
+                args.idle,
+                Some(args.planning.tpot),
+                args.queue_deadline,
+                Some(args.deployment.ready_timeout),
+            ];
+            assert!(taken.iter().all(|taken| taken.unwrap().as_secs() == seconds), "{text}: {taken:?}");
+        }
+        let error = up(&["--idle", "10"]).unwrap_err();
+        assert!(error.contains("'10'") && error.contains("write 10ms, 10s, 10m or 10h"), "{error}");
+    }
+
+    #[test]
+    fn ready_timeout_takes_seconds_without_a_unit() {
+        for (text, seconds) in [("120", 120), ("120s", 120), ("2m", 120), ("3600", 3600)] {
+            assert_eq!(up(&["--ready-timeout", text]).unwrap().deployment.ready_timeout.as_secs(), seconds);
+        }
+        assert_eq!(up(&[]).unwrap().deployment.ready_timeout, READY_TIMEOUT);
+        for text in ["0", "soon", "1e3", "-1"] {
+            assert!(
+                up(&[&format!("--ready-timeout={text}")]).unwrap_err().contains("--ready-timeout"),
+                "{text}"
+            );
+        }
+    }
+}

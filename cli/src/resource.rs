@@ -9,6 +9,7 @@ use crate::exit::CliError;
 use crate::planning::{in_file, read};
 use clap::ArgMatches;
 use clap::parser::ValueSource;
+use remoe_function::{format_duration, parse_duration};
 use remoe_planner::FieldError;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -239,34 +240,33 @@ pub(crate) fn expand(path: &Path, matches: &ArgMatches) -> Result<Expanded, CliE
     say("max_model_len", model.max_model_len.map(|positions| positions.to_string()));
     let variables = model.chat_template_kwargs.clone().map(serde_json::Value::Object);
     say("chat_template_kwargs", variables.map(|variables| variables.to_string()));
-    let seconds = |field: &str, value: &Option<String>, without: &str| {
-        let text = value.as_deref().unwrap_or(without);
-        duration(text).map(|seconds| Some(format!("{seconds}s"))).ok_or_else(|| CliError {
-            field: Some(field.to_owned()),
-            ..wrong(format!("{field} is {text}, expected a time such as 10s or 150ms"))
-        })
+    let duration = |field: &str, value: &Option<String>, without: &str| {
+        let parsed = parse_duration(value.as_deref().unwrap_or(without));
+        parsed
+            .map(|duration| Some(format_duration(duration)))
+            .map_err(|error| CliError { field: Some(field.to_owned()), ..wrong(format!("{field}: {error}")) })
     };
-    say("ttft", seconds("spec.slo.ttft", &slo.ttft, TTFT)?);
-    say("tpot", seconds("spec.slo.tpot", &slo.tpot, TPOT)?);
+    say("ttft", duration("spec.slo.ttft", &slo.ttft, TTFT)?);
+    say("tpot", duration("spec.slo.tpot", &slo.tpot, TPOT)?);
     let scaling = &resource.spec.scaling;
     // Where nothing sleeps nobody finds it asleep.
     if scaling.min == Some(0) {
         if slo.cold_ttft.is_some() {
-            say("cold_ttft", seconds("spec.slo.coldTtft", &slo.cold_ttft, TTFT)?);
+            say("cold_ttft", duration("spec.slo.coldTtft", &slo.cold_ttft, TTFT)?);
         }
         say("cold_share", slo.cold_percent.as_ref().map(|percent| format!("{percent}%")));
-        say("idle", seconds("spec.scaling.idleWindow", &scaling.idle_window, IDLE_WINDOW)?);
+        say("idle", duration("spec.scaling.idleWindow", &scaling.idle_window, IDLE_WINDOW)?);
     }
     if scaling.remote_idle_window.is_some() {
         say(
             "remote_idle",
-            seconds("spec.scaling.remoteIdleWindow", &scaling.remote_idle_window, IDLE_WINDOW)?,
+            duration("spec.scaling.remoteIdleWindow", &scaling.remote_idle_window, IDLE_WINDOW)?,
         );
     }
     // Where it says nothing the placement stays, as without a file. One that is given whole is not made anew.
     let follows = resource.spec.prediction.as_ref().filter(|it| it.replan == Replan::Auto && !given("plan"));
     if let Some(follows) = follows {
-        say("replan", seconds("spec.prediction.interval", &follows.interval, REPLAN_INTERVAL)?);
+        say("replan", duration("spec.prediction.interval", &follows.interval, REPLAN_INTERVAL)?);
     }
     // A file of its own for either says the same fields.
     let file = path.to_str().map(str::to_owned);
@@ -319,7 +319,7 @@ fn unreadable_resource(error: serde_path_to_error::Error<serde_yaml::Error>) -> 
 /// does.
 ///
 /// # Errors
-/// What stands in place of a time.
+/// An invalid duration.
 pub(crate) fn idle_window(text: &str) -> Result<Option<f64>, String> {
     let document = documents(text).ok().and_then(|mut found| found.pop());
     let scaling = document.as_ref().and_then(|document| document.get("spec")?.get("scaling"));
@@ -328,9 +328,11 @@ pub(crate) fn idle_window(text: &str) -> Result<Option<f64>, String> {
     };
     let text = match scaling.get("idleWindow") {
         None => IDLE_WINDOW,
-        Some(value) => value.as_str().ok_or_else(|| format!("{value:?}"))?,
+        Some(value) => {
+            value.as_str().ok_or_else(|| format!("got {value:?}, expected a duration such as 10m"))?
+        }
     };
-    duration(text).map(Some).ok_or_else(|| text.to_owned())
+    parse_duration(text).map(|window| Some(window.as_secs_f64())).map_err(|error| error.to_string())
 }
 
 /// The documents of kind MoEDeployment.
@@ -338,29 +340,6 @@ fn documents(text: &str) -> Result<Vec<Value>, serde_yaml::Error> {
     let documents = serde_yaml::Deserializer::from_str(text).map(Value::deserialize);
     let of_kind = |value: &Value| value.get("kind").and_then(Value::as_str) == Some(KIND);
     Ok(documents.collect::<Result<Vec<_>, _>>()?.into_iter().filter(of_kind).collect())
-}
-
-/// Seconds of a duration as resources write them, `1m30s` or `150ms`.
-fn duration(text: &str) -> Option<f64> {
-    let mut rest = text;
-    let mut seconds = 0.0;
-    while !rest.is_empty() {
-        let digits = rest.find(|letter: char| !letter.is_ascii_digit() && letter != '.')?;
-        let (number, behind) = rest.split_at(digits);
-        let letters = behind.find(|letter: char| letter.is_ascii_digit()).unwrap_or(behind.len());
-        let (unit, behind) = behind.split_at(letters);
-        let scale = match unit {
-            "h" => 3600.0,
-            "m" => 60.0,
-            "s" => 1.0,
-            "ms" => 1e-3,
-            "us" | "µs" => 1e-6,
-            _ => return None,
-        };
-        seconds += number.parse::<f64>().ok()? * scale;
-        rest = behind;
-    }
-    (seconds > 0.0).then_some(seconds)
 }
 
 #[cfg(test)]
@@ -389,11 +368,11 @@ mod tests {
             let said = expanded(&with(prediction), arguments).unwrap().into_iter();
             said.filter(|flag| flag.contains("replan") || flag.contains("forget")).collect::<Vec<_>>()
         };
-        assert_eq!(said("{interval: 1m}", &[]), ["--replan=60s"]);
-        assert_eq!(said("{privacy: CountsOnly}", &[]), ["--replan=600s", "--forget"]);
+        assert_eq!(said("{interval: 1m}", &[]), ["--replan=1m"]);
+        assert_eq!(said("{privacy: CountsOnly}", &[]), ["--replan=10m", "--forget"]);
         assert_eq!(said("{privacy: CountsOnly}", &["--replan", "5s"]), ["--forget"]);
         assert!(said("{replan: Never}", &[]).is_empty() && said("{}", &["--plan", "p.json"]).is_empty());
-        assert_eq!(said("{interval: 1m}", &["--remote-ratio", "0.5"]), ["--replan=60s"]);
+        assert_eq!(said("{interval: 1m}", &["--remote-ratio", "0.5"]), ["--replan=1m"]);
         assert!(
             expanded(&with("{interval: soon}"), &[]).is_err()
                 && expanded(&with("{replan: Off}"), &[]).is_err()
@@ -425,7 +404,7 @@ mod tests {
                 "--model=hf://a/b@main",
                 "--served-model-name=demo",
                 "--ttft=10s",
-                "--tpot=90s",
+                "--tpot=1m30s",
                 "--workload=FILE",
                 "--pricing=FILE",
                 "--main-memory-mb=200:400:100",
@@ -445,11 +424,12 @@ mod tests {
         let said = expanded(&variables, &[]).unwrap();
         assert!(said.contains(&r#"--chat-template-kwargs={"enable_thinking":false}"#.to_owned()), "{said:?}");
         let sleeps = RESOURCE.replace("replicas: 2", "scaling: {min: 0, idleWindow: 1m}");
-        assert!(expanded(&sleeps, &[]).unwrap().contains(&"--idle=60s".to_owned()));
+        assert!(expanded(&sleeps, &[]).unwrap().contains(&"--idle=1m".to_owned()));
         let tiers = RESOURCE.replace("replicas: 2", "scaling: {remoteIdleWindow: 90s}");
         let said = expanded(&tiers, &[]).unwrap();
         assert!(
-            said.contains(&"--remote-idle=90s".to_owned()) && !said.iter().any(|it| it.starts_with("--idle"))
+            said.contains(&"--remote-idle=1m30s".to_owned())
+                && !said.iter().any(|it| it.starts_with("--idle"))
         );
     }
 
@@ -469,7 +449,7 @@ mod tests {
             ("MoEDeployment", "Other", "missing MoEDeployment"),
             ("v1alpha1", "v2", "expected remoe.dev/v1alpha1"),
             ("replicas: 2", "replcas: 2", "replcas"),
-            ("1m30s", "soon", "spec.slo.tpot is soon"),
+            ("1m30s", "soon", "spec.slo.tpot: invalid duration \"soon\""),
         ] {
             let error = expanded(&RESOURCE.replace(from, to), &[]).unwrap_err();
             assert!(error.contains(says), "{says}: {error}");
@@ -484,14 +464,5 @@ mod tests {
         let prices = remoe_profile::Prices::from_yaml(&prices).unwrap();
         assert_eq!(prices.cpu_core_hour, 0.03);
         assert_eq!(part_of_spec("cpuCoreHour: 1", "pricing").unwrap(), None);
-    }
-
-    #[test]
-    fn durations_have_units() {
-        assert_eq!(duration("1h2m3.5s"), Some(3723.5));
-        assert_eq!(duration("150ms"), Some(0.15));
-        for wrong in ["", "10", "s", "0s", "1d", "-1s"] {
-            assert_eq!(duration(wrong), None, "{wrong}");
-        }
     }
 }

@@ -272,11 +272,11 @@ impl WorkloadArgs {
     /// Seconds after which the functions of the MoEDeployment that says the workload sleep, where it is one and they do.
     fn idle_window(&self) -> Result<Option<f64>, CliError> {
         let Some(path) = &self.workload else { return Ok(None) };
-        idle_window(&read("--workload", path)?).map_err(|text| CliError {
+        idle_window(&read("--workload", path)?).map_err(|error| CliError {
             path: Some(path.clone()),
             ..CliError::arguments(
                 "--workload",
-                format!("{}: spec.scaling.idleWindow is {text}, expected a time such as 10m", path.display()),
+                format!("{}: spec.scaling.idleWindow: {error}", path.display()),
             )
         })
     }

@@ -1,3 +1,4 @@
+use remoe_function::{sizes, whole_seconds};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -51,25 +52,49 @@ pub(crate) struct Settings {
     /// Default: in memory.
     #[arg(long, env = "REMOE_EXPERIENCE", value_name = "DIR")]
     pub(crate) experience: Option<PathBuf>,
-    /// Limit of the training history of one model, in bytes.
-    #[arg(long, env = "REMOE_EXPERIENCE_BYTES", default_value_t = 16 << 20, value_parser = clap::value_parser!(u64).range(1 << 20..=1 << 40))]
+    /// Limit of the training history of one model, such as 16MiB or a number of bytes.
+    #[arg(long, env = "REMOE_EXPERIENCE_BYTES", value_name = "SIZE", default_value_t = 16 << 20, value_parser = sizes::<u64>(1 << 20..=1 << 40))]
     pub(crate) experience_bytes: u64,
-    /// Memory of the predictors of all models, in bytes. Models beyond it get no predictions.
-    #[arg(long, env = "REMOE_PREDICTION_BYTES", default_value_t = 512 << 20)]
+    /// Memory of the predictors of all models, such as 512MiB or a number of bytes. Models beyond it get no predictions.
+    #[arg(long, env = "REMOE_PREDICTION_BYTES", value_name = "SIZE", default_value_t = 512 << 20, value_parser = sizes::<u64>(0..=u64::MAX))]
     pub(crate) prediction_bytes: u64,
     /// Origins that browsers may call from, separated by commas. Default: none.
     #[arg(long, env = "REMOE_CORS_ORIGINS", value_delimiter = ',')]
     pub(crate) cors_origins: Vec<String>,
-    /// Maximum size of a request body, in bytes.
-    #[arg(long, env = "REMOE_BODY_LIMIT", default_value_t = 4 << 20)]
+    /// Maximum size of a request body, such as 4MiB or a number of bytes.
+    #[arg(long, env = "REMOE_BODY_LIMIT", value_name = "SIZE", default_value_t = 4 << 20, value_parser = sizes::<usize>(0..=u64::MAX))]
     pub(crate) body_limit: usize,
     /// Maximum number of requests of a model that run or wait.
     #[arg(long, env = "REMOE_MAX_REQUESTS", default_value_t = 1024)]
     pub(crate) max_requests: usize,
-    /// Maximum wait of a request for a wake, in seconds.
-    #[arg(long, env = "REMOE_WAKE_SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    /// Maximum wait of a request for a wake, such as 10m or a number of seconds.
+    #[arg(long, env = "REMOE_WAKE_SECONDS", value_name = "TIME", default_value_t = 600, value_parser = whole_seconds::<u64>(1..=3600))]
     pub(crate) wake_seconds: u64,
-    /// Grace period for running and waiting requests at shutdown, in seconds.
-    #[arg(long, env = "REMOE_DRAIN_SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    /// Grace period for running and waiting requests at shutdown, such as 5m or a number of seconds.
+    #[arg(long, env = "REMOE_DRAIN_SECONDS", value_name = "TIME", default_value_t = 300, value_parser = whole_seconds::<u64>(1..=3600))]
     pub(crate) drain_seconds: u64,
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[test]
+    fn durations_and_sizes_may_have_units() {
+        let taken = |wake: &str, drain: &str, body: &str, history: &str| {
+            let arguments = ["remoe-gateway", "--namespace", "n", "--pod", "p", "--uid", "u"];
+            let flags = ["--wake-seconds", wake, "--drain-seconds", drain, "--body-limit", body];
+            let flags = [&arguments[..], &flags, &["--experience-bytes", history]].concat();
+            let it = Settings::try_parse_from(flags).map_err(|error| error.to_string())?;
+            Ok::<_, String>((it.wake_seconds, it.drain_seconds, it.body_limit, it.experience_bytes))
+        };
+        let expected = Ok((600, 300, 4 << 20, 16 << 20));
+        assert_eq!(taken("600", "300", "4194304", "16777216"), expected);
+        assert_eq!(taken("10m", "5m", "4MiB", "16MiB"), expected);
+        let error = taken("10m", "5m", "4Mi", "16MiB").unwrap_err();
+        assert!(error.contains("'4Mi'") && error.contains("MiB"), "{error}");
+        assert!(taken("2h", "5m", "4MiB", "16MiB").is_err() && taken("10m", "5m", "4MiB", "1kB").is_err());
+    }
 }

@@ -16,7 +16,10 @@ mod size;
 pub use age::process_start;
 pub use announce::{Announcement, Role, announce};
 pub use beside::beside;
-pub use duration::{DurationError, parse_duration};
+pub use duration::{
+    DurationError, format_duration, parse_duration, parse_duration_or_seconds, whole_microseconds,
+    whole_seconds,
+};
 pub use guard::{GuardError, end_with_launcher};
 pub use listen::listen;
 pub use logs::init_logs;

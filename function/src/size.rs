@@ -85,6 +85,31 @@ pub fn sizes<T: TryFrom<u64>>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn plain_bytes_parse_to_themselves(bytes: u64) {
+            prop_assert_eq!(parse_size(&bytes.to_string()), Ok(bytes));
+            prop_assert_eq!(parse_size(&format!("{bytes}B")), Ok(bytes));
+        }
+
+        #[test]
+        fn units_multiply(whole in 0..1_u64 << 24, thousandths in 0..1000_u128, unit in 1..UNITS.len()) {
+            let (name, factor) = UNITS[unit];
+            let expected = u128::from(whole) * u128::from(factor) + thousandths * u128::from(factor) / 1000;
+            let expected = u64::try_from(expected).map_err(|_| BEYOND);
+            prop_assert_eq!(parse_size(&format!("{whole}.{thousandths:03}{name}")), expected);
+            prop_assert_eq!(parse_size(&format!("{whole}.{thousandths:03} {}", name.to_lowercase())), expected);
+        }
+
+        #[test]
+        fn any_text_is_parsed_or_refused(text in "\\PC{0,40}|[0-9.]{1,45} ?([kMGT]i?B)?") {
+            if let Ok(bytes) = parse_size(&text) {
+                prop_assert_eq!(parse_size(&bytes.to_string()), Ok(bytes));
+            }
+        }
+    }
 
     #[test]
     fn sizes_have_units_or_are_bytes() {

@@ -4,7 +4,7 @@ use crate::cgroup::ResourceLimits;
 use crate::decide::{Desired, Patience};
 use crate::launcher::FunctionSpec;
 use crate::placement::{Placement, RemoteProcess};
-use remoe_function::Role;
+use remoe_function::{Role, format_duration};
 use remoe_wire::format_listing;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -117,7 +117,7 @@ fn main(options: &ModelOptions, http: Option<SocketAddr>) -> FunctionSpec {
     flag(&mut arguments, "--kv-cache-bytes", options.kv_cache_bytes.as_ref());
     flag(&mut arguments, "--max-batch", options.max_batch.as_ref());
     for (name, time) in [("--target-itl", options.target_itl), ("--queue-deadline", options.queue_deadline)] {
-        flag(&mut arguments, name, time.map(|time| format!("{}ms", time.as_secs_f64() * 1e3)).as_ref());
+        flag(&mut arguments, name, time.map(format_duration).as_ref());
     }
     flag(&mut arguments, "--chat-template-kwargs", options.chat_template_kwargs.as_ref());
     if let Some(path) = &options.record_activations {

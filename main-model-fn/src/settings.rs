@@ -1,7 +1,7 @@
 use clap::builder::RangedU64ValueParser;
 use remoe_experts::ComputeDtype;
 use remoe_fetch::ModelArgs;
-use remoe_function::{parse_duration, sizes};
+use remoe_function::{parse_duration, sizes, whole_microseconds, whole_seconds};
 use remoe_kernels::{InstructionPath, MAX_THREADS};
 use remoe_model::{DenseDtype, ExpertsDtype};
 use remoe_wire::identity::Identity;
@@ -108,11 +108,11 @@ pub struct Settings {
     pub iteration_rows: usize,
     /// Target inter-token latency of running streams while prompts are computed, such as 50ms. Defaults to three
     /// times what a decode iteration takes alone.
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub target_itl: Option<Duration>,
     /// Longest time that a request may wait before its first token is computed, such as 30s; then it fails with status 503.
     /// The request field `queue_deadline` overrides it. Default: no limit.
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub queue_deadline: Option<Duration>,
     /// Variables of the chat template for requests that do not set them, as a JSON object, such as
     /// {"enable_thinking": false}. The request field `chat_template_kwargs` overrides single ones.
@@ -121,9 +121,9 @@ pub struct Settings {
     /// Memory of the fallback cache: remote experts that were loaded because no remote function answered.
     #[arg(long, value_name = "SIZE", default_value_t = 1 << 30, value_parser = sizes::<usize>(0..=u64::MAX))]
     pub fallback_bytes: usize,
-    /// Polling time for remote answers before the engine sleeps, in microseconds: waking a thread takes ten times
-    /// a loopback exchange. Polling keeps a core busy; use 0 below one vCPU.
-    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(..=1_000_000))]
+    /// Polling time for remote answers before the engine sleeps, such as 100us or a number of microseconds: waking a
+    /// thread takes ten times a loopback exchange. Polling keeps a core busy; use 0 below one vCPU.
+    #[arg(long, value_name = "TIME", default_value_t = 100, value_parser = whole_microseconds::<u64>(0..=1_000_000))]
     pub poll_us: u64,
     /// Memory limit, if below those of the control groups and the machine. A placement whose experts do not fit
     /// is rejected.
@@ -135,10 +135,31 @@ pub struct Settings {
     /// Record the experts of every token, not only counts.
     #[arg(long, requires = "record_activations")]
     pub record_tokens: bool,
-    /// Grace period of the drain, in seconds; then running requests fail.
-    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(..=86_400))]
+    /// Grace period of the drain, such as 30s or a number of seconds; then running requests fail.
+    #[arg(long, value_name = "TIME", default_value_t = 30, value_parser = whole_seconds::<u64>(0..=86_400))]
     pub drain_seconds: u64,
     /// Process id of the launcher; the function ends with it.
     #[arg(long)]
     pub launcher_pid: Option<u32>,
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[test]
+    fn durations_may_have_units() {
+        let taken = |drain: &str, poll: &str| {
+            let arguments = ["main-model-fn", "model", "--drain-seconds", drain, "--poll-us", poll];
+            let it = Settings::try_parse_from(arguments).map_err(|error| error.to_string())?;
+            Ok::<_, String>((it.drain_seconds, it.poll_us))
+        };
+        assert_eq!(taken("30", "100"), Ok((30, 100)));
+        assert_eq!(taken("1m", "1ms"), Ok((60, 1000)));
+        assert_eq!(taken("0", "0"), Ok((0, 0)));
+        let error = taken("30", "100ns").unwrap_err();
+        assert!(error.contains("--poll-us") && error.contains("whole number of microseconds"), "{error}");
+    }
 }

@@ -9,7 +9,7 @@ use super::api::{
     WakeTimeline,
 };
 use super::build::{HTTP_PORT, Surroundings, owned_meta, room, served_name};
-use super::conditions::{as_in_spec, sentence};
+use super::conditions::sentence;
 use super::events::Happening;
 use super::following;
 use super::identity::identity_of;
@@ -22,6 +22,7 @@ use super::planning::served;
 use super::pods::{PodView, Trouble};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use remoe_function::format_duration;
 use remoe_launcher::functions::DEFAULT_MAX_BATCH;
 use remoe_sleep::{Phase, Seen, step};
 use std::net::SocketAddr;
@@ -298,6 +299,6 @@ pub(super) fn timeline(wake: &WakeTimeline, planning: Option<&WakePlanning>) -> 
 
 /// Returns why no function runs, for people; `window` is the idle window.
 pub(super) fn scaled_to_zero(window: Option<Duration>) -> String {
-    let why = window.map(|window| format!(": no requests for {}", as_in_spec(window)));
+    let why = window.map(|window| format!(": no requests for {}", format_duration(window)));
     format!("Scaled to zero{}.", why.unwrap_or_default())
 }

@@ -8,7 +8,6 @@
 
 use super::api::{DemandPhase, GroupDemand, MoEDemand, MoEDeployment};
 use super::build::Function;
-use super::conditions::as_in_spec;
 use super::epoch::{since_1970, timestamp};
 use super::events::Happening;
 use super::following;
@@ -19,6 +18,7 @@ use super::planned::Target;
 use super::pods::PodView;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::ResourceExt;
+use remoe_function::format_duration;
 use remoe_sleep::groups::{Glance, Group, MOST_STRETCH};
 use remoe_wire::format_listing;
 use remoe_wire::v1::LayerExperts;
@@ -84,7 +84,7 @@ impl Change {
                 "GroupAsleep",
                 format!(
                     "Scaled {function} to zero: its experts were not used for {}.",
-                    as_in_spec(self.patience)
+                    format_duration(self.patience)
                 ),
             ),
             Turn::Asked => Happening::normal(

@@ -4,6 +4,7 @@ use super::identity::{Identities, IssuerRef, Signer};
 use clap::{Parser, Subcommand};
 use kube::Client;
 use prometheus::IntCounterVec;
+use remoe_function::whole_seconds;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -73,8 +74,8 @@ pub struct RunSettings {
     /// Enable leader election with the Lease RELEASE-operator, for several replicas of the operator.
     #[arg(long, env = "REMOE_LEADER_ELECTION")]
     pub leader_election: bool,
-    /// Duration of the Lease, in seconds; another operator takes over a Lease that was not renewed for this long.
-    #[arg(long, env = "REMOE_LEASE_SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u16).range(1..=3600))]
+    /// Duration of the Lease, such as 15s or a number of seconds; another operator takes over a Lease that was not renewed for this long.
+    #[arg(long, env = "REMOE_LEASE_SECONDS", value_name = "TIME", default_value_t = 15, value_parser = whole_seconds::<u16>(1..=3600))]
     pub lease_seconds: u16,
     /// Address of /metrics, /healthz and /readyz. Port 0 selects a free port.
     #[arg(long, env = "REMOE_METRICS_LISTEN", default_value = "127.0.0.1:8080")]
@@ -83,8 +84,8 @@ pub struct RunSettings {
     /// reaches a port of a function is trusted.
     #[arg(long, env = "REMOE_SIGNER", default_value = "none")]
     pub signer: SignerName,
-    /// Lifetime of certificates, in seconds. They are renewed at half of it.
-    #[arg(long, env = "REMOE_CERTIFICATE_SECONDS", default_value_t = 86_400, value_parser = clap::value_parser!(u32).range(60..=31_536_000))]
+    /// Lifetime of certificates, such as 24h or a number of seconds. They are renewed at half of it.
+    #[arg(long, env = "REMOE_CERTIFICATE_SECONDS", value_name = "TIME", default_value_t = 86_400, value_parser = whole_seconds::<u32>(60..=31_536_000))]
     pub certificate_seconds: u32,
     /// Issuer for signer cert-manager.
     #[arg(long, env = "REMOE_ISSUER", default_value = "remoe")]
@@ -174,5 +175,24 @@ impl RunSettings {
 
     pub(crate) fn lease_duration(&self) -> Duration {
         Duration::from_secs(self.lease_seconds.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_may_have_units() {
+        let taken = |lease: &str, life: &str| {
+            let arguments = ["remoe-operator", "--lease-seconds", lease, "--certificate-seconds", life];
+            Settings::try_parse_from(arguments)
+                .map(|it| (it.run.lease_seconds, it.run.certificate_seconds))
+                .ok()
+        };
+        assert_eq!(taken("30", "3600"), Some((30, 3600)));
+        assert_eq!(taken("30s", "1h"), Some((30, 3600)));
+        assert_eq!(taken("2h", "1h"), None);
+        assert_eq!(taken("30s", "1s"), None);
     }
 }

@@ -1,7 +1,7 @@
 use clap::builder::RangedU64ValueParser;
 use remoe_experts::ComputeDtype;
 use remoe_fetch::ModelArgs;
-use remoe_function::sizes;
+use remoe_function::{sizes, whole_microseconds};
 use remoe_kernels::{InstructionPath, MAX_THREADS};
 use remoe_model::ExpertsDtype;
 use std::net::SocketAddr;
@@ -30,9 +30,9 @@ pub struct Settings {
     /// Compute threads. Defaults to all cores.
     #[arg(long, value_parser = RangedU64ValueParser::<usize>::new().range(1..=MAX_THREADS as u64))]
     pub threads: Option<usize>,
-    /// Polling time for the next request before the thread sleeps, in microseconds. Polling keeps a core busy; use
+    /// Polling time for the next request before the thread sleeps, such as 1ms or a number of microseconds. Polling keeps a core busy; use
     /// 0 below one vCPU.
-    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(..=1_000_000))]
+    #[arg(long, value_name = "TIME", default_value_t = 1000, value_parser = whole_microseconds::<u64>(0..=1_000_000))]
     pub poll_us: u64,
     /// Instruction path of the kernels. Defaults to the fastest measured one.
     #[arg(long)]
@@ -59,4 +59,22 @@ pub struct Settings {
     /// Process id of the launcher; the function ends with it.
     #[arg(long)]
     pub launcher_pid: Option<u32>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[test]
+    fn polling_time_may_have_a_unit() {
+        let taken = |poll: &str| {
+            let arguments = ["remote-expert-fn", "model", "--experts", "0:0", "--poll-us", poll];
+            Settings::try_parse_from(arguments).map(|it| it.poll_us).ok()
+        };
+        assert_eq!(
+            ["0", "250", "250us", "1ms", "2s"].map(taken),
+            [Some(0), Some(250), Some(250), Some(1000), None]
+        );
+    }
 }

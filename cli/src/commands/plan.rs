@@ -19,6 +19,7 @@ use clap::Args;
 use nodes::{NodesArgs, Question};
 use nodes_model::Forms;
 use remoe_fetch::ModelArgs;
+use remoe_function::parse_duration;
 use remoe_model::{DenseDtype, ExpertsDtype};
 use remoe_planner::{
     Answer, Budget, FieldError, Options, PlanDraft, PlanError, Problem, Proceed, evaluate, preallocate,
@@ -87,11 +88,11 @@ pub(crate) struct PlanArgs {
     hysteresis: f64,
     /// Time that a new plan is expected to stay in use. To replace the previous plan, the new one must also save more
     /// in this time than its functions cost while they load
-    #[arg(long, value_name = "TIME", default_value = "3600s", value_parser = planning::duration)]
+    #[arg(long, value_name = "TIME", default_value = "3600s", value_parser = parse_duration)]
     stands: Duration,
     /// Time that planning may take. With --previous, the planner searches near that plan only; without it, the full search
     /// ends at the deadline and returns the best plan so far
-    #[arg(long, value_name = "TIME", value_parser = planning::duration, conflicts_with_all = ["evaluate", "preallocate"])]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, conflicts_with_all = ["evaluate", "preallocate"])]
     deadline: Option<Duration>,
     /// Meet the limits even if remote experts are used more than predicted, by as much as the 95th percentile of past
     /// prediction errors. --sturdy considers other errors too

@@ -267,5 +267,8 @@ fn a_resource_that_sleeps_is_planned_as_one() {
     assert_eq!(idle(&resource("{min: 1, idleWindow: 1m}").1), Value::Null);
     let (code, refused) = resource("{min: 0, idleWindow: soon}");
     assert_eq!(code, Some(2));
-    assert!(refused["error"]["message"].as_str().unwrap().contains("idleWindow is soon"), "{refused}");
+    assert!(
+        refused["error"]["message"].as_str().unwrap().contains("idleWindow: invalid duration \"soon\""),
+        "{refused}"
+    );
 }

@@ -1,12 +1,12 @@
 //! `MoEDeployment`: a model, its prices and its latency limits.
 
+use super::duration::Duration;
 use super::prediction::PredictionSpec;
 use super::scaling::ScalingSpec;
 use super::sizes::{CpuRange, MemoryRange};
 use super::status::MoEDeploymentStatus;
 use super::workload::WorkloadSpec;
 use k8s_openapi::api::core::v1::{Affinity, Toleration};
-use kube::core::Duration;
 use kube::{CustomResource, KubeSchema};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};

@@ -6,6 +6,7 @@
 
 mod crds;
 mod deployment;
+mod duration;
 mod plan;
 mod prediction;
 mod record;
@@ -20,6 +21,7 @@ pub use deployment::{
     MoEDeploymentSpec, Mode, ModelSpec, PodTemplate, PricingSpec, ProfileSpec, RemoteExpertsSpec, RemoteMode,
     RolloutSpec, RolloutStrategy, SloSpec,
 };
+pub use duration::Duration;
 pub use plan::{
     GroupPlan, MAX_GROUPS, MAX_REPLICAS, MAX_VERDICT, MainPlan, MoEPlan, MoEPlanSpec, PerBaseline, PlanCosts,
     PlanNumbers, PlanTimes, PlanVerdict, PlannedModel, ProfileSource, RemotePlan, ServingWay, ShownNumbers,

@@ -1,7 +1,7 @@
 //! Replanning on expert usage.
 
+use super::duration::Duration;
 use kube::KubeSchema;
-use kube::core::Duration;
 use remoe_demand::MixOf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

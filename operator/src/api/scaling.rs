@@ -1,7 +1,7 @@
 //! Number of functions, scale to zero, and autoscaling.
 
+use super::duration::Duration;
 use kube::KubeSchema;
-use kube::core::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

@@ -70,7 +70,7 @@ pub(super) fn wishes(
     workload: &WorkloadSpec,
     memory: &MainMemory,
 ) -> Result<Wishes, PlanningError> {
-    let seconds = |duration: kube::core::Duration| Duration::from(duration).as_secs_f64();
+    let seconds = |duration: crate::api::Duration| Duration::from(duration).as_secs_f64();
     let (main_vcpus, remote_vcpus) = vcpus(spec)?;
     let pricing = pricing(spec)?;
     let gpus = spec.main.gpu.as_ref().map(|gpu| f64::from(gpu.count));

@@ -2,10 +2,12 @@
 
 use super::nodes_model::{Forms, KnownModel};
 use remoe_fetch::{ModelArgs, ModelLocation};
+use remoe_function::format_duration;
 use remoe_planner::{
     Arrangement, Device, NodeShape, NodesAnswer, NodesLayout, Rental, RentedNodes, RivalNodes, dollars,
 };
 use std::fmt::Write;
+use std::time::Duration;
 
 /// Sizes in a resource go by steps of 100 MB.
 const STEP: f64 = 1e8;
@@ -204,14 +206,9 @@ fn resource_name(model: &ModelLocation) -> String {
     }
 }
 
-/// In the units of custom resources.
+/// Returns `seconds`, to the microsecond, as custom resources take it.
 fn duration(seconds: f64) -> String {
-    let micros = (seconds * 1e6).round();
-    match micros {
-        whole if whole % 1e6 == 0.0 => format!("{}s", whole / 1e6),
-        whole if whole % 1e3 == 0.0 => format!("{}ms", whole / 1e3),
-        _ => format!("{micros}us"),
-    }
+    format_duration(Duration::from_micros((seconds * 1e6).round().max(1.0) as u64))
 }
 
 fn capitalised(text: &str) -> String {
