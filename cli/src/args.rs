@@ -1,6 +1,7 @@
 //! The command line.
 
 use crate::commands::convert::ConvertArgs;
+use crate::commands::dashboards::scrape_interval;
 use crate::commands::eval::EvalArgs;
 use crate::commands::plan::PlanArgs;
 use crate::commands::predictor::PredictorArgs;
@@ -359,7 +360,7 @@ pub(crate) struct DashboardsArgs {
     /// Folder to write to
     #[arg(value_name = "DIR")]
     pub(crate) folder: PathBuf,
-    /// URL of the gateway
+    /// URL of the gateway; metrics are read at /metrics below its path
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8000")]
     pub(crate) endpoint: String,
     /// File with the API key, if the gateway needs one
@@ -369,8 +370,8 @@ pub(crate) struct DashboardsArgs {
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9090")]
     pub(crate) prometheus: String,
     /// Scrape interval of Prometheus, such as 15s
-    #[arg(long, value_name = "TIME", default_value = "15s")]
-    pub(crate) interval: String,
+    #[arg(long, value_name = "TIME", default_value = "15s", value_parser = scrape_interval)]
+    pub(crate) interval: Duration,
 }
 
 /// Form of the exported requests.
