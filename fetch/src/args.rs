@@ -137,6 +137,12 @@ impl ModelArgs {
     /// The place cannot be reached.
     pub fn store(&self) -> Result<(Arc<dyn Store>, Option<String>), CheckpointError> {
         if let ModelLocation::Folder(folder) = &self.model {
+            if let Some(hub) = self.model.on_hub().filter(|_| !folder.exists()) {
+                return Err(CheckpointError::MissingFile {
+                    path: folder.clone(),
+                    message: format!("no such folder; for the model of the Hugging Face hub, write {hub}"),
+                });
+            }
             return Ok((Arc::new(Folder::new(folder)), None));
         }
         let connect = || {
@@ -212,6 +218,24 @@ mod tests {
     fn parse(arguments: &[&str]) -> Result<ModelArgs, clap::Error> {
         let arguments = std::iter::once("program").chain(arguments.iter().copied());
         Program::try_parse_from(arguments).map(|program| program.source)
+    }
+
+    #[test]
+    fn missing_folder_with_the_name_of_a_repository_is_answered_with_its_place() {
+        for name in ["Qwen/Qwen3-30B-A3B", "no-such-organisation/name"] {
+            let error = parse(&[name]).unwrap().open().unwrap_err().to_string();
+            assert!(error.contains(&format!("write hf://{name}")), "{error}");
+        }
+        for path in ["name", "./a/b", "/a/b", "a/b/c", "../b", "a b/c", "no-such-folder/"] {
+            let error = parse(&[path]).unwrap().open().unwrap_err().to_string();
+            assert!(!error.contains("hf://"), "{error}");
+        }
+        // A folder that exists is opened as one.
+        let folder = tempfile::tempdir_in(".").unwrap();
+        std::fs::create_dir(folder.path().join("model")).unwrap();
+        let name = folder.path().file_name().unwrap().to_str().unwrap().to_owned() + "/model";
+        let error = parse(&[&name]).unwrap().open().unwrap_err().to_string();
+        assert!(error.contains("config.json") && !error.contains("hf://"), "{error}");
     }
 
     #[test]

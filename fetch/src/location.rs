@@ -59,6 +59,13 @@ impl ModelLocation {
         if name.is_empty() { "model".to_owned() } else { name }
     }
 
+    /// Returns the repository of the hub that this folder has the name of: `organisation/name`.
+    #[must_use]
+    pub fn on_hub(&self) -> Option<Self> {
+        let Self::Folder(path) = self else { return None };
+        Self::parse(&format!("hf://{}", path.to_str()?)).ok()
+    }
+
     /// As it is written on a command line.
     #[must_use]
     pub fn to_os_string(&self) -> OsString {
