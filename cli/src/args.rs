@@ -100,7 +100,7 @@ pub(crate) struct RunArgs {
     pub(crate) deployment: DeploymentArgs,
     #[command(flatten)]
     pub(crate) predictor: PredictorFolder,
-    /// One prompt to answer, instead of a conversation
+    /// One prompt to answer, instead of a conversation; text from a pipe or a file on standard input follows it
     #[arg(value_name = "PROMPT")]
     pub(crate) prompt: Option<String>,
     /// System prompt
@@ -110,7 +110,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_tokens: Option<u32>,
     #[command(flatten)]
-    pub(crate) sampling: SamplingArgs,
+    pub(crate) sampling: ChatSamplingArgs,
 }
 
 #[derive(Debug, Args)]
@@ -165,6 +165,25 @@ pub(crate) struct LogitsArgs {
     pub(crate) predictor: PredictorFolder,
     #[command(flatten)]
     pub(crate) deployment: DeploymentArgs,
+}
+
+/// Sampling of a conversation, whose defaults are the model's.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct ChatSamplingArgs {
+    /// Sampling temperature; 0 takes the most likely token [default: that of the model's generation_config.json, else
+    /// 0]
+    #[arg(long, value_name = "T", value_parser = temperature, allow_negative_numbers = true)]
+    pub(crate) temperature: Option<f32>,
+    /// Nucleus sampling: sample from the most likely tokens up to this probability mass [default: that of
+    /// generation_config.json, else all tokens]
+    #[arg(long, value_name = "P", value_parser = probability, allow_negative_numbers = true)]
+    pub(crate) top_p: Option<f32>,
+    /// Sample from the K most likely tokens; 0 for all [default: that of generation_config.json, else all tokens]
+    #[arg(long, value_name = "K")]
+    pub(crate) top_k: Option<u32>,
+    /// Random seed; equal seeds give equal answers
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    pub(crate) seed: u64,
 }
 
 /// Sampling of tokens.
@@ -739,6 +758,7 @@ const RUN_EXAMPLES: &str = "Examples:
   remoe run ./model
   remoe run ./model 'What is a lake?' --remote-ratio 0.5
   printf 'What is a lake?\\nAnd a pond?\\n' | remoe run ./model
+  remoe run ./model 'Summarise this text.' < lake.txt
 
 In the terminal: /help lists the commands and settings, Ctrl-C ends an answer, Ctrl-D the
 conversation. Text between \"\"\" and \"\"\" may span lines; a backslash at the end of a line

@@ -56,12 +56,12 @@ pub(crate) async fn run(
         () = signals.next() => return Err(CliError::interrupted()),
     };
     let input = match (&args.prompt, talks) {
-        (Some(prompt), _) => Input::once(prompt.clone()),
+        (Some(prompt), _) => Input::once(prompt.clone(), !std::io::stdin().is_terminal()),
         (None, true) => Input::terminal()?,
         (None, false) => Input::pipe(),
     };
     let mut session = Session {
-        settings: Settings::of(args),
+        settings: Settings::of(args, wanted.checkpoint.generation()),
         wanted,
         chat,
         supervisor,

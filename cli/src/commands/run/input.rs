@@ -62,10 +62,15 @@ pub(super) struct Input {
 }
 
 impl Input {
-    /// One prompt.
-    pub(super) fn once(prompt: String) -> Self {
+    /// Returns one prompt, followed by the text of standard input if `joins`.
+    pub(super) fn once(prompt: String, joins: bool) -> Self {
         let mut prompt = Some(prompt);
-        Self::from_reader(move || Ok(prompt.take().map_or(Said::End, Said::Text)), None)
+        let read = move || match prompt.take() {
+            None => Ok(Said::End),
+            Some(prompt) if joins => joined(prompt, io::stdin()).map(Said::Text),
+            Some(prompt) => Ok(Said::Text(prompt)),
+        };
+        Self::from_reader(read, None)
     }
 
     /// The lines of standard input.
@@ -103,6 +108,25 @@ impl Input {
         self.reading = false;
         come.unwrap_or(Ok(Said::End))
     }
+}
+
+/// Returns `prompt`, a blank line and the text of `piped`, or `prompt` alone if that text is blank.
+fn joined(prompt: String, piped: impl Read) -> Result<String, CliError> {
+    let failed = |error: &dyn std::fmt::Display| {
+        CliError::runtime(format!("cannot read standard input, which follows the prompt: {error}"))
+    };
+    let mut text = Vec::new();
+    let room = (PROMPT_LIMIT + 1).saturating_sub(prompt.len());
+    piped.take(room as u64).read_to_end(&mut text).map_err(|error| failed(&error))?;
+    if text.len() == room {
+        let message = format!(
+            "invalid prompt: expected at most {PROMPT_LIMIT} bytes of PROMPT and standard input; shorten the input"
+        );
+        return Err(CliError::arguments("PROMPT", message));
+    }
+    let text = String::from_utf8(text).map_err(|error| failed(&error))?;
+    let text = text.trim_end();
+    Ok(if text.is_empty() { prompt } else { format!("{prompt}\n\n{text}") })
 }
 
 /// Prompts of standard input: a line each, or several lines as in the terminal.
@@ -282,6 +306,17 @@ mod tests {
         assert!(pipe.next().unwrap_err().message.contains("expected at most"));
         let mut pipe = Pipe(&b"\xff\xfe\n"[..]);
         assert!(pipe.next().is_err(), "no UTF-8");
+    }
+
+    #[test]
+    fn piped_text_follows_the_prompt() {
+        let with = |piped: &[u8]| joined("Summarise this.".to_owned(), piped).map_err(|error| error.message);
+        assert_eq!(with(b"one\n\ntwo\n"), Ok("Summarise this.\n\none\n\ntwo".to_owned()));
+        assert_eq!(with(b""), Ok("Summarise this.".to_owned()));
+        assert_eq!(with(b"\n \n"), Ok("Summarise this.".to_owned()));
+        assert!(with(b"\xff").is_err_and(|error| error.contains("standard input")));
+        let endless = joined("Summarise this.".to_owned(), io::repeat(b'a'));
+        assert!(endless.unwrap_err().message.contains("expected at most"));
     }
 
     #[test]

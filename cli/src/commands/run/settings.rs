@@ -3,6 +3,7 @@
 use crate::args::{RunArgs, probability, stop_string, temperature};
 use crate::commands::generate::MOST_STOPS;
 use crate::output::table;
+use remoe_model::GenerationDefaults;
 
 pub(super) const HELP: &str = "\
 /set               show the settings
@@ -26,18 +27,35 @@ pub(super) struct Settings {
     pub(super) top_k: Option<u32>,
     pub(super) seed: u64,
     pub(super) stop: Vec<String>,
+    /// Sampling that a reset goes back to.
+    defaults: Sampling,
+}
+
+/// Sampling that a model's generation_config.json has.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Sampling {
+    temperature: f32,
+    top_p: Option<f32>,
+    top_k: Option<u32>,
 }
 
 impl Settings {
-    pub(super) fn of(args: &RunArgs) -> Self {
+    /// Returns the settings of the flags, and those of `model` where no flag is given, as the HTTP interface does.
+    pub(super) fn of(args: &RunArgs, model: &GenerationDefaults) -> Self {
+        let defaults = Sampling {
+            temperature: model.temperature as f32,
+            top_p: model.top_p.map(|share| share as f32),
+            top_k: model.top_k.map(|count| u32::try_from(count).unwrap_or(u32::MAX)),
+        };
         Self {
             system: args.system.clone(),
             max_tokens: args.max_tokens,
-            temperature: args.sampling.temperature,
-            top_p: args.sampling.top_p,
-            top_k: args.sampling.top_k,
+            temperature: args.sampling.temperature.unwrap_or(defaults.temperature),
+            top_p: args.sampling.top_p.or(defaults.top_p),
+            top_k: args.sampling.top_k.or(defaults.top_k),
             seed: args.sampling.seed,
             stop: Vec::new(),
+            defaults,
         }
     }
 
@@ -49,9 +67,13 @@ impl Settings {
         match name {
             "system" => self.system = value.map(str::to_owned),
             "max_tokens" => self.max_tokens = value.map(at_least_one).transpose().map_err(named)?,
-            "temperature" => self.temperature = value.map_or(Ok(0.0), temperature).map_err(named)?,
-            "top_p" => self.top_p = value.map(probability).transpose().map_err(named)?,
-            "top_k" => self.top_k = value.map(whole).transpose().map_err(named)?,
+            "temperature" => {
+                self.temperature = value.map_or(Ok(self.defaults.temperature), temperature).map_err(named)?;
+            }
+            "top_p" => {
+                self.top_p = value.map(probability).transpose().map_err(named)?.or(self.defaults.top_p)
+            }
+            "top_k" => self.top_k = value.map(whole).transpose().map_err(named)?.or(self.defaults.top_k),
             "seed" => self.seed = value.map_or(Ok(0), whole).map_err(named)?,
             "stop" => match value {
                 None => self.stop.clear(),
@@ -96,8 +118,11 @@ fn at_least_one(text: &str) -> Result<u32, String> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic)]
 mod tests {
     use super::*;
+    use crate::args::{Cli, Command};
+    use clap::Parser;
 
     fn settings() -> Settings {
         Settings {
@@ -108,7 +133,34 @@ mod tests {
             top_k: None,
             seed: 0,
             stop: Vec::new(),
+            defaults: Sampling { temperature: 0.0, top_p: None, top_k: None },
         }
+    }
+
+    #[test]
+    fn sampling_is_the_models_unless_flags_override_it() {
+        let model = GenerationDefaults {
+            temperature: 0.7,
+            top_p: Some(0.9),
+            top_k: Some(40),
+            ..GenerationDefaults::default()
+        };
+        let of = |flags: &[&str]| {
+            let line = [&["remoe", "run", "model"], flags].concat();
+            match Cli::try_parse_from(line).unwrap().command {
+                Command::Run(args) => Settings::of(&args, &model),
+                other => panic!("{other:?}"),
+            }
+        };
+        let sampling = |it: &Settings| (it.temperature, it.top_p, it.top_k);
+        let mut now = of(&[]);
+        assert_eq!(sampling(&now), (0.7, Some(0.9), Some(40)));
+        let flags = ["--temperature", "0", "--top-k", "0"];
+        assert_eq!(sampling(&of(&flags)), (0.0, Some(0.9), Some(0)));
+        for text in ["temperature 0", "top_p 1", "top_k 0", "temperature", "top_p", "top_k"] {
+            assert!(now.set(text).is_ok(), "{text}");
+        }
+        assert_eq!(now, of(&[]));
     }
 
     #[test]
