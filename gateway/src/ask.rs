@@ -73,12 +73,14 @@ impl Asked {
         self.n.0.unwrap_or(1)
     }
 
-    /// Longest answer in tokens, if the request limits it.
-    pub(crate) fn max_tokens(&self) -> Option<u64> {
-        [self.max_tokens, self.max_completion_tokens, self.max_output_tokens]
-            .into_iter()
-            .filter_map(|it| it.0)
-            .max()
+    /// Longest answer in tokens, if the request at `target` limits it. Main functions read other fields elsewhere.
+    pub(crate) fn max_tokens(&self, target: &str) -> Option<u64> {
+        match target.split('?').next().unwrap_or_default() {
+            "/v1/chat/completions" | "/v1/completions" => self.max_completion_tokens.0.max(self.max_tokens.0),
+            "/v1/responses" => self.max_output_tokens.0,
+            "/v1/messages" => self.max_tokens.0,
+            _ => None,
+        }
     }
 
     /// How long the request may wait for its turn. What is no duration is refused by the main function.

@@ -27,7 +27,7 @@ impl UsageBound {
         };
         let prompts = asked.prompts(target);
         // A closing end-of-sequence token counts.
-        let each = asked.max_tokens().map_or(context, |most| most.saturating_add(1).min(context));
+        let each = asked.max_tokens(target).map_or(context, |most| most.saturating_add(1).min(context));
         let choices = asked.choices().clamp(1, MOST_CHOICES);
         Self {
             prompt: prompts
@@ -62,7 +62,11 @@ mod tests {
         assert_eq!(chat(json!({"messages": []})), 1000);
         assert_eq!(chat(json!({"max_tokens": 7})), 8);
         assert_eq!(chat(json!({"max_tokens": 7, "max_completion_tokens": 9, "n": 4})), 40);
-        assert_eq!(chat(json!({"max_output_tokens": 0})), 1);
+        // Main functions read this field in /v1/responses alone.
+        assert_eq!(chat(json!({"max_output_tokens": 0})), 1000);
+        assert_eq!(most("/v1/responses", &json!({"max_output_tokens": 0, "max_tokens": 7})).1, 1);
+        assert_eq!(most("/v1/responses", &json!({"max_tokens": 7})).1, 1000);
+        assert_eq!(most("/v1/messages", &json!({"max_tokens": 7, "max_output_tokens": 0})).1, 8);
         assert_eq!(chat(json!({"max_tokens": u64::MAX, "n": 2})), 2000);
         // Main functions refuse these.
         assert_eq!(chat(json!({"max_tokens": "7", "n": [1]})), 1000);

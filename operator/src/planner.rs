@@ -301,7 +301,7 @@ fn taken(
     let partitioning = started.elapsed();
     happenings
         .extend(partition.map(|partition| Happening::normal("Partitioned", partition).of_wake(observed.now)));
-    happenings.extend(replanned);
+    happenings.extend(replanned.map(|replanned| replanned.of_wake(observed.now)));
     let chain = WakePlanning {
         wake,
         // 0 stands for a plan that is not there yet.

@@ -316,11 +316,15 @@ fn full_load_keeps_the_limit_per_token() {
         let per_second = expected["full_load_tokens_per_second"].as_f64().unwrap();
         let (mains, copies) = (&answer["layout"]["mains"], &answer["layout"]["copies"]);
         let units = mains.as_f64().unwrap() * copies.as_f64().unwrap();
-        let step = expected["busy_tpot_seconds"].as_f64().unwrap();
-        // As many streams as the throughput has, each at the limit of 200 ms at most.
+        let (step, prefill) = ("busy_tpot_seconds", "ttft_seconds");
+        let [step, prefill] = [step, prefill].map(|name| expected[name].as_f64().unwrap());
+        // Of a full batch every request has 201 tokens in the time of all prefills and 200 steps.
+        let per_copy = per_second / units;
+        let batch = 200.0 * step * per_copy / (201.0 - prefill * per_copy);
+        let per_token = step + (batch - 1.0) * prefill / 200.0;
         assert!(
-            step <= 0.2 && per_second / units * 0.2 <= answer["layout"]["slots"].as_f64().unwrap(),
-            "{model}: {expected}"
+            batch > 1.0 && per_token <= 0.2 + 1e-6,
+            "{model}: {batch} requests, {per_token} s; {expected}"
         );
     }
 }

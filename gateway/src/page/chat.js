@@ -2,7 +2,7 @@
 
 import { drop, fresh, keep, list, read, title } from "./chats.js";
 import { growing } from "./markdown.js";
-import { ask, by, cutOff, FAILURES, Failure, guarded, model } from "./server.js";
+import { ask, by, cutOff, Failure, FAILURES, guarded, model, session } from "./server.js";
 
 /** Time between two writes of an answer that arrives, in ms. */
 const KEEP_MS = 1000;
@@ -74,7 +74,7 @@ function showChat() {
   by("messages").replaceChildren();
   for (const turn of chat.turns) show(turn);
   by("messages").scrollTop = by("messages").scrollHeight;
-  sessionStorage.setItem("chat", chat.id);
+  session.setItem("chat", chat.id);
   listChats();
 }
 
@@ -265,6 +265,6 @@ addEventListener("pagehide", () => {
 });
 
 guarded(() => {
-  chat = read(sessionStorage.getItem("chat")) ?? chat;
+  chat = read(session.getItem("chat")) ?? chat;
   showChat();
 });

@@ -2,7 +2,7 @@
 
 const PREFIX = "remoe.chat.";
 const VERSION = 1;
-/** Most chats, and most characters of all of them. The oldest ones leave first, of a long one its first turns. */
+/** Most chats, and most characters of all of them. The oldest are removed first, of a long one its first turns. */
 export const BOUNDS = { chats: 50, characters: 1 << 20 };
 const TITLE = 40;
 
@@ -84,9 +84,12 @@ export function keep(chat) {
   const others = identifiers().filter((id) => id !== chat.id);
   const size = (id) => kept.getItem(PREFIX + id)?.length ?? 0;
   let whole = others.reduce((sum, id) => sum + size(id), text.length);
+  const dropped = [];
   const dropOldest = () => {
     whole -= size(others[0]);
-    drop(others.shift());
+    const name = PREFIX + others.shift();
+    dropped.push([name, kept.getItem(name)]);
+    kept.removeItem(name);
   };
   while (others.length > 0 && (whole > BOUNDS.characters || others.length >= BOUNDS.chats)) dropOldest();
   for (;;) {
@@ -95,7 +98,10 @@ export function keep(chat) {
       return true;
     } catch {
       // The browser's own limit is lower, or other pages of this address need the room.
-      if (others.length === 0) return false;
+      if (others.length === 0) {
+        dropped.forEach(([name, before]) => kept.setItem(name, before));
+        return false;
+      }
       dropOldest();
     }
   }

@@ -384,7 +384,7 @@ async function copy(text, button, place) {
     button.textContent = "Copied";
   } catch {
     getSelection().selectAllChildren(place);
-    button.textContent = "Selected: copy it by Ctrl+C";
+    button.textContent = "Press Ctrl+C to copy";
   }
 }
 

@@ -1,6 +1,6 @@
 // Expert placement, load of functions, plan, baselines and model card: polled once a second.
 
-import { askJson, by, Failure, guarded, loadModels, model, problem } from "./server.js";
+import { askJson, by, Failure, guarded, loadModels, model, problem, session } from "./server.js";
 
 const LOOK_MS = 1000;
 /** Polls after which usage counts half. */
@@ -312,10 +312,10 @@ async function look() {
   shown(page);
 }
 
-by("key").value = sessionStorage.getItem("key") ?? "";
+by("key").value = session.getItem("key") ?? "";
 by("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
-  sessionStorage.setItem("key", by("key").value);
+  session.setItem("key", by("key").value);
   by("model").replaceChildren();
   guarded(look);
 });

@@ -16,9 +16,20 @@ export const FAILURES = {
 /** The failure of an answer whose body ended early; an answer that was stopped stays as it is. */
 export const cutOff = (cause) => (cause.name === "AbortError" ? cause : new Failure(FAILURES.cut, { cause }));
 
+/** What this tab remembers; as long as it is open where the browser refuses storage. */
+export const session = (() => {
+  try {
+    sessionStorage.getItem("key");
+    return sessionStorage;
+  } catch {
+    const kept = new Map();
+    return { getItem: (name) => kept.get(name) ?? null, setItem: (name, value) => kept.set(name, value) };
+  }
+})();
+
 /** Sends a request; throws a Failure with the server's message if it was refused. */
 export async function ask(path, options = {}) {
-  const key = sessionStorage.getItem("key");
+  const key = session.getItem("key");
   const headers = { ...options.headers, ...(key ? { authorization: `Bearer ${key}` } : {}) };
   const response = await fetch(path, { ...options, headers }).catch((cause) => {
     throw cause.name === "AbortError" ? cause : new Failure(FAILURES.network, { cause });

@@ -301,7 +301,6 @@ fn groups_are_within_a_thousandth_of_every_subset() {
     assert!(sample.is_enough(solved, 300) && sample.is_enough(sliced, 60), "{solved} {sliced}");
 }
 
-/// Which experts are in groups that end by themselves, and which groups do.
 /// A problem of eight experts in four layers: more groups than any layer has remote experts.
 fn deep(seed: u64) -> Problem {
     let random = &mut Random::new(seed ^ 0xdee9);
@@ -339,6 +338,7 @@ fn groups_of_four_layers_are_within_a_thousandth_of_every_subset() {
     assert!(sample.is_enough(solved, 200) && sample.is_enough(sliced, 50), "{solved} {sliced}");
 }
 
+/// Which experts are in groups that end by themselves, and which groups do.
 #[test]
 fn so_they_are_when_groups_may_end_by_themselves() {
     let sample = Sample::new();
