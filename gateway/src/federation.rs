@@ -155,7 +155,7 @@ pub(crate) struct Page {
     _room: Room,
 }
 
-/// What a function of `model` answers at `path`; `None` where it does not, takes too long, or there is no room for it.
+/// Returns the answer of a function of `model` at `path`; `None` where it does not, takes too long, or there is no room for it.
 pub(crate) async fn page(gateway: &Gateway, model: &Arc<str>, backend: &Backend, path: &str) -> Option<Page> {
     let mut request = Request::get(backend.uri(path).ok()?).body(Full::default()).ok()?;
     if let Some(authorization) = &backend.authorization {

@@ -63,7 +63,7 @@ pub struct Immediate {
     pub slow: Option<Duration>,
     pub(crate) wake: Option<WakePlan>,
     pub(crate) asked: Option<(u64, crate::planning_pool::Outcome)>,
-    /// What the plans change that follow requests while functions serve, in their order.
+    /// Changes by the plans that follow requests while functions serve, in their order.
     pub changes: Vec<Change>,
 }
 

@@ -24,11 +24,6 @@ fn problem(seed: u64) -> Problem {
         shares.iter_mut().for_each(|share| *share /= sum);
     }
     let all: f64 = problem.layers.iter().map(|layer| f64::from(layer.experts) * layer.expert_bytes).sum();
-    let range = |least: f64, most: f64, sizes: f64| SizeRange {
-        min_bytes: least,
-        max_bytes: most,
-        step_bytes: ((most - least) / sizes).ceil(),
-    };
     problem.specs.main = range(2e8, 4e8 + 1.3 * all, 4.0);
     problem.specs.remote = range(1e8, 2e8 + all, 3.0);
     problem.limits.max_groups = Some(random.whole(1, 2) as u32);
@@ -63,26 +58,34 @@ fn problem(seed: u64) -> Problem {
     problem
 }
 
-/// A problem of at most six experts in one to three layers, with any top-k and up to 16 groups.
-fn tiny(seed: u64) -> Problem {
-    let random = &mut Random::new(seed ^ 0x717);
-    let layers = 1 + (seed % 3) as usize;
-    let mut problem = small_problem(seed, layers);
-    let mut left = random.whole(4.max(2 * layers as u64), 6) as u32;
+/// Divides `left` experts at random over the layers of `problem`, at most `most` to each but the last, with any top-k and
+/// shares. Returns the bytes of all of them.
+fn divide(problem: &mut Problem, mut left: u32, most: u32, random: &mut Random) -> f64 {
+    let layers = problem.layers.len();
     for (index, layer) in problem.layers.iter_mut().enumerate() {
         let others = (layers - index - 1) as u32;
-        layer.experts = if others == 0 { left } else { random.whole(1, u64::from(left - others)) as u32 };
+        layer.experts =
+            if others == 0 { left } else { random.whole(1, u64::from((left - others).min(most))) as u32 };
         left -= layer.experts;
         layer.top_k = random.whole(1, u64::from(layer.experts)) as u32;
     }
     let shares = problem.layers.iter().map(|layer| random.shares(layer.experts as usize)).collect();
     problem.prediction = Some(shares);
-    let all: f64 = problem.layers.iter().map(|layer| f64::from(layer.experts) * layer.expert_bytes).sum();
-    let range = |least: f64, most: f64, sizes: f64| SizeRange {
-        min_bytes: least,
-        max_bytes: most,
-        step_bytes: ((most - least) / sizes).ceil(),
-    };
+    problem.layers.iter().map(|layer| f64::from(layer.experts) * layer.expert_bytes).sum()
+}
+
+/// Sizes from `least` to `most` bytes in so many steps.
+fn range(least: f64, most: f64, sizes: f64) -> SizeRange {
+    SizeRange { min_bytes: least, max_bytes: most, step_bytes: ((most - least) / sizes).ceil() }
+}
+
+/// A problem of at most six experts in one to three layers, with any top-k and up to 16 groups.
+fn tiny(seed: u64) -> Problem {
+    let random = &mut Random::new(seed ^ 0x717);
+    let layers = 1 + (seed % 3) as usize;
+    let mut problem = small_problem(seed, layers);
+    let experts = random.whole(4.max(2 * layers as u64), 6) as u32;
+    let all = divide(&mut problem, experts, experts, random);
     problem.specs.main = range(2e8, 3e8 + 1.2 * all, random.whole(3, 5) as f64);
     problem.specs.remote = range(1e8, 2e8 + random.between(0.3, 1.1) * all, random.whole(1, 2) as f64);
     problem.limits.max_groups = Some([1, 2, 3, 4, 16][random.whole(0, 4) as usize]);
@@ -304,24 +307,8 @@ fn groups_are_within_a_thousandth_of_every_subset() {
 /// A problem of eight experts in four layers: more groups than any layer has remote experts.
 fn deep(seed: u64) -> Problem {
     let random = &mut Random::new(seed ^ 0xdee9);
-    let layers = 4;
-    let mut problem = small_problem(seed, layers);
-    let mut left = 8;
-    for (index, layer) in problem.layers.iter_mut().enumerate() {
-        let others = (layers - index - 1) as u32;
-        layer.experts =
-            if others == 0 { left } else { random.whole(1, u64::from(left - others).min(4)) as u32 };
-        left -= layer.experts;
-        layer.top_k = random.whole(1, u64::from(layer.experts)) as u32;
-    }
-    let shares = problem.layers.iter().map(|layer| random.shares(layer.experts as usize)).collect();
-    problem.prediction = Some(shares);
-    let all: f64 = problem.layers.iter().map(|layer| f64::from(layer.experts) * layer.expert_bytes).sum();
-    let range = |least: f64, most: f64, sizes: f64| SizeRange {
-        min_bytes: least,
-        max_bytes: most,
-        step_bytes: ((most - least) / sizes).ceil(),
-    };
+    let mut problem = small_problem(seed, 4);
+    let all = divide(&mut problem, 8, 4, random);
     problem.specs.main = range(2e8, 3e8 + 1.2 * all, random.whole(3, 4) as f64);
     problem.specs.remote = range(1e8, 2e8 + random.between(0.3, 1.1) * all, random.whole(1, 2) as f64);
     problem.limits.max_groups = Some([1, 2, 3, 4][random.whole(0, 3) as usize]);

@@ -29,7 +29,7 @@ use tonic::{Request, Response, Status};
 #[derive(Clone, Default)]
 pub struct Main {
     told: Arc<Mutex<Vec<Routing>>>,
-    /// Its description in place of what it was told.
+    /// Description that it gives in place of what it was told.
     description: Option<Arc<MainDescription>>,
 }
 
