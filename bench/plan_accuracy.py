@@ -151,6 +151,8 @@ def measure(remoe, model, answer, facts, requests, tokens, streams, lengths):
         up = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         try:
             ready = json.loads(up.stdout.readline())
+            if "endpoint" not in ready:
+                sys.exit(f"remoe up did not start: {ready}")
             generator = random.Random(7)
             lengths = [generator.choice(lengths) for _ in range(requests)]
             compared = []
@@ -175,7 +177,7 @@ def measure(remoe, model, answer, facts, requests, tokens, streams, lengths):
             up.wait(60)
 
 
-def memory(answer, peaks, profile):
+def memory(answer, moe_layers, peaks, profile):
     """Specification, prediction and peak of every function. The plan also holds room for experts of remote functions
     that fail; none does here, so that the prediction leaves it out."""
     problem, plan, evaluation = answer["problem"], answer["plan"], answer["evaluation"]
@@ -189,10 +191,10 @@ def memory(answer, peaks, profile):
             expected = local + profile["memory"]["main_bytes"] + beside
             specified = plan["main_bytes"] + beside
         else:
-            index = int(function["name"].split("-")[1])
-            layer = [position for position, layer in enumerate(answer["moe_layers"]) if layer == index][0]
-            expected = evaluation["layers"][layer]["needed_bytes"]
-            specified = plan["layers"][layer]["memory_bytes"]
+            kind, index = function["name"].split("-")[:2]
+            of, position = ("groups", int(index)) if kind == "group" else ("layers", moe_layers.index(int(index)))
+            expected = evaluation[of][position]["needed_bytes"]
+            specified = plan[of][position]["memory_bytes"]
         rows.append({**function, "expected_bytes": expected, "specified_bytes": specified})
     return rows
 
@@ -240,13 +242,12 @@ def main():
         for number in range(args.rounds):
             print(f"round {number + 1} of {args.rounds}", file=sys.stderr)
             for answer, result in chosen:
-                answer["moe_layers"] = facts["moe_layers"]
                 start, compared, beside, peaks = measure(
                     args.remoe, args.model, answer, facts, args.requests, args.tokens, args.streams, args.lengths)
                 result["starts"].append(start)
                 result["requests"] += compared
                 result["streams"] += beside
-                result["memory"] += [] if args.groups else memory(answer, peaks, profile)
+                result["memory"] += [] if args.groups else memory(answer, facts["moe_layers"], peaks, profile)
     results = [result for _, result in chosen]
     for result in results:
         report(result)

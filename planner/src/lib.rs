@@ -52,7 +52,7 @@ pub use error::{FieldError, PlanError};
 pub use nodes::{
     Arrangement, BrokenLimit, ExpectedTimes, Flip, FlipCause, GpuGroup, GpuTimes, MetTimes, NodeShape,
     NodesAnswer, NodesLayout, NodesVerdict, Rental, RentedNodes, Reserve, ResidentModel, RivalNodes, Spot,
-    rent,
+    cheapest_nodes, rent,
 };
 pub use plan::{Group, LayerPlan, Plan, PlanDraft, plan_file_schema};
 pub use preallocation::WalkStep;

@@ -1,5 +1,6 @@
 //! Memory that a remote function asks for beside its experts.
 
+use crate::Profile;
 use remoe_model::Inspection;
 
 const MIB: f64 = 1_048_576.0;
@@ -20,4 +21,12 @@ pub(crate) fn least_bytes(model: &Inspection, dtype: &str) -> f64 {
     let inner =
         model.resident_bytes(model.decoded().expert_bytes, dtype) as f64 / (2.0 * model.hidden_size as f64);
     FIXED_BYTES + PAYLOAD_BYTES * (2.0 + (inner + PADDING_BYTES) / row)
+}
+
+impl Profile {
+    /// Bytes of a remote function of `model` besides its experts: what was measured, but no less than it starts with.
+    #[must_use]
+    pub fn function_bytes(&self, model: &Inspection) -> f64 {
+        self.memory.function_bytes.max(least_bytes(model, &self.model.dtype))
+    }
 }

@@ -1,7 +1,6 @@
 //! The planning problem of a model on a machine.
 
 use crate::error::ProblemError;
-use crate::function_memory::least_bytes;
 use crate::prior::gpu_expert_seconds;
 use crate::profile::Profile;
 use remoe_model::Inspection;
@@ -99,8 +98,7 @@ pub fn problem(model: &Inspection, profile: &Profile, wishes: &Wishes) -> Result
         token_bytes,
         head_bytes: model.resident_outside_bytes(&profile.model.dtype) as f64,
         runtime_bytes: profile.memory.main_bytes + wishes.fallback_bytes,
-        // A function starts with no less, whatever it was seen to use.
-        function_bytes: profile.memory.function_bytes.max(least_bytes(model, &profile.model.dtype)),
+        function_bytes: profile.function_bytes(model),
         transport: profile.transport.of_rows(token_bytes),
         swap_seconds: profile
             .device

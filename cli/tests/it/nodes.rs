@@ -306,6 +306,28 @@ fn readme_states_what_the_planner_answers() {
     assert!(ttft < 7.0, "{ttft}");
 }
 
+#[test]
+fn quantised_experts_are_priced_where_they_are_smaller() {
+    let (_folder, few) = few_nodes();
+    let priced = |model: &str, arguments: &[&str]| {
+        let (_, answer) = plan(&published(model), &few, arguments);
+        let all = answer["quantised"].as_array().cloned().unwrap_or_default();
+        let each = all.iter().map(|one| {
+            (one["experts_dtype"].as_str().unwrap().to_owned(), one["cheapest"]["dollars_per_hour"].as_f64())
+        });
+        (answer["dollars_per_hour"].as_f64(), each.collect::<Vec<_>>())
+    };
+    // Stored in bfloat16: what is printed is what asking for it answers.
+    let (full, each) = priced("qwen3-235b-a22b", &[]);
+    assert_eq!(each.len(), 2);
+    for (form, dollars) in each {
+        assert!(dollars <= full, "{form}: {dollars:?}, {full:?}");
+        assert_eq!(priced("qwen3-235b-a22b", &["--experts-dtype", &form]), (dollars, vec![]));
+    }
+    // Stored in MXFP4, which is as small.
+    assert_eq!(priced("gpt-oss-120b", &[]).1, []);
+}
+
 /// The throughput that is stated can be had within the limits.
 #[test]
 fn full_load_keeps_the_limit_per_token() {

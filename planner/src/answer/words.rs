@@ -33,23 +33,43 @@ pub fn limit_name(limit: &str) -> String {
 /// `value` of a limit with its unit, to three digits.
 #[must_use]
 pub fn amount(limit: &str, value: f64) -> String {
+    amount_to(limit, value, THREE_DIGITS)
+}
+
+/// A value that breaks a limit and the limit, with as many digits as tell them apart, at most five more than three.
+#[must_use]
+pub(crate) fn apart(limit: &str, value: f64, allowed: f64) -> (String, String) {
+    let both = |more: usize| {
+        (amount_to(limit, value, THREE_DIGITS + more), amount_to(limit, allowed, THREE_DIGITS + more))
+    };
+    (0..MOST_FURTHER_DIGITS).map(both).find(|(value, allowed)| value != allowed).unwrap_or_else(|| both(0))
+}
+
+const THREE_DIGITS: usize = 3;
+const MOST_FURTHER_DIGITS: usize = 6;
+
+fn amount_to(limit: &str, value: f64, figures: usize) -> String {
     match limit.trim_end_matches(|c: char| c.is_ascii_digit()) {
-        "ttft" | "tpot" | "cold_ttft" => seconds(value),
-        "load" | "cold_share" => format!("{} %", digits(100.0 * value)),
+        "ttft" | "tpot" | "cold_ttft" => seconds_to(value, figures),
+        "load" | "cold_share" => format!("{} %", digits(100.0 * value, figures)),
         "z" | "groups" | "mains" | "z_group" | "vcpus_group" | "vcpus_main" => value.to_string(),
-        _ => bytes(value),
+        _ => bytes(value, figures),
     }
 }
 
 /// Seconds in the unit that suits them.
 #[must_use]
 pub fn seconds(value: f64) -> String {
+    seconds_to(value, THREE_DIGITS)
+}
+
+fn seconds_to(value: f64, figures: usize) -> String {
     let (scaled, unit) = match value {
         short if short < 1e-3 => (short * 1e6, "us"),
         short if short < 1.0 => (short * 1e3, "ms"),
         long => (long, "s"),
     };
-    format!("{} {unit}", digits(scaled))
+    format!("{} {unit}", digits(scaled, figures))
 }
 
 /// Dollars: whole ones from a thousand on, with cents from one on, three significant digits below, so that no amount is
@@ -69,19 +89,21 @@ pub fn dollars(value: f64) -> String {
 }
 
 /// Bytes in the unit that suits them.
-fn bytes(value: f64) -> String {
+fn bytes(value: f64, figures: usize) -> String {
     let units = [(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")];
     let (unit, name) = units.into_iter().find(|(unit, _)| value >= *unit).unwrap_or((1.0, "B"));
-    format!("{} {name}", digits(value / unit))
+    format!("{} {name}", digits(value / unit, figures))
 }
 
-/// Three significant digits, without zeros behind the point that say nothing.
-fn digits(value: f64) -> String {
-    let decimals = match value.abs() {
-        large if large >= 99.95 => 0,
-        middle if middle >= 9.995 => 1,
-        _ => 2,
-    };
+/// So many significant digits, three at least, without zeros behind the point that say nothing.
+fn digits(value: f64, figures: usize) -> String {
+    let further = figures - THREE_DIGITS;
+    let decimals = further
+        + match value.abs() {
+            large if large >= 99.95 => 0,
+            middle if middle >= 9.995 => 1,
+            _ => 2,
+        };
     let text = format!("{value:.decimals$}");
     if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
 }
@@ -107,6 +129,13 @@ mod tests {
         assert_eq!(shown, ["100 us", "1.23 ms", "300 ms", "2 s", "12.3 s", "0.5 us"]);
         assert_eq!(amount("main", 5_271_400_000.0), "5.27 GB");
         assert_eq!((amount("z3", 4.0), amount("mem12", 999.0)), ("4".to_owned(), "999 B".to_owned()));
+    }
+
+    #[test]
+    fn value_above_limit_never_reads_like_the_limit() {
+        assert_eq!(apart("tpot", 0.250, 0.2), ("250 ms".to_owned(), "200 ms".to_owned()));
+        assert_eq!(apart("tpot", 0.200_04, 0.2), ("200.04 ms".to_owned(), "200 ms".to_owned()));
+        assert_eq!(apart("memory", 95.004e9, 95e9), ("95.004 GB".to_owned(), "95 GB".to_owned()));
     }
 
     #[test]

@@ -188,10 +188,15 @@ impl Compiled<'_> {
         let (mut below, mut units) = (least - 1, found.units);
         while units - below > 1 {
             let middle = below.midpoint(units);
-            let (ttft, tpot) = self.simulated(&found.unit, middle);
-            if self.within(ttft, tpot) { units = middle } else { below = middle }
+            if self.keeps_simulated(&found.unit, middle) { units = middle } else { below = middle }
         }
         found.with(units)
+    }
+
+    /// Returns true if a simulation keeps `units` of `unit` within the limits.
+    pub(super) fn keeps_simulated(&self, unit: &Unit, units: u32) -> bool {
+        let (ttft, tpot) = self.simulated(unit, units);
+        self.within(ttft, tpot)
     }
 
     /// Simulated TTFT and TPOT at `units` of `unit`, in seconds and at the quantile of the limits; infinite where more
@@ -205,9 +210,15 @@ impl Compiled<'_> {
 
     /// Returns `unit` with the largest batch whose requests keep the limit of TPOT while every slot always has one.
     pub(super) fn at_full_load(&self, unit: &Unit) -> Unit {
-        let steps = self.steps();
-        let keeps = |unit: &Unit| unit.busy_tpot(steps) <= self.setting.tpot + 1e-12;
-        self.batches_of(*unit).find(keeps).unwrap_or(Unit { slots: 1, ..*unit })
+        let (steps, allowed) = (self.steps(), self.setting.tpot + 1e-12);
+        let of = |slots: u32| Unit { slots, ..*unit };
+        // Larger batches have no shorter steps.
+        let (mut keeps, mut breaks) = (1, unit.slots + 1);
+        while breaks - keeps > 1 {
+            let middle = u32::midpoint(keeps, breaks);
+            if of(middle).busy_tpot(steps) <= allowed { keeps = middle } else { breaks = middle }
+        }
+        of(keeps)
     }
 
     fn holds(&self, met: &Met) -> bool {

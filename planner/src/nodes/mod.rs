@@ -183,6 +183,18 @@ pub fn rent(rental: &Rental) -> Result<NodesAnswer, FieldError> {
     })
 }
 
+/// The cheapest arrangement for `rental`, without what would turn the verdict; none where nothing keeps the limits.
+///
+/// # Errors
+/// A figure that cannot be, by field.
+pub fn cheapest_nodes(rental: &Rental) -> Result<Option<RivalNodes>, FieldError> {
+    rental.check()?;
+    let compiled = Compiled::new(rental);
+    let rivals =
+        Arrangement::ALL.map(|name| compiled.rival(name, &compiled.best(name, f64::INFINITY, false)));
+    Ok(rivals.into_iter().filter(|rival| rival.feasible).min_by(RivalNodes::order))
+}
+
 impl Compiled<'_> {
     /// The cheapest nodes for `arrangement`, below `bound` dollars per hour in the mean where it has remote functions; with
     /// `any` the first ones of these that are found.

@@ -82,7 +82,52 @@ impl Compiled<'_> {
                 }
             }
         }
+        if let Some(found) = best.found.clone() {
+            self.offer_denser(arrangement, &found, &mut best);
+        }
         best
+    }
+
+    /// Offers `found` with as many functions on each of its hosts as a simulation keeps within the limits: the search goes
+    /// by estimates, which err on the slow side.
+    fn offer_denser(&self, arrangement: Arrangement, found: &Found, best: &mut Best) {
+        if self.arrivals.is_none() {
+            return;
+        }
+        let &Found { main, device, local, functions, .. } = found;
+        let groups = if arrangement == Arrangement::Layers { 1 } else { functions };
+        let mut capacities: Vec<usize> = found.hosts.iter().map(|(_, _, capacity)| *capacity).collect();
+        let unit = |capacities: &[usize]| {
+            let hosts = found.hosts.iter().zip(capacities);
+            let times = hosts.map(|((host, _, _), capacity)| {
+                self.split(&Split { main, device, local, groups, host: *host, per_node: (*capacity).max(1) })
+            });
+            Unit { times: times.fold(Times::NOTHING, Times::slower), ..found.unit }
+        };
+        for (index, (host, _, known)) in found.hosts.iter().enumerate() {
+            let fit = (self.shapes[*host].memory / found.function_bytes) as usize;
+            capacities[index] = most(fit.min(functions).min(MOST_PER_NODE), |capacity| {
+                let mut denser = capacities.clone();
+                denser[index] = capacity;
+                capacity <= *known || self.keeps_simulated(&unit(&denser), found.units)
+            });
+        }
+        let offers = found.hosts.iter().zip(&capacities).map(|((host, _, _), capacity)| Offer {
+            capacity: *capacity,
+            per_hour: self.per_hour(*host),
+            max: self.left(*host, main, found.units),
+        });
+        let offers: Vec<Offer> = offers.collect();
+        let Some((price, counts)) = cheapest(functions, &offers) else { return };
+        let hosts = found.hosts.iter().zip(&counts).zip(&capacities);
+        let hosts = hosts.filter(|((_, count), _)| **count > 0);
+        let denser = Found {
+            per_hour: f64::from(found.units) * (self.per_hour(main) + price),
+            unit: unit(&capacities),
+            hosts: hosts.map(|(((host, _, _), count), capacity)| (*host, *count, *capacity)).collect(),
+            ..found.clone()
+        };
+        self.confirm(denser, found.units, best);
     }
 
     /// Main functions that fit and are quick enough beside some host.

@@ -3,7 +3,7 @@
 use super::compiled::{Compiled, Setting};
 use super::found::{Arrangement, Best, Miss, cheaper_then_faster};
 use super::{ExpectedTimes, NodesLayout, RentedNodes};
-use crate::answer::words::{amount, dollars, limit_name};
+use crate::answer::words::{amount, apart, dollars, limit_name};
 use serde::Serialize;
 use std::cmp::Ordering;
 
@@ -142,9 +142,9 @@ fn sentence(rivals: &[RivalNodes], best: Option<&RivalNodes>) -> String {
     let place = place(&best.nodes);
     match (pays, other) {
         (true, Some(other)) => format!(
-            "Remote experts pay: {place} for {} per hour, {} less than the next best, {} ({}).",
+            "Remote experts pay: {place} for {} per hour, {} the next best, {} ({}).",
             cost(best),
-            less(best, other),
+            compared(best, other),
             other.name.meaning(),
             cost(other),
         ),
@@ -153,10 +153,10 @@ fn sentence(rivals: &[RivalNodes], best: Option<&RivalNodes>) -> String {
             cost(best)
         ),
         (false, Some(other)) => format!(
-            "Remote experts do not pay: {} ({place}) at {} per hour, {} less than {} ({}).",
+            "Remote experts do not pay: {} ({place}) at {} per hour, {} {} ({}).",
             best.name.meaning(),
             cost(best),
-            less(best, other),
+            compared(best, other),
             other.name.meaning(),
             cost(other),
         ),
@@ -168,8 +168,13 @@ fn sentence(rivals: &[RivalNodes], best: Option<&RivalNodes>) -> String {
     }
 }
 
-fn less(best: &RivalNodes, other: &RivalNodes) -> String {
-    format!("{:.0} %", 100.0 * (1.0 - best.dollars() / other.dollars()))
+/// How `best` compares in price with `other`, such as `39 % less than`. Of equal prices the faster one is the best.
+fn compared(best: &RivalNodes, other: &RivalNodes) -> String {
+    match 100.0 * (1.0 - best.dollars() / other.dollars()) {
+        same if same < 0.05 => "as much as but faster than".to_owned(),
+        little if little < 0.95 => format!("{little:.1} % less than"),
+        less => format!("{less:.0} % less than"),
+    }
 }
 
 /// `1 x a with 3 x b`.
@@ -183,7 +188,7 @@ pub(super) fn place(nodes: &[RentedNodes]) -> String {
 }
 
 impl Compiled<'_> {
-    fn rival(&self, name: Arrangement, best: &Best) -> RivalNodes {
+    pub(super) fn rival(&self, name: Arrangement, best: &Best) -> RivalNodes {
         let Some(found) = &best.found else {
             return RivalNodes {
                 name,
@@ -228,19 +233,14 @@ impl Compiled<'_> {
         match miss {
             Miss::Absent(why) => (*why).to_owned(),
             Miss::Count => "the list allows too few nodes (max)".to_owned(),
-            Miss::Memory { shape, what, needed, usable } => format!(
-                "{what}: needs {}, {} has {} after its reserve",
-                amount("main", *needed),
-                name(*shape),
-                amount("main", *usable),
-            ),
-            Miss::Slow { shape, limit, value, allowed } => format!(
-                "{}: at least {} (on {}), limit {}",
-                limit_name(limit),
-                amount(limit, *value),
-                name(*shape),
-                amount(limit, *allowed),
-            ),
+            Miss::Memory { shape, what, needed, usable } => {
+                let (needed, usable) = apart("main", *needed, *usable);
+                format!("{what}: needs {needed}, {} has {usable} after its reserve", name(*shape))
+            }
+            Miss::Slow { shape, limit, value, allowed } => {
+                let (value, allowed) = apart(limit, *value, *allowed);
+                format!("{}: at least {value} (on {}), limit {allowed}", limit_name(limit), name(*shape))
+            }
         }
     }
 

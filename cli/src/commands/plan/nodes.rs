@@ -3,7 +3,7 @@
 use super::manifest::{self, Subject};
 use super::nodes_model::{Forms, KnownModel};
 use super::nodes_prices::{ApiCost, ApiPrice, Today, price_warnings};
-use super::nodes_report;
+use super::nodes_report::{self, Beside};
 use crate::commands::predictor::source::Model;
 use crate::exit::{CliError, Code};
 use crate::output::json;
@@ -12,8 +12,11 @@ use crate::planning::{self, PlanningArgs};
 use crate::workload::ConcurrencyArgs;
 use clap::{Args, ValueEnum};
 use remoe_fetch::ModelArgs;
-use remoe_model::Inspection;
-use remoe_planner::{BrokenLimit, NodesAnswer, NodesVerdict, Rental, Reserve, Slo, Spot, rent};
+use remoe_model::{ExpertsDtype, Inspection};
+use remoe_planner::{
+    BrokenLimit, FieldError, NodesAnswer, NodesVerdict, Rental, Reserve, RivalNodes, Slo, Spot,
+    cheapest_nodes, rent,
+};
 use remoe_predictor::Phase;
 use remoe_profile::{Commitment, NodeList, Profile, node_shapes};
 use serde::Serialize;
@@ -115,7 +118,17 @@ struct Report<'a> {
     answer: &'a NodesAnswer,
     #[serde(skip_serializing_if = "Option::is_none")]
     api: Option<ApiCost>,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    quantised: &'a [Quantised],
     assumptions: &'a [String],
+}
+
+/// The cheapest nodes with routed experts in a form in which answers differ a little.
+#[derive(Debug, Serialize)]
+pub(super) struct Quantised {
+    pub(super) experts_dtype: ExpertsDtype,
+    /// None where nothing keeps the limits.
+    pub(super) cheapest: Option<RivalNodes>,
 }
 
 /// That nothing keeps the limits, and what comes closest.
@@ -162,11 +175,9 @@ pub(super) fn run(question: &Question<'_>, as_json: bool) -> Result<ExitCode, Cl
     let model = KnownModel::open(source, question.forms)?;
     let profile = question.profile(&model)?;
     let rental = question.rental(&list, &model, profile.as_ref())?;
-    let answer = rent(&rental).map_err(|error| CliError {
-        field: Some(error.field.clone()),
-        ..CliError::arguments("", error.to_string())
-    })?;
+    let answer = rent(&rental).map_err(wrong_figure)?;
     let assumptions = assumptions(&list, question.args, &rental, profile.as_ref());
+    let quantised = question.quantised(&list, &model, profile.as_ref())?;
     let api = question.args.api_price.map(|price| price.cost(&rental, &answer));
     for warning in price_warnings(&list, question.args.commitment.into(), &answer, Today::now()) {
         print_warning(&warning);
@@ -177,7 +188,11 @@ pub(super) fn run(question: &Question<'_>, as_json: bool) -> Result<ExitCode, Cl
             let verdict = &answer.verdict;
             json::print(&Infeasible { infeasible: closest(verdict), model: &model, verdict })?;
         } else {
-            writeln!(out, "{}", nodes_report::infeasible(&model, &rental, &answer, &assumptions))?;
+            writeln!(
+                out,
+                "{}",
+                nodes_report::infeasible(&model, &rental, &answer, &quantised, &assumptions)
+            )?;
         }
         print_error(&answer.verdict.sentence);
         return Ok(ExitCode::from(Code::Infeasible as u8));
@@ -202,12 +217,18 @@ pub(super) fn run(question: &Question<'_>, as_json: bool) -> Result<ExitCode, Cl
             slo: rental.slo,
             answer: &answer,
             api,
+            quantised: &quantised,
             assumptions: &assumptions,
         })?;
     } else {
-        writeln!(out, "{}", nodes_report::answer(&model, &rental, &answer, api, &assumptions))?;
+        let beside = Beside { api, quantised: &quantised, assumptions: &assumptions };
+        writeln!(out, "{}", nodes_report::answer(&model, &rental, &answer, &beside))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn wrong_figure(error: FieldError) -> CliError {
+    CliError { field: Some(error.field.clone()), ..CliError::arguments("", error.to_string()) }
 }
 
 fn read_list(path: &Path) -> Result<NodeList, CliError> {
@@ -226,6 +247,23 @@ fn closest(verdict: &NodesVerdict) -> Option<&BrokenLimit> {
 }
 
 impl Question<'_> {
+    /// The cheapest nodes with quantised experts, where no form of them was asked for.
+    fn quantised(
+        &self,
+        list: &NodeList,
+        model: &KnownModel,
+        profile: Option<&Profile>,
+    ) -> Result<Vec<Quantised>, CliError> {
+        // A profile stands for the form that it was measured in.
+        let smaller = model.quantised().filter(|_| profile.is_none() && !self.args.manifest);
+        let cheapest = smaller.map(|(experts_dtype, model)| {
+            let rental = self.rental(list, &model, None)?;
+            let cheapest = cheapest_nodes(&rental).map_err(wrong_figure)?;
+            Ok(Quantised { experts_dtype, cheapest })
+        });
+        cheapest.collect()
+    }
+
     fn profile(&self, model: &KnownModel) -> Result<Option<Profile>, CliError> {
         let Some(path) = &self.planning.profile else { return Ok(None) };
         if !model.weights_seen {
@@ -308,7 +346,7 @@ impl Question<'_> {
             transport: known.transport.of_rows(token_bytes),
             runtime_bytes: known.memory.main_bytes,
             fallback_bytes: 2.0 * model.top_k as f64 * model.expert_bytes as f64,
-            function_bytes: known.memory.function_bytes,
+            function_bytes: known.function_bytes(inspection),
             usage: self.usage(model)?,
         })
     }

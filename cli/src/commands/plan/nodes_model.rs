@@ -18,6 +18,9 @@ pub(super) struct Forms {
     pub(super) dense: Option<DenseDtype>,
 }
 
+/// Bytes of a quantised expert that make it worth a line, over those of the form that is planned.
+const SMALLER: f64 = 0.9;
+
 /// A model as far as nodes depend on it.
 #[derive(Debug, Serialize)]
 pub(super) struct KnownModel {
@@ -55,6 +58,18 @@ pub(super) struct KnownModel {
     pub(super) weights: ResidentWeights,
     #[serde(skip)]
     pub(super) checkpoint: Option<Arc<Checkpoint>>,
+    #[serde(skip)]
+    stored: Stored,
+}
+
+/// A model as its checkpoint stores it, and the forms that were asked for.
+#[derive(Debug, Clone)]
+struct Stored {
+    /// Facts with all weights in the compute dtype.
+    plain: Inspection,
+    /// The shorter form of its weights, with facts in that form.
+    short: Option<(ExpertsDtype, Inspection)>,
+    forms: Forms,
 }
 
 impl KnownModel {
@@ -87,7 +102,7 @@ impl KnownModel {
             runs: true,
             because: None,
             checkpoint: Some(Arc::new(opened.checkpoint)),
-            ..Self::of(&plain, dtype, forms, short.map(|form| (form, &stored)))
+            ..Self::of(dtype, Stored { short: short.map(|form| (form, stored)), plain, forms })
         }
     }
 
@@ -105,18 +120,31 @@ impl KnownModel {
             weights_seen: false,
             runs,
             because: Some(why.to_string()),
-            ..Self::of(&plain, &plain.dtype, forms, short.map(|form| (form, &stored)))
+            ..Self::of(&plain.dtype.clone(), Stored { short: short.map(|form| (form, stored)), plain, forms })
         }
     }
 
-    /// Sizes of `plain`, a model with all weights in the compute dtype, held in `forms`. What these do not name stays in
-    /// the `short` form in which it is stored, where there is one.
-    fn of(plain: &Inspection, dtype: &str, forms: Forms, short: Option<(ExpertsDtype, &Inspection)>) -> Self {
+    /// Returns the same model with its routed experts in int8 or int4, where no form was asked for and that is smaller
+    /// than what the checkpoint stores.
+    pub(super) fn quantised(&self) -> impl Iterator<Item = (ExpertsDtype, Self)> {
+        let forms = self.stored.forms;
+        let asked = forms.experts.is_none().then_some([ExpertsDtype::Int8, ExpertsDtype::Int4]);
+        asked.into_iter().flatten().filter_map(move |experts| {
+            let stored = Stored { forms: Forms { experts: Some(experts), ..forms }, ..self.stored.clone() };
+            let model = Self { checkpoint: self.checkpoint.clone(), ..Self::of(&self.dtype, stored) };
+            (model.expert_bytes as f64 <= SMALLER * self.expert_bytes as f64).then_some((experts, model))
+        })
+    }
+
+    /// Sizes of a model that is held as it was asked for. What was not asked for stays in the form in which it is stored.
+    fn of(dtype: &str, stored: Stored) -> Self {
+        let Stored { plain, short, forms } = &stored;
+        let short = short.as_ref();
         let stored_experts = short.filter(|_| forms.experts.is_none()).map(|(_, stored)| stored.expert_bytes);
         let stored_rest = short
             .filter(|_| forms.dense.is_none())
             .map(|(_, stored)| stored.non_expert_layer_bytes.iter().sum::<u64>() + stored.outside_bytes);
-        let forms = Forms { experts: forms.experts.or(short.map(|(form, _)| form)), ..forms };
+        let forms = Forms { experts: forms.experts.or(short.map(|(form, _)| *form)), ..*forms };
         let on = |device: &str| plain.clone().kept_as(forms.experts, forms.dense, device);
         let (cpu, gpu) = (on("cpu"), on("cuda"));
         let expert_bytes = stored_experts.unwrap_or_else(|| cpu.resident_expert_bytes(dtype));
@@ -153,6 +181,7 @@ impl KnownModel {
             },
             inspection: cpu,
             checkpoint: None,
+            stored,
         }
     }
 

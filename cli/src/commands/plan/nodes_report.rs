@@ -1,5 +1,6 @@
 //! Nodes to rent, in the form that people read.
 
+use super::nodes::Quantised;
 use super::nodes_model::KnownModel;
 use super::nodes_prices::ApiCost;
 use crate::output::table;
@@ -8,22 +9,29 @@ use remoe_planner::{
     dollars,
 };
 
+/// Figures that stand beside an answer.
+pub(super) struct Beside<'a> {
+    pub(super) api: Option<ApiCost>,
+    pub(super) quantised: &'a [Quantised],
+    pub(super) assumptions: &'a [String],
+}
+
 /// The nodes, what is on them, what they cost, and every rival.
 pub(super) fn answer(
     model: &KnownModel,
     rental: &Rental,
     answer: &NodesAnswer,
-    api: Option<ApiCost>,
-    assumptions: &[String],
+    beside: &Beside<'_>,
 ) -> String {
     let mut parts = vec![facts(model), answer.verdict.sentence.clone(), nodes(rental, answer)];
     parts.extend(answer.layout.as_ref().map(|layout| placement(layout, rental)));
     parts.extend(answer.expected.map(|expected| times(rental, expected)));
-    parts.push(rivals(&answer.verdict));
-    parts.extend(api.map(|api| beside_api(api, answer)));
+    parts.push(rivals(rental, answer));
+    parts.extend(quantised(beside.quantised));
+    parts.extend(beside.api.map(|api| beside_api(api, answer)));
     parts.push(changes(&answer.verdict));
     parts.extend(another_server(answer));
-    parts.push(list("Assumed", assumptions));
+    parts.push(list("Assumed", beside.assumptions));
     parts.join("\n\n")
 }
 
@@ -32,6 +40,7 @@ pub(super) fn infeasible(
     model: &KnownModel,
     rental: &Rental,
     answer: &NodesAnswer,
+    smaller: &[Quantised],
     assumptions: &[String],
 ) -> String {
     let slo = &rental.slo;
@@ -40,7 +49,10 @@ pub(super) fn infeasible(
         amount("ttft", slo.ttft_seconds),
         amount("tpot", slo.tpot_seconds)
     );
-    [facts(model), rivals(&answer.verdict), limits, list("Assumed", assumptions)].join("\n\n")
+    let mut parts = vec![facts(model), rivals(rental, answer), limits];
+    parts.extend(quantised(smaller));
+    parts.push(list("Assumed", assumptions));
+    parts.join("\n\n")
 }
 
 fn facts(model: &KnownModel) -> String {
@@ -208,7 +220,19 @@ fn times(rental: &Rental, expected: ExpectedTimes) -> String {
     table::with_header(&["expected", "takes", "allowed"], rows)
 }
 
-fn rivals(verdict: &NodesVerdict) -> String {
+fn rivals(rental: &Rental, answer: &NodesAnswer) -> String {
+    let verdict = &answer.verdict;
+    // Idle nodes cost as much as busy ones, so that the price of a token depends on how many are wanted.
+    let per_hour =
+        answer.requests_per_second.map(|rate| 3600.0 * rate * (rental.request.output_tokens + 1.0));
+    let header = match per_hour {
+        Some(_) => "$ per million tokens, at this rate",
+        None => "$ per million tokens, full batches",
+    };
+    let per_million = |rival: &RivalNodes| match per_hour {
+        Some(tokens) => rival.dollars_per_hour.map(|dollars| dollars / tokens * 1e6),
+        None => rival.dollars_per_million_tokens,
+    };
     let row = |rival: &RivalNodes| {
         let seconds = |of: fn(&ExpectedTimes) -> f64| {
             rival.expected.as_ref().map_or_else(|| "-".to_owned(), |expected| amount("ttft", of(expected)))
@@ -217,17 +241,32 @@ fn rivals(verdict: &NodesVerdict) -> String {
         vec![
             format!("{best}{}", rival.name.meaning()),
             rival.dollars_per_hour.map_or_else(|| "-".to_owned(), dollars),
-            rival.dollars_per_million_tokens.map_or_else(|| "-".to_owned(), dollars),
+            per_million(rival).map_or_else(|| "-".to_owned(), dollars),
             seconds(|expected| expected.met.ttft_seconds),
             seconds(|expected| expected.met.tpot_seconds),
             if rival.feasible { rival.why.clone() } else { format!("no: {}", rival.why) },
         ]
     };
     let rows = verdict.rivals.iter().map(row).collect();
-    table::with_header(
-        &["  placement", "$/hour", "$ per million tokens, busy", "TTFT", "TPOT", "nodes"],
-        rows,
-    )
+    table::with_header(&["  placement", "$/hour", header, "TTFT", "TPOT", "nodes"], rows)
+}
+
+/// Prices with quantised experts; none where the form of experts was asked for.
+fn quantised(all: &[Quantised]) -> Option<String> {
+    let line = |one: &Quantised| {
+        let of = match &one.cheapest {
+            Some(rival) => format!(
+                "{} per hour, {} ({})",
+                dollars(rival.dollars_per_hour.unwrap_or_default()),
+                rival.name.meaning(),
+                rival.why
+            ),
+            None => "no nodes on this list meet the limits".to_owned(),
+        };
+        format!("--experts-dtype {}: {of}", one.experts_dtype.name())
+    };
+    let lines: Vec<String> = all.iter().map(line).collect();
+    (!lines.is_empty()).then(|| list("With quantised experts, which change answers a little", &lines))
 }
 
 /// The line that compares with an API provider.
