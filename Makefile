@@ -132,6 +132,32 @@ monitoring: programs ## Lint the dashboards, and have a real Prometheus (Debian'
 	tests/monitoring/lint.py
 	REMOE_BIN_DIR="$(PROGRAMS)" tests/monitoring/check.py
 
+# Linked by zig, which has the symbols of every glibc, so that the programs run on older systems than this one.
+GLIBC := 2.28
+ZIG := target/zig
+ZIG_PROGRAMS = target/x86_64-unknown-linux-gnu/$(PROFILE)
+.PHONY: dist
+dist: PROFILE = dist
+dist: tools $(ZIG)/.complete ## Write target/packages: archive, wheel and Debian package for one machine, SBOM, checksums
+	PATH="$$PWD/$(ZIG)/bin:$$PATH" CARGO_BUILD_BUILD_DIR="$$(scripts/build_folder.py)" cargo zigbuild --locked --profile $(PROFILE) \
+		--target x86_64-unknown-linux-gnu.$(GLIBC) --workspace $(DEMO_PROGRAMS)
+	scripts/package.py --programs $(ZIG_PROGRAMS) --glibc $(GLIBC)
+
+$(ZIG)/.complete: scripts/zig-requirements.txt
+	python3 -m venv $(ZIG)
+	$(ZIG)/bin/pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: --requirement $<
+	touch $@
+
+.PHONY: packages
+packages: programs ## Write the same of the programs of PROFILE, which need the glibc of this machine
+	scripts/package.py --fast --programs $(PROGRAMS)
+
+.PHONY: check-dist
+check-dist: ## Install target/packages on an empty Debian without a network, and get first answers (root; INSTALL="--suite bullseye wheel")
+	tests/install/script.py
+	command -v mmdebstrap >/dev/null || { apt-get update && apt-get install --yes --no-install-recommends mmdebstrap debian-archive-keyring; }
+	tests/install/check.py $(INSTALL)
+
 .PHONY: release
 release: ## Make what a release consists of in target/release-VERSION, and publish nothing (RELEASE=--no-cuda)
 	scripts/release $(RELEASE)
@@ -177,13 +203,18 @@ first-page: ## Follow README's first page from a clean clone, in a terminal and 
 
 # Parts of `make nightly`, each at most 40 minutes on two cores.
 .PHONY: nightly
-NIGHTLY := release families long clients templates images $(addprefix cluster-,$(E2E_PARTS)) fuzz monitoring
+NIGHTLY := release dist families long clients templates images $(addprefix cluster-,$(E2E_PARTS)) fuzz monitoring
 nightly: $(addprefix nightly-,$(NIGHTLY)) ## Everything that does not fit beside a change (make nightly-PART runs one part)
 
 .PHONY: nightly-release
 nightly-release: build ## All tests on release programs, and their instruction counts
 	$(MAKE) test PROFILE=release
 	$(MAKE) instructions
+
+.PHONY: nightly-dist
+nightly-dist: dist ## Packages as they are published, on Debian 12 and on the oldest Debian that can be had
+	$(MAKE) check-dist
+	$(MAKE) check-dist INSTALL="--suite bullseye"
 
 .PHONY: nightly-families
 nightly-families: families ## Random models of every family beside transformers

@@ -538,7 +538,8 @@ fn help_for_up(argument: clap::Arg) -> clap::Arg {
     match argument.get_id().as_str() {
         "model_positional" => argument.help(
             "Model, required here or as --model unless --file names one: a Hugging Face folder, \
-             hf://ORGANISATION/NAME[@REVISION], s3://BUCKET/PREFIX or https://HOST/PATH",
+             hf://ORGANISATION/NAME[@REVISION], s3://BUCKET/PREFIX or https://HOST/PATH; demo is the demo model of an \
+             installed package",
         ),
         "remote_ratio" => argument.help(
             "Share of each layer's experts that are remote, in place of a plan [default: as planned; 0.5 with \

@@ -49,7 +49,8 @@ fn program(folder: &Path, name: &str) -> Result<PathBuf, CliError> {
     Err(CliError {
         path: Some(path),
         ..CliError::runtime(format!(
-            "cannot find {name} in {}: run `make build`, or set {FOLDER_VARIABLE} to its folder",
+            "cannot find {name} in {}: in a checkout run `make build`, else install it there \
+             (docs/guides/install.md), or set {FOLDER_VARIABLE} to its folder",
             folder.display()
         ))
     })

@@ -1,7 +1,8 @@
 //! The model and `--model-cache`, for every program that reads a model.
 
+use crate::demo;
 use crate::error::FetchError;
-use crate::location::ModelLocation;
+use crate::location::{LocationError, ModelLocation};
 use crate::patience::Patience;
 use crate::store::FetchedStore;
 use clap::builder::{OsStringValueParser, TypedValueParser};
@@ -30,7 +31,7 @@ const PLACES: &str =
 #[group(id = "ModelArgs")]
 struct Form {
     /// Model, required here or as --model: a Hugging Face folder, hf://ORGANISATION/NAME[@REVISION],
-    /// s3://BUCKET/PREFIX or https://HOST/PATH
+    /// s3://BUCKET/PREFIX or https://HOST/PATH; demo is the demo model of an installed package
     #[arg(id = "model_positional", value_name = "MODEL", group = "model_source", value_parser = location())]
     positional: Option<ModelLocation>,
     /// Same as MODEL
@@ -45,7 +46,10 @@ struct Form {
 
 /// Parses the place of a model, for arguments that are none of [`ModelArgs`].
 pub fn location() -> impl TypedValueParser<Value = ModelLocation> {
-    OsStringValueParser::new().try_map(ModelLocation::try_from)
+    OsStringValueParser::new().try_map(|text| {
+        let location = ModelLocation::try_from(text)?;
+        Ok::<_, LocationError>(demo::resolve(location, std::env::current_exe().ok().as_deref()))
+    })
 }
 
 // By hand, so that the model is one value whichever way it is written.

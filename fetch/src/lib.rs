@@ -14,6 +14,7 @@ mod background;
 mod cache;
 mod checksum;
 mod client;
+mod demo;
 mod describe;
 mod error;
 mod identity;
