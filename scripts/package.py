@@ -28,10 +28,12 @@ import dependencies
 import glibc_versions
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+# Names of the programs, and of the crates that they are built from.
 PROGRAMS = ["remoe", "main-model-fn", "remote-expert-fn"]
-# Cargo's names of the packages that they are built from.
-CRATES = ["remoe", "main-model-fn", "remote-expert-fn"]
-MODEL = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
+MODEL = [
+    "README.md", "chat_template.jinja", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
+    "tokenizer_config.json",
+]  # fmt: skip
 HOMEPAGE = "https://github.com/remoe/remoe"
 SUMMARY = "Serves Mixture-of-Experts models with experts in separate processes"
 # The oldest glibc that packages are made for.
@@ -205,7 +207,7 @@ def main() -> None:
     if given.glibc and glibc > given.glibc:
         sys.exit(f"package: programs need glibc {glibc_versions.text_of(glibc)}, at most {glibc_versions.text_of(given.glibc)} is allowed")
     version = tomllib.loads((REPOSITORY / "Cargo.toml").read_text())["workspace"]["package"]["version"]
-    linked = dependencies.linked(CRATES)
+    linked = dependencies.linked(PROGRAMS)
     release = Release(version, commit_time(), glibc, dependencies.licence_texts(linked))
     given.folder.mkdir(parents=True, exist_ok=True)
     for old in [*given.folder.glob("remoe[-_]*"), *given.folder.glob("SHA256SUMS*")]:

@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
 """Check what scripts/install.sh refuses, with an archive whose program is a shell script. Needs neither root nor a network."""
 
+import functools
 import hashlib
+import http.server
 import io
 import os
 import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 import unittest
 from pathlib import Path
 
@@ -79,6 +82,17 @@ class Script(unittest.TestCase):
         self.refused("cannot get remoe-1.2.3-x86_64-linux.tar.gz")
         (self.packages / "SHA256SUMS").write_text("")
         self.refused("cannot find an archive for x86_64")
+
+    def test_archive_of_a_server_is_installed(self) -> None:
+        files = functools.partial(http.server.SimpleHTTPRequestHandler, directory=self.packages)
+        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), files) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            address = f"http://127.0.0.1:{server.server_port}"
+            done = self.install(REMOE_FROM=address)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            missing = self.install(REMOE_FROM=f"{address}/elsewhere")
+            self.assertIn("cannot get SHA256SUMS from", missing.stderr)
+            server.shutdown()
 
     def test_one_of_several_versions_is_chosen(self) -> None:
         self.add("1.2.4", "echo remoe second")
