@@ -26,6 +26,9 @@ pub(crate) struct Settings {
     /// Helm release of this gateway, as set at its operator.
     #[arg(long, env = "REMOE_RELEASE", default_value = "remoe")]
     pub(crate) release: String,
+    /// Number of Leases RELEASE-gateway-N: gateways of the release that live or end at the same time.
+    #[arg(long, env = "REMOE_LEASE_SLOTS", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(crate) lease_slots: u16,
     /// Name of this pod.
     #[arg(long, env = "POD_NAME")]
     pub(crate) pod: String,

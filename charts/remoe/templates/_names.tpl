@@ -90,6 +90,41 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: gateway
 {{- end }}
 
+{{- /* Leases of gateways: those that run, one more in a rollout, and those of the last rollouts that still drain. */}}
+{{- define "remoe.leaseSlots" -}}
+{{- add 4 (mul 3 (int .Values.gateway.replicas)) }}
+{{- end }}
+
+{{- /* Leases of running gateways of versions that named them after their pods, as a list in JSON. */}}
+{{- define "remoe.earlierLeases" -}}
+{{- $names := list }}
+{{- if .Release.IsUpgrade }}
+{{- $pods := printf "%s-" (include "remoe.gateway" .) }}
+{{- range (lookup "coordination.k8s.io/v1" "Lease" .Release.Namespace "").items }}
+{{- $labels := .metadata.labels | default dict }}
+{{- $isOurs := and (eq (index $labels "app.kubernetes.io/component" | default "") "gateway") (eq (index $labels "app.kubernetes.io/instance" | default "") $.Release.Name) }}
+{{- if and $isOurs (hasPrefix $pods .metadata.name) (not (regexMatch "^[0-9]+$" (trimPrefix $pods .metadata.name))) }}
+{{- $names = append $names .metadata.name }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- toJson $names }}
+{{- end }}
+
+{{- /* Metrics of gateways and the operator, as a regular expression. */}}
+{{- define "remoe.platformMetrics" -}}
+remoe_(?:gateway|cost|budget|ledger|operator|prediction|price)_[a-z0-9_]+
+{{- end }}
+
+{{- /* Rules whose metrics of gateways and the operator are those of the release's namespace. */}}
+{{- define "remoe.rules" -}}
+{{- $metric := printf "\\b(%s)" (include "remoe.platformMetrics" .) }}
+{{- $selector := printf "namespace=%q" .Release.Namespace }}
+{{- $rules := .Files.Get "files/rules/remoe.yaml" }}
+{{- $rules = regexReplaceAll (printf "%s\\{" $metric) $rules (printf "${1}{%s," $selector) }}
+{{- regexReplaceAll (printf "%s([^a-z0-9_{])" $metric) $rules (printf "${1}{%s}${2}" $selector) }}
+{{- end }}
+
 {{- define "remoe.gatewayLabels" -}}
 {{ include "remoe.gatewaySelector" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}

@@ -16,6 +16,7 @@ mod mission;
 mod namespaces;
 mod operator;
 mod partition;
+mod permissions;
 mod profile;
 mod scales;
 mod sources;
