@@ -28,7 +28,7 @@ const EXCHANGED: Duration = Duration::from_secs(10);
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
 /// Where the prices stand.
-const PRICES: &str = "spec.pricing of each MoEDeployment";
+const PRICES: &str = "spec.pricing of each MoEDeployment, or prices of the operator's chart";
 
 /// Why the gateway ended.
 #[derive(Debug, thiserror::Error)]

@@ -20,6 +20,8 @@ mod status;
 mod steps;
 
 // What its stages are made of.
+mod allowed;
+mod altered;
 pub mod api;
 mod collector;
 mod conditions;

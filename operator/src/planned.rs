@@ -107,6 +107,10 @@ pub(crate) struct Planned {
     pub target: Option<Target>,
     /// Plans that followed requests and could not start: they go.
     pub given_up: Vec<MoEPlan>,
+    /// The deployment asks for what it may not have: nothing is created for it.
+    pub forbidden: bool,
+    /// Prices of the platform apply, and differ from those of the spec.
+    pub repriced: bool,
     /// What is wrong with the plan that is to run.
     pub troubles: Vec<Trouble>,
     /// Which of its remote functions sleep while main functions run.
@@ -124,6 +128,9 @@ pub(crate) struct Target {
 
 /// What a plan for the present spec takes.
 pub(crate) fn task(owner: &MoEDeployment, observed: &Observed, known: &Known, around: &Surroundings) -> Task {
+    if let Some(trouble) = around.allowed.refusal(owner) {
+        return Task::Done(PlanState::Refused(trouble));
+    }
     let (Some(facts), Some(hardware)) = (known.model.facts(), &known.hardware) else {
         return Task::Done(uninspected(owner, known, around));
     };
@@ -300,9 +307,15 @@ impl Planned {
             running,
             target: None,
             given_up: Vec::new(),
+            forbidden: around.allowed.refusal(owner).is_some(),
+            repriced: false,
             troubles: Vec::new(),
             resting: Resting::default(),
         };
+        // Pods that run stay as they are: those of the spec may not be made.
+        if planned.forbidden {
+            return planned;
+        }
         planned.give_up(owner, observed);
         let wanted = planned.wanted(owner, observed);
         let wanted = wanted.map(|wanted| planned.instead_of_failed(owner, observed, wanted));

@@ -13,7 +13,7 @@ use super::events::{publish, transitions};
 use super::fleet::{Others, Silence};
 use super::following::{rest_after_giving_up, rest_after_nothing};
 use super::gateways::Gateways;
-use super::identity::{Identities, IdentityFailure};
+use super::identity::{Certified, Identities, IdentityFailure};
 use super::known::know;
 use super::load;
 use super::metrics::Metrics;
@@ -169,6 +169,8 @@ async fn contained<T>(run: impl Future<Output = Result<T, ReconcileError>>) -> R
 }
 
 async fn attempt(owner: &MoEDeployment, context: &Context) -> Result<Duration, ReconcileError> {
+    let stated = owner;
+    let owner = &*context.around.allowed.priced(stated);
     let Context {
         around, recorder, conversations, starting, fleet, turns, identities, gateways, rests, ..
     } = context;
@@ -182,8 +184,14 @@ async fn attempt(owner: &MoEDeployment, context: &Context) -> Result<Duration, R
     let others = Others::of(&namespace, others);
     // Certificates before any pod is made, which waits for its own, and before one that serves ends for it. What fails there
     // keeps nothing from healing: most pods have theirs. Beside what is read: somebody may wait for this look.
-    let (observed, certified) =
-        join!(observe(&calls, owner, said, others, gateways.as_ref()), identities.keep(&calls, owner));
+    let never_ran = owner.status.as_ref().is_none_or(|status| status.plan.is_none());
+    let certificates = async {
+        if never_ran && around.allowed.refusal(owner).is_some() {
+            return Ok(Certified::none());
+        }
+        identities.keep(&calls, owner).await
+    };
+    let (observed, certified) = join!(observe(&calls, owner, said, others, gateways.as_ref()), certificates);
     let mut observed = observed?;
     observed.uncertified = !certified.as_ref().is_ok_and(|certified| certified.mains);
     observed.rest = rests.of(owner);
@@ -199,6 +207,7 @@ async fn attempt(owner: &MoEDeployment, context: &Context) -> Result<Duration, R
     // The question for the plan may be as new as this reconcile.
     let wake_plan = planner.wake();
     let mut planned = Planned::new(owner, &observed, &known, decision, around);
+    planned.repriced = owner.spec.pricing != stated.spec.pricing;
     planned.remote_waits = wake_plan.and_then(|plan| plan.holds_remote(observed.demand.as_ref()));
     let mut history = context.loads.take(owner);
     let pods = observed.functions(owner);

@@ -1,3 +1,4 @@
+use super::allowed::{Allowed, Names, PriceList};
 use super::build::{PodExtras, Surroundings};
 use super::collector::{Collector, Endpoint, Peers, Ratio, UnknownCollector};
 use super::identity::{Identities, IssuerRef, Signer};
@@ -110,6 +111,20 @@ pub struct RunSettings {
     /// required if it has neither.
     #[arg(long, env = "REMOE_TRACING_TO", value_name = "PEERS")]
     pub tracing_to: Option<Peers>,
+    /// Price list as JSON: billing, cpuCoreHour, memoryGBHour, and gpuHour by extended resource. It applies in place of
+    /// spec.pricing. Default: spec.pricing of each MoEDeployment applies.
+    #[arg(long, env = "REMOE_PRICES", value_name = "JSON")]
+    pub prices: Option<PriceList>,
+    /// PriorityClasses that MoEDeployments may name, separated by commas. `*`: all but those that begin with system-.
+    #[arg(long, env = "REMOE_ALLOWED_PRIORITY_CLASSES", value_name = "NAMES", default_value = "*")]
+    pub allowed_priority_classes: Names,
+    /// RuntimeClasses that MoEDeployments may name, separated by commas. `*`: all.
+    #[arg(long, env = "REMOE_ALLOWED_RUNTIME_CLASSES", value_name = "NAMES", default_value = "*")]
+    pub allowed_runtime_classes: Names,
+    /// Replace a pod whose image is not the one that the operator wrote, also if it never was. Without, pods are replaced
+    /// whose image changed after their creation. For clusters whose admission leaves images as they are.
+    #[arg(long, env = "REMOE_EXACT_IMAGES")]
+    pub exact_images: bool,
     /// Concurrent reconciles.
     #[arg(long, env = "REMOE_CONCURRENCY", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub concurrency: u16,
@@ -165,6 +180,12 @@ impl RunSettings {
             gateway: self.gateway.clone(),
             strange_gateways: false,
             collector: self.tracing_endpoint.as_ref().map(collector).transpose()?,
+            exact_images: self.exact_images,
+            allowed: Allowed {
+                prices: self.prices.clone(),
+                priority_classes: self.allowed_priority_classes.clone(),
+                runtime_classes: self.allowed_runtime_classes.clone(),
+            },
         })
     }
 

@@ -62,6 +62,8 @@ pub(crate) struct Findings<'a> {
     pub settled: bool,
     /// Whether others have their turn before it.
     pub waits: bool,
+    /// Prices of the platform apply in place of those of the spec.
+    pub repriced: bool,
     /// When.
     pub now: Timestamp,
 }
@@ -95,6 +97,7 @@ impl<'a> Findings<'a> {
             saved: saved(observed),
             settled: steps.settled,
             waits: observed.waits,
+            repriced: planned.repriced,
             now: observed.now,
         };
         for (component, trouble) in refused {
@@ -303,7 +306,9 @@ fn planned(findings: &Findings<'_>) -> Verdict {
             let profiling = findings.profiling.as_ref().map(|note| format!("; {note}"));
             let even = "; assumes uniform expert usage until requests are observed";
             let even = plan.prediction.is_none().then(|| even.to_owned());
-            let notes = [even, profiling, warning].into_iter().flatten().collect::<String>();
+            let repriced = "; the price list of the platform applies, not spec.pricing";
+            let repriced = findings.repriced.then(|| repriced.to_owned());
+            let notes = [even, repriced, profiling, warning].into_iter().flatten().collect::<String>();
             Verdict::yes(reason, format!("Plan {hash}{notes}."))
         }
     }

@@ -8,6 +8,7 @@ mod sleeping;
 
 pub(super) use measuring::waits;
 
+use super::altered;
 use super::api::{MoEDemand, MoEDeployment, MoEPlan, MoERecord};
 use super::build::{Surroundings, frame, inspector};
 use super::conversations::Partner;
@@ -152,6 +153,10 @@ pub(crate) fn steps(
     around: &Surroundings,
 ) -> Result<Steps, serde_json::Error> {
     let scene = Scene { owner, observed, known, planned, around };
+    let mut pods = pods;
+    if let Some(target) = &planned.target {
+        altered::mark(&mut pods, &observed.pods, owner, &target.revision, around.exact_images);
+    }
     let mut steps = Steps {
         writes: Vec::new(),
         partners: Vec::new(),
@@ -235,6 +240,9 @@ impl Steps {
 
     /// What gateways are told. It comes to nothing together with all that follows where a gateway has written meanwhile.
     fn demand(&mut self, scene: Scene<'_>) {
+        if scene.planned.forbidden && scene.observed.demand.is_none() {
+            return;
+        }
         self.troubles.extend(self.demanded.trouble.clone());
         if let Some(time) = self.demanded.look_again {
             self.look_within(time);
@@ -259,6 +267,9 @@ impl Steps {
     }
 
     fn frame(&mut self, scene: Scene<'_>) {
+        if scene.planned.forbidden && scene.observed.services.is_empty() {
+            return;
+        }
         // Without `..`: a new kind of object does not compile until it is written.
         let super::build::Frame { services, network_policies } = frame(scene.owner, scene.around);
         for service in services {
@@ -283,6 +294,7 @@ impl Steps {
             self.keep(scene, facts.record(owner, &model.subject)?, &there, Write::Facts);
         }
         match &model.inspecting {
+            Inspecting::Sent(Errand::Start { .. }) if scene.planned.forbidden => {}
             Inspecting::Sent(Errand::Start { incarnation, .. }) => {
                 self.look_within(LATER);
                 // One that cannot be built is how planning stands.

@@ -4,6 +4,8 @@
 
 mod account;
 mod alike;
+mod allowed;
+mod altered;
 mod api_server;
 mod build;
 mod conversations;

@@ -1,5 +1,6 @@
 //! Pods that run once: they find something out about a model, with all that its functions have.
 
+use super::disk::DiskLimits;
 use super::pod::{ModelAccess, Program, pod_spec};
 use super::{PodExtras, owned_meta};
 use crate::api::MoEDeployment;
@@ -16,6 +17,8 @@ pub(super) struct ErrandPod<'a> {
     pub(super) subject: &'a str,
     /// One that is not done by then has failed.
     pub(super) deadline_seconds: i64,
+    /// What it may write to the disk of its node.
+    pub(super) disk: DiskLimits,
     /// What all pods have in addition.
     pub(super) extras: &'a PodExtras,
 }
@@ -27,6 +30,7 @@ impl ErrandPod<'_> {
         spec.restart_policy = Some("Never".to_owned());
         spec.active_deadline_seconds = Some(self.deadline_seconds);
         self.extras.apply(&mut spec);
+        self.disk.apply(&mut spec);
         let mut metadata = owned_meta(self.owner, |_| name.to_string());
         metadata.labels.get_or_insert_default().extend([
             (COMPONENT.to_owned(), self.component.name().to_owned()),

@@ -1,5 +1,6 @@
 //! The functions of a plan, as pods.
 
+use super::disk::DiskLimits;
 use super::ending::{Ending, LEAVE_SECONDS};
 use super::pod::{
     HEALTH, ModelAccess, Pace, Program, ending_container, main_resources, pod_spec, probe, resources,
@@ -126,11 +127,13 @@ pub(crate) fn revision(
     let bytes = |megabytes: u32| u64::from(megabytes) * MB;
     let replicas = (owner.spec.main_functions(), bytes(plan.main.limit_mb));
     let extras = &around.pods;
-    let main = function(owner, MAIN.to_owned(), replicas, None, (spec, extras), Ending::of_main(plan))?;
+    let disk = DiskLimits::of_plan(owner, plan);
+    let ending = (Ending::of_main(plan), disk);
+    let main = function(owner, MAIN.to_owned(), replicas, None, (spec, extras), ending)?;
     let remote = remote_parts(plan)?.into_iter().map(|part| {
         let spec = remote_pod(owner, plan, &part, &model, around);
         let replicas = (part.replicas, bytes(part.memory_mb));
-        function(owner, part.name, replicas, Some(part.hosted), (spec, extras), Ending::REMOTE)
+        function(owner, part.name, replicas, Some(part.hosted), (spec, extras), (Ending::REMOTE, disk))
     });
     Ok(Revision { plan: hash.to_owned(), main, remote: remote.collect::<Result<_, _>>()? })
 }
@@ -141,7 +144,7 @@ fn function(
     (replicas, bytes): (u32, u64),
     hosted: Option<Hosted>,
     (mut spec, extras): (PodSpec, &PodExtras),
-    ending: Ending,
+    (ending, disk): (Ending, DiskLimits),
 ) -> Result<Function, BuildError> {
     let deployment = owner.name_any();
     extras.apply(&mut spec);
@@ -158,6 +161,7 @@ fn function(
     let restarted_at = owner.annotations().get(RESTARTED_AT);
     let identity = digest(&(&spec, restarted_at)).map_err(|error| BuildError::Json(error.to_string()))?;
     ending.apply(&mut spec);
+    disk.apply(&mut spec);
     let component = if hosted.is_some() { Component::RemoteExpert } else { Component::Main };
     Ok(Function {
         name,

@@ -1,6 +1,7 @@
 //! The pod that reads a checkpoint's headers: the operator itself sees neither volumes nor Secrets.
 
 use super::Surroundings;
+use super::disk::DiskLimits;
 use super::errand::ErrandPod;
 use super::functions::BuildError;
 use super::pod::{ModelAccess, Program, resources};
@@ -61,6 +62,7 @@ pub(crate) fn inspector(
         component: Component::Inspector,
         subject,
         deadline_seconds: DEADLINE_SECONDS,
+        disk: DiskLimits::HEADERS,
         extras: &around.pods,
     };
     Ok(errand.pod(PodName { place, incarnation }, program, &access))

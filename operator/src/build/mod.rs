@@ -1,6 +1,7 @@
 //! The objects that a deployment consists of. Pure: the same values give the same objects.
 
 mod budgets;
+mod disk;
 mod ending;
 mod errand;
 mod extras;
@@ -25,6 +26,7 @@ pub(crate) use plan::{plan_name, plan_object};
 pub(crate) use profiler::{measured_vcpus, profiler};
 pub(crate) use remote::Hosted;
 
+use super::allowed::Allowed;
 use super::api::{Device, MoEDeployment};
 use super::collector::Collector;
 use super::names;
@@ -73,6 +75,10 @@ pub(crate) struct Surroundings {
     pub strange_gateways: bool,
     /// Where functions export traces to, if anywhere.
     pub collector: Option<Collector>,
+    /// Images of pods must be those that were written, from the start.
+    pub exact_images: bool,
+    /// Limits on what deployments may ask for.
+    pub allowed: Allowed,
 }
 
 impl Surroundings {

@@ -19,6 +19,8 @@ const USER: i64 = 65532;
 pub(super) const LOST_NODE: [&str; 2] = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"];
 /// How long a function bears them by what its identity is made from. [`Ending`](super::ending::Ending) says how long it does.
 const LOST_NODE_SECONDS: i64 = 30;
+/// The volume of fetched checkpoints.
+pub(super) const CACHE_VOLUME: &str = "cache";
 /// Where claims with checkpoints are mounted.
 const MODELS: &str = "/models";
 /// Where a function finds its certificate.
@@ -52,9 +54,11 @@ impl ModelAccess {
             ModelSource::Hub { repository } => {
                 let revision = model.revision.as_deref().unwrap_or("main");
                 let arguments = fetching(format!("hf://{repository}@{revision}"));
-                (arguments, cache_volume(model), mount("cache", CACHE, false))
+                (arguments, cache_volume(model), mount(CACHE_VOLUME, CACHE, false))
             }
-            ModelSource::Url { url } => (fetching(url), cache_volume(model), mount("cache", CACHE, false)),
+            ModelSource::Url { url } => {
+                (fetching(url), cache_volume(model), mount(CACHE_VOLUME, CACHE, false))
+            }
         };
         // As the tools of both worlds name it.
         let name = if is_hub { "HF_ENDPOINT" } else { "AWS_ENDPOINT_URL" };
@@ -95,9 +99,9 @@ fn claim_volume(name: &str, claim: &str, read_only: bool) -> Volume {
 
 fn cache_volume(model: &PlannedModel) -> Volume {
     match &model.cache_claim_name {
-        Some(claim) => claim_volume("cache", claim, false),
+        Some(claim) => claim_volume(CACHE_VOLUME, claim, false),
         None => Volume {
-            name: "cache".to_owned(),
+            name: CACHE_VOLUME.to_owned(),
             empty_dir: Some(EmptyDirVolumeSource::default()),
             ..Volume::default()
         },

@@ -1,6 +1,7 @@
 //! The pod that measures what the hardware takes to run a model.
 
 use super::Surroundings;
+use super::disk::DiskLimits;
 use super::errand::ErrandPod;
 use super::functions::BuildError;
 use super::pod::{ModelAccess, Program, main_resources};
@@ -67,6 +68,7 @@ pub(crate) fn profiler(
         component: Component::Profiler,
         subject,
         deadline_seconds: DEADLINE_SECONDS,
+        disk: DiskLimits::of_plan(owner, plan),
         extras: &around.pods,
     };
     Ok(errand.pod(PodName { place, incarnation }, program, &access))

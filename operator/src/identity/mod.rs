@@ -85,6 +85,13 @@ pub(super) struct Certified {
     pub(super) look_again: Duration,
 }
 
+impl Certified {
+    /// Those of a deployment without certificates, and without pods that would need them.
+    pub(super) fn none() -> Self {
+        Self { troubles: Vec::new(), mains: false, look_again: Duration::MAX }
+    }
+}
+
 /// How one certificate stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Kept {

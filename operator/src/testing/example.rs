@@ -1,6 +1,7 @@
 //! A small model, deployments of it and their plans.
 
 use crate::SignerName;
+use crate::allowed::Allowed;
 use crate::api::{MixOf, MoEDeployment, MoEPlanSpec, ProfileSource, RemotePlan, RequestMix};
 use crate::build::{PodExtras, Revision, Surroundings, plan_hash, revision};
 use crate::facts::ModelFacts;
@@ -27,6 +28,12 @@ pub fn around() -> Surroundings {
         gateway: None,
         strange_gateways: false,
         collector: None,
+        exact_images: false,
+        allowed: Allowed {
+            prices: None,
+            priority_classes: "*".parse().unwrap(),
+            runtime_classes: "*".parse().unwrap(),
+        },
     }
 }
 

@@ -181,11 +181,12 @@ impl World {
     /// What one look decides, and the status that it states.
     pub fn look_and_state(&mut self) -> (Planned, Steps, MoEDeploymentStatus) {
         self.stale_seen |= self.stale.is_some();
+        let owner = &self.around.allowed.priced(&self.owner).into_owned();
         let mut observed = self.stale.take().unwrap_or_else(|| self.there.clone());
         observed.profiles.clear();
         observed.maps.clear();
         observed.logs.clear();
-        while let Some(read) = lacking(&self.owner, &observed).unwrap() {
+        while let Some(read) = lacking(owner, &observed).unwrap() {
             match read {
                 Lacking::Log(pod) => observed.logs.insert(pod.clone(), self.log(&pod)).map(drop),
                 Lacking::Profile(name) => {
@@ -198,27 +199,28 @@ impl World {
                 }
             };
         }
-        let known = know(&self.owner, &observed).unwrap();
+        let known = know(owner, &observed).unwrap();
         observed.wake_plan = self.planner.wake();
-        let task = task(&self.owner, &observed, &known, &self.around);
-        let decision = plan(&self.owner, &observed, &self.around, task, &mut self.planner).unwrap();
+        let task = task(owner, &observed, &known, &self.around);
+        let decision = plan(owner, &observed, &self.around, task, &mut self.planner).unwrap();
         if decision.rests {
-            self.there.rest = rest_after_nothing(&self.owner, &observed);
+            self.there.rest = rest_after_nothing(owner, &observed);
         }
         let wake_plan = self.planner.wake();
-        let mut planned = Planned::new(&self.owner, &observed, &known, decision, &self.around);
+        let mut planned = Planned::new(owner, &observed, &known, decision, &self.around);
+        planned.repriced = owner.spec.pricing != self.owner.spec.pricing;
         planned.remote_waits = wake_plan.and_then(|plan| plan.holds_remote(observed.demand.as_ref()));
 
-        let pods = observed.functions(&self.owner);
-        load::follow(&self.owner, (&observed, &pods), &mut self.history, planned.target.as_mut());
-        planned.resting = resting::follow(&self.owner, (&observed, &pods), &known, planned.target.as_mut());
+        let pods = observed.functions(owner);
+        load::follow(owner, (&observed, &pods), &mut self.history, planned.target.as_mut());
+        planned.resting = resting::follow(owner, (&observed, &pods), &known, planned.target.as_mut());
         if !planned.given_up.is_empty() {
-            self.there.rest = rest_after_giving_up(&self.owner, &observed);
+            self.there.rest = rest_after_giving_up(owner, &observed);
         }
-        let steps = steps(&self.owner, (&observed, pods), &known, &planned, &self.around).unwrap();
+        let steps = steps(owner, (&observed, pods), &known, &planned, &self.around).unwrap();
         // When that is says nothing here: time passes as the test has it.
-        let _again = load::look_again(&self.owner, &observed, planned.target.as_ref());
-        let stated = status(&Findings::of(&self.owner, &observed, &known, &planned, &steps, Vec::new()));
+        let _again = load::look_again(owner, &observed, planned.target.as_ref());
+        let stated = status(&Findings::of(owner, &observed, &known, &planned, &steps, Vec::new()));
         (planned, steps, stated)
     }
 

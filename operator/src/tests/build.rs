@@ -4,12 +4,13 @@ use crate::build::{Revision, Surroundings, budgets, frame, inspector, knows_gate
 use crate::collector::Collector;
 use crate::identity::{IssuerRef, certificate, identity_of};
 use crate::names::{COMPONENT, Component, FUNCTION, PodName};
+use crate::quantity::amount;
 use crate::testing::example::{around, built, deployment, plan};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 fn pods(owner: &MoEDeployment) -> Vec<Pod> {
@@ -29,6 +30,9 @@ fn check_pod(pod: &Pod) {
     assert_eq!(security.seccomp_profile.as_ref().unwrap().type_, "RuntimeDefault");
     assert!(spec.init_containers.is_none());
     for volume in spec.volumes.iter().flatten() {
+        if let Some(folder) = &volume.empty_dir {
+            assert!(folder.size_limit.is_some(), "{volume:?}");
+        }
         assert!(
             volume.persistent_volume_claim.is_some() || volume.empty_dir.is_some() || volume.secret.is_some(),
             "{volume:?}"
@@ -462,4 +466,44 @@ fn functions_export_traces_where_there_is_a_collector() {
     let there = json!({"to": [{"ipBlock": {"cidr": "10.1.2.3/32"}}], "ports": [port(4317, "TCP")]});
     assert_eq!(opened("pvc://models", &by_address), with(&[there]));
     assert_eq!(opened("hf://one/two", &traced), with(&[json!({})]));
+}
+
+/// Limits of the volumes of a main function whose model is fetched, as quantities.
+fn disk(model: serde_json::Map<String, Value>) -> BTreeMap<String, f64> {
+    let mut model = Value::Object(model);
+    model["source"] = json!("hf://org/name");
+    let owner = deployment(json!({ "model": model }));
+    let main = built(&owner, &plan(&owner)).main.pod(&owner, 0, 0);
+    let volumes = main.spec.unwrap().volumes.unwrap().into_iter();
+    let limited = volumes.filter_map(|volume| Some((volume.name, volume.empty_dir?.size_limit?)));
+    limited.map(|(name, limit)| (name, amount(&limit).unwrap())).collect()
+}
+
+#[test]
+fn caches_have_room_for_the_checkpoint_and_a_limit() {
+    let owner = deployment(json!({}));
+    let plan = plan(&owner);
+    let remote = plan.remote.iter().map(|remote| remote.memory_mb);
+    let groups = plan.groups.iter().map(|group| group.memory_mb);
+    let memory = remote.chain(groups).chain([plan.main.limit_mb]).map(f64::from).sum::<f64>() * 1e6;
+    let limits = disk(serde_json::Map::new());
+    assert_eq!(limits["tmp"], 1e9);
+    // The example is bfloat16: float32 at most in the checkpoint.
+    assert_eq!(limits["cache"], 2.0 * memory + 2e9);
+    // What is quantised takes less memory than it is stored with.
+    let quantised = disk([("expertsDtype".to_owned(), json!("int4"))].into_iter().collect());
+    assert!(quantised["cache"] > 2e9 && quantised["cache"] < 1e15);
+    let claimed = disk([("cacheClaimName".to_owned(), json!("weights"))].into_iter().collect());
+    assert_eq!(claimed.into_keys().collect::<Vec<_>>(), ["tmp"]);
+}
+
+#[test]
+fn limits_of_disks_are_no_part_of_an_identity() {
+    let owner = deployment(json!({"model": {"source": "hf://org/name"}}));
+    let (small, mut large) = (plan(&owner), plan(&owner));
+    large.groups.iter_mut().for_each(|group| group.memory_mb += 100);
+    large.remote.iter_mut().for_each(|remote| remote.memory_mb += 100);
+    let main = |plan| built(&owner, plan).main;
+    assert_eq!(main(&small).identity, main(&large).identity);
+    assert_ne!(main(&small).pod(&owner, 0, 0).spec, main(&large).pod(&owner, 0, 0).spec);
 }

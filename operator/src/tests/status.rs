@@ -73,6 +73,7 @@ impl Scene {
             saved: Some(-1_234_567_890),
             settled,
             waits: false,
+            repriced: false,
             now: self.now,
         });
         self.owner.status = Some(found.clone());

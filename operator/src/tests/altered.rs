@@ -1,0 +1,169 @@
+//! Pods of functions that others changed.
+
+use crate::names::{FUNCTION, MAIN, label};
+use crate::steps::{Steps, Write};
+use crate::testing::world::World;
+use k8s_openapi::api::core::v1::{Container, EnvVar, Pod, PodSpec, Volume, VolumeMount};
+use kube::ResourceExt;
+use serde_json::{Value, json};
+
+/// A change of the spec of a pod.
+type Change = fn(&mut PodSpec);
+
+fn settled() -> World {
+    let mut world = World::new(json!({
+        "model": {"source": "s3://bucket/x", "endpoint": "http://minio:9000", "credentialsSecretName": "s3"},
+    }));
+    world.settle();
+    world
+}
+
+fn main_pod(world: &mut World) -> &mut Pod {
+    let mut pods = world.there.pods.iter_mut();
+    pods.find(|pod| label(&pod.metadata, FUNCTION) == MAIN).unwrap()
+}
+
+fn container(spec: &mut PodSpec) -> &mut Container {
+    &mut spec.containers[0]
+}
+
+/// The pod has been started again so often.
+fn restarted(pod: &mut Pod, times: u32) {
+    let mut status = serde_json::to_value(&pod.status).unwrap();
+    status["containerStatuses"] = json!([{
+        "name": "main-model-fn", "image": "", "imageID": "", "ready": true, "restartCount": times,
+        "state": {"running": {}},
+    }]);
+    pod.status = serde_json::from_value(status).unwrap();
+}
+
+/// Names of the pods that are made, and whether a warning says why.
+fn replaced(steps: &Steps) -> (usize, bool) {
+    let made = steps.writes.iter().filter(|write| matches!(write, Write::Create(_))).count();
+    let said = steps.said(usize::MAX);
+    let told = said.iter().any(|it| it.reason == "FunctionReplaced" && it.note.contains("PodAltered"));
+    (made, told)
+}
+
+/// A look after `change` of the spec of the main function.
+fn after(change: impl FnOnce(&mut PodSpec)) -> (usize, bool) {
+    let mut world = settled();
+    // The API server and a node have filled in.
+    let pod = main_pod(&mut world);
+    restarted(pod, 0);
+    change(pod.spec.as_mut().unwrap());
+    let (_, steps) = world.look();
+    replaced(&steps)
+}
+
+#[test]
+fn altered_pods_are_replaced_with_an_event() {
+    let changes: [(&str, Change); 10] = [
+        ("command", |spec| container(spec).command = Some(vec!["sh".to_owned()])),
+        ("args", |spec| container(spec).args.as_mut().unwrap().push("--control-listen=[::]:1".to_owned())),
+        ("env", |spec| container(spec).env.as_mut().unwrap()[0].value = Some("http://evil".to_owned())),
+        ("env that is given twice", |spec| {
+            let mut again = container(spec).env.as_ref().unwrap()[0].clone();
+            again.value = Some("http://evil".to_owned());
+            container(spec).env.as_mut().unwrap().push(again);
+        }),
+        ("env from", |spec| container(spec).env_from = None),
+        ("volume", |spec| {
+            let volumes = spec.volumes.as_mut().unwrap();
+            let folder = volumes.iter_mut().find(|volume| volume.empty_dir.is_some()).unwrap();
+            *folder =
+                serde_json::from_value(json!({"name": folder.name, "hostPath": {"path": "/"}})).unwrap();
+        }),
+        ("mount", |spec| container(spec).volume_mounts.as_mut().unwrap()[0].name = "tmp".to_owned()),
+        ("host", |spec| spec.host_network = Some(true)),
+        ("token", |spec| spec.automount_service_account_token = Some(true)),
+        ("privileges", |spec| {
+            let security = container(spec).security_context.as_mut().unwrap();
+            security.allow_privilege_escalation = Some(true);
+        }),
+    ];
+    for (what, change) in changes {
+        assert_eq!(after(change), (1, true), "{what}");
+    }
+}
+
+#[test]
+fn what_admission_adds_is_no_alteration() {
+    assert_eq!(after(|_| {}), (0, false));
+    let added = after(|spec| {
+        let sidecar = Container { name: "proxy".to_owned(), ..Container::default() };
+        spec.containers.insert(0, sidecar);
+        let named = |value: Value| serde_json::from_value::<EnvVar>(value).unwrap();
+        let ours = spec.containers.iter_mut().find(|it| it.name != "proxy").unwrap();
+        ours.env.as_mut().unwrap().push(named(json!({"name": "TRACE", "value": "1"})));
+        let token: Volume = serde_json::from_value(json!({"name": "t", "emptyDir": {}})).unwrap();
+        spec.volumes.as_mut().unwrap().push(token);
+        let mount =
+            VolumeMount { name: "t".to_owned(), mount_path: "/t".to_owned(), ..VolumeMount::default() };
+        ours.volume_mounts.as_mut().unwrap().push(mount);
+        spec.service_account_name = Some("default".to_owned());
+        spec.priority = Some(7);
+        for volume in spec.volumes.iter_mut().flatten() {
+            // As a pod of an earlier version has it, and as the API server leaves it.
+            volume.empty_dir.iter_mut().for_each(|folder| folder.size_limit = None);
+            volume.secret.iter_mut().for_each(|secret| secret.default_mode = Some(420));
+        }
+    });
+    assert_eq!(added, (0, false));
+}
+
+#[test]
+fn empty_value_that_the_api_leaves_out_is_no_alteration() {
+    let mut world = settled();
+    world.around.pods = r#"{"env": [{"name": "A", "value": ""}, {"name": "B"}]}"#.parse().unwrap();
+    world.settle();
+    let variables = container(main_pod(&mut world).spec.as_mut().unwrap()).env.as_mut().unwrap();
+    variables
+        .iter_mut()
+        .for_each(|variable| variable.value = variable.value.take().filter(|it| !it.is_empty()));
+    let (_, steps) = world.look();
+    assert_eq!(steps.writes, []);
+}
+
+#[test]
+fn another_drain_time_is_no_alteration() {
+    let other = after(|spec| {
+        let arguments = container(spec).args.as_mut().unwrap();
+        let at = arguments.iter().position(|argument| argument == "--drain-seconds").unwrap();
+        arguments[at + 1] = "77".to_owned();
+        spec.termination_grace_period_seconds = Some(92);
+    });
+    assert_eq!(other, (0, false));
+}
+
+#[test]
+fn changed_image_replaces_the_pod_once_it_runs() {
+    let image = |restarts: u32, exact: bool| {
+        let mut world = settled();
+        world.around.exact_images = exact;
+        let pod = main_pod(&mut world);
+        pod.spec.as_mut().unwrap().containers[0].image = Some("mirror/main:1".to_owned());
+        restarted(pod, restarts);
+        let (_, steps) = world.look();
+        replaced(&steps)
+    };
+    assert_eq!(image(0, false), (0, false), "admission may have written it");
+    assert_eq!(image(1, false), (1, true));
+    assert_eq!(image(0, true), (1, true));
+}
+
+#[test]
+fn altered_main_function_gets_no_requests() {
+    let mut world = World::with_gateways(json!({}), &["g1"]);
+    world.settle();
+    assert_eq!(world.demand().spec.mains.len(), 1);
+    let pod = main_pod(&mut world);
+    let name = pod.name_any();
+    pod.spec.as_mut().unwrap().containers[0].command = Some(vec!["sh".to_owned()]);
+    let (_, steps) = world.look();
+    world.write(&steps, usize::MAX);
+    assert!(world.demand().spec.mains.iter().all(|main| main.pod != name));
+    world.settle();
+    assert!(world.there.pods.iter().all(|pod| pod.name_any() != name));
+    assert_eq!(world.demand().spec.mains.len(), 1);
+}
