@@ -15,8 +15,12 @@ pub(crate) fn digest(value: &impl Serialize) -> Result<String, serde_json::Error
     let mut canonical = serde_json::to_value(value)?;
     // The order of fields in the source does not matter.
     canonical.sort_all_objects();
-    let hash = Sha256::digest(serde_json::to_vec(&canonical)?);
-    let mut text: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(short_hash(&serde_json::to_vec(&canonical)?))
+}
+
+/// The hash of `bytes`.
+pub(crate) fn short_hash(bytes: &[u8]) -> String {
+    let mut text: String = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
     text.truncate(DIGITS);
-    Ok(text)
+    text
 }

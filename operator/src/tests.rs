@@ -22,6 +22,7 @@ mod pods;
 mod profiling;
 mod resting;
 mod rollout;
+mod rotation;
 mod scaling;
 mod scene;
 mod sleeping;

@@ -13,8 +13,9 @@ mod secret;
 pub(crate) use due::{Held, due};
 pub(crate) use secret::{held, secret_name, secret_of};
 
-use super::api::MoEDeployment;
+use super::api::{IDENTITY_ROTATED_AT, MoEDeployment};
 use super::calls::{CallError, Calls};
+use super::digest::short_hash;
 use super::names::Component;
 use super::observed::is_owned_by;
 use super::pods::Trouble;
@@ -319,9 +320,14 @@ pub(crate) fn gateway(namespace: &str) -> Identity {
     Identity::Gateway { namespace: namespace.to_owned() }
 }
 
-/// The functions of `owner` that play `part`.
+/// The functions of `owner` that play `part`. After a rotation their name is another one, so that peers refuse
+/// certificates of before.
 pub(crate) fn identity_of(owner: &MoEDeployment, part: Component) -> Identity {
-    let (namespace, deployment) = (owner.namespace().unwrap_or_default(), owner.uid().unwrap_or_default());
+    let (namespace, uid) = (owner.namespace().unwrap_or_default(), owner.uid().unwrap_or_default());
+    let deployment = match owner.annotations().get(IDENTITY_ROTATED_AT) {
+        Some(at) if !at.is_empty() => format!("{uid}.{}", short_hash(at.as_bytes())),
+        _ => uid,
+    };
     match part {
         Component::RemoteExpert => Identity::Remote { namespace, deployment },
         Component::Main | Component::Inspector | Component::Profiler => {
