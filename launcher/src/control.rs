@@ -1,14 +1,19 @@
 //! Speaking to functions over gRPC.
 
+use prost::Message;
 use remoe_wire::identity::{Connector, Trust};
 use remoe_wire::v1::main_model_client::MainModelClient;
-use remoe_wire::v1::{DescribeMainRequest, Routing, RoutingAck};
+use remoe_wire::v1::{DescribeMainRequest, MainDescription, Routing, RoutingAck};
 use remoe_wire::{
-    ErrorCode, MAX_CONTROL_MESSAGE, MAX_DESCRIPTION, STREAM_WINDOW, ServiceError, largest_generation,
+    Counted, CountedCodec, ErrorCode, MAX_CONTROL_MESSAGE, MAX_DESCRIPTION, STREAM_WINDOW, ServiceError,
+    largest_generation,
 };
 use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::time::timeout;
+use tonic::Status;
+use tonic::client::Grpc;
+use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Channel, Endpoint};
 
 /// A function, and who it has to be.
@@ -59,11 +64,41 @@ pub fn main_client(to: impl Into<Callee>) -> Result<MainModelClient<Channel>, Se
     Ok(MainModelClient::new(channel(to)?).max_decoding_message_size(MAX_CONTROL_MESSAGE))
 }
 
-/// A client for `Describe` and `SetRouting`: it decodes answers of up to [`MAX_DESCRIPTION`], because the main functions of
-/// an operator run images that others choose.
-fn describing_client(to: impl Into<Callee>) -> Result<MainModelClient<Channel>, ServiceError> {
-    let channel = channel_of(to.into(), MAX_DESCRIPTION as u32)?;
-    Ok(MainModelClient::new(channel).max_decoding_message_size(MAX_DESCRIPTION))
+/// A client for `Describe` and `SetRouting`: it decodes answers of up to [`MAX_DESCRIPTION`] whose elements it has counted,
+/// because the main functions of an operator run images that others choose.
+pub(crate) struct DescribingClient(Grpc<Channel>);
+
+impl DescribingClient {
+    pub(crate) fn new(channel: Channel) -> Self {
+        Self(Grpc::new(channel).max_decoding_message_size(MAX_DESCRIPTION))
+    }
+
+    fn of(to: impl Into<Callee>) -> Result<Self, ServiceError> {
+        Ok(Self::new(channel_of(to.into(), MAX_DESCRIPTION as u32)?))
+    }
+
+    pub(crate) async fn describe(
+        &mut self,
+        request: DescribeMainRequest,
+    ) -> Result<MainDescription, ServiceError> {
+        self.call(request, "/remoe.v1.MainModel/Describe").await
+    }
+
+    async fn set_routing(&mut self, routing: Routing) -> Result<RoutingAck, ServiceError> {
+        self.call(routing, "/remoe.v1.MainModel/SetRouting").await
+    }
+
+    async fn call<T: Message + 'static, U: Counted>(
+        &mut self,
+        request: T,
+        method: &'static str,
+    ) -> Result<U, ServiceError> {
+        let closed = |error: tonic::transport::Error| Status::unavailable(error.to_string());
+        self.0.ready().await.map_err(|error| failed(closed(error)))?;
+        let (request, method) = (tonic::Request::new(request), PathAndQuery::from_static(method));
+        let answer = self.0.unary(request, method, CountedCodec::default()).await;
+        Ok(answer.map_err(failed)?.into_inner())
+    }
 }
 
 /// Returns `status` as an error. One of this process itself, that an answer is too large, says what to do.
@@ -76,8 +111,8 @@ fn failed(status: tonic::Status) -> ServiceError {
     ServiceError::new(
         ErrorCode::InvalidArgument,
         format!(
-            "cannot read the answer of the main function: expected at most {MAX_DESCRIPTION} bytes ({}); \
-             run an image of this release",
+            "cannot read the answer of the main function: expected at most {MAX_DESCRIPTION} bytes and as many elements \
+             as models have ({}); run an image of this release",
             status.message()
         ),
     )
@@ -94,7 +129,7 @@ pub async fn set_routing(
     routing: Routing,
     deadline: Duration,
 ) -> Result<RoutingAck, ServiceError> {
-    let client = describing_client(to)?;
+    let client = DescribingClient::of(to)?;
     timeout(deadline, advance(client, routing)).await.unwrap_or_else(|_elapsed| {
         Err(ServiceError::new(
             ErrorCode::DeadlineExceeded,
@@ -103,16 +138,15 @@ pub async fn set_routing(
     })
 }
 
-async fn advance(mut client: MainModelClient<Channel>, routing: Routing) -> Result<RoutingAck, ServiceError> {
+async fn advance(mut client: DescribingClient, routing: Routing) -> Result<RoutingAck, ServiceError> {
     let mut in_force = 0;
     if routing.generation > largest_generation(in_force) {
-        in_force =
-            client.describe(DescribeMainRequest::default()).await.map_err(failed)?.into_inner().generation;
+        in_force = client.describe(DescribeMainRequest::default()).await?.generation;
     }
     loop {
         let generation = routing.generation.min(largest_generation(in_force));
         let step = Routing { generation, ..routing.clone() };
-        let ack = client.set_routing(step).await.map_err(failed)?.into_inner();
+        let ack = client.set_routing(step).await?;
         if generation == routing.generation || ack.generation <= in_force {
             return Ok(ack);
         }
@@ -132,10 +166,7 @@ pub async fn requests_in_flight(of: impl Into<Callee>, deadline: Duration) -> Re
 ///
 /// # Errors
 /// It cannot be reached, or takes too long.
-pub async fn describe(
-    of: impl Into<Callee>,
-    deadline: Duration,
-) -> Result<remoe_wire::v1::MainDescription, ServiceError> {
+pub async fn describe(of: impl Into<Callee>, deadline: Duration) -> Result<MainDescription, ServiceError> {
     ask(of, DescribeMainRequest::default(), deadline).await
 }
 
@@ -166,7 +197,7 @@ pub async fn all_experts_read(of: impl Into<Callee>, deadline: Duration) -> Resu
 pub async fn describe_uses(
     of: impl Into<Callee>,
     deadline: Duration,
-) -> Result<remoe_wire::v1::MainDescription, ServiceError> {
+) -> Result<MainDescription, ServiceError> {
     ask(of, DescribeMainRequest { pairs: true }, deadline).await
 }
 
@@ -174,10 +205,10 @@ async fn ask(
     of: impl Into<Callee>,
     request: DescribeMainRequest,
     deadline: Duration,
-) -> Result<remoe_wire::v1::MainDescription, ServiceError> {
-    let mut client = describing_client(of)?;
+) -> Result<MainDescription, ServiceError> {
+    let mut client = DescribingClient::of(of)?;
     match timeout(deadline, client.describe(request)).await {
-        Ok(answer) => Ok(answer.map_err(failed)?.into_inner()),
+        Ok(answer) => answer,
         Err(_elapsed) => Err(ServiceError::new(
             ErrorCode::DeadlineExceeded,
             format!("no description from the function within {deadline:?}"),

@@ -1,11 +1,9 @@
 //! Asking functions whether they are well.
 
-use crate::control;
+use crate::control::{self, DescribingClient};
 use crate::launcher::FunctionId;
 use remoe_function::Role;
-use remoe_wire::MAX_DESCRIPTION;
 use remoe_wire::v1::DescribeMainRequest;
-use remoe_wire::v1::main_model_client::MainModelClient;
 use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -55,9 +53,9 @@ async fn ask(role: Role, channel: Channel) -> Option<(bool, u64)> {
     match role {
         // A main function that answers at all can be given a routing, which makes it ready.
         Role::Main => {
-            let mut client = MainModelClient::new(channel).max_decoding_message_size(MAX_DESCRIPTION);
+            let mut client = DescribingClient::new(channel);
             let answer = client.describe(DescribeMainRequest::default()).await.ok()?;
-            Some((true, answer.into_inner().generation))
+            Some((true, answer.generation))
         }
         Role::Remote => {
             let request = HealthCheckRequest { service: "readiness".to_owned() };

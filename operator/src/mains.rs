@@ -6,7 +6,7 @@ use remoe_launcher::control::{self, Callee};
 use remoe_scaling::Worked;
 use remoe_wire::identity::Trust;
 use remoe_wire::v1::{LayerPairs, MainDescription, Routing, RoutingAck};
-use remoe_wire::{ErrorCode, MAX_ENDPOINTS, ServiceError, placement_digest};
+use remoe_wire::{ErrorCode, MAX_ENDPOINTS, MAX_EXPERTS, MAX_LAYERS, ServiceError, placement_digest};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 use tokio::time::timeout;
@@ -19,9 +19,6 @@ const TELL: Duration = Duration::from_secs(20);
 
 /// An address and port of IPv6 have fewer characters.
 const LONGEST_ADDRESS: usize = 64;
-/// Layers of one model, and experts of one layer: several times those of any published one.
-const MOST_LAYERS: usize = 1024;
-const MOST_EXPERTS: usize = 4096;
 /// Hexadecimal digits of a placement.
 const PLACEMENT_DIGITS: usize = 64;
 /// Endpoints of one answer whose problems are shown, and bytes of each.
@@ -115,10 +112,10 @@ fn checked(answer: MainDescription) -> Result<Described, String> {
     }
     bound("work", MAX_ENDPOINTS, work.len())?;
     work.iter().try_for_each(|work| bound("work.address", LONGEST_ADDRESS, work.address.len()))?;
-    bound("pairs", MOST_LAYERS, pairs.len())?;
+    bound("pairs", MAX_LAYERS, pairs.len())?;
     for of_layer in &pairs {
-        bound("pairs.experts", MOST_EXPERTS, of_layer.experts.len())?;
-        bound("pairs.pairs", MOST_EXPERTS, of_layer.pairs.len())?;
+        bound("pairs.experts", MAX_EXPERTS, of_layer.experts.len())?;
+        bound("pairs.pairs", MAX_EXPERTS, of_layer.pairs.len())?;
     }
     let computed = work.into_iter().map(|work| (work.address, Duration::from_micros(work.computed_us)));
     Ok(Described {
@@ -216,8 +213,8 @@ pub(crate) mod tests {
             ("placement", |answer| answer.placement = "é".repeat(PLACEMENT_DIGITS / 2)),
             ("work", |answer| answer.work.push(EndpointWork::default())),
             ("work.address", |answer| answer.work[7].address = "a".repeat(LONGEST_ADDRESS + 1)),
-            ("pairs", |answer| answer.pairs = vec![LayerPairs::default(); MOST_LAYERS + 1]),
-            ("pairs.experts", |answer| answer.pairs[3].experts = vec![0; MOST_EXPERTS + 1]),
+            ("pairs", |answer| answer.pairs = vec![LayerPairs::default(); MAX_LAYERS + 1]),
+            ("pairs.experts", |answer| answer.pairs[3].experts = vec![0; MAX_EXPERTS + 1]),
         ];
         for (field, change) in changes {
             let mut answer = largest();

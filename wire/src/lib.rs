@@ -7,6 +7,7 @@
 //! its callers, mapped once to a gRPC status and once to an HTTP answer.
 
 mod conversation;
+mod counts;
 mod error;
 pub mod identity;
 mod intake;
@@ -15,11 +16,12 @@ mod listing;
 mod placement;
 
 pub use conversation::{Answer, Conversation, Wait};
+pub use counts::{Counted, CountedCodec, Counts};
 pub use error::{ErrorCode, ServiceError};
 pub use intake::{Door, Incoming, Intake, IntakeLimits, IntakeService, Messages, PeerInfo, Refusal, Socket};
 pub use limits::{
-    GENERATION_STEP, MAX_CONTROL_MESSAGE, MAX_CONTROL_REQUEST, MAX_DESCRIPTION, MAX_ENDPOINTS, MAX_MESSAGE,
-    MAX_PAYLOAD, STREAM_WINDOW, WIRE_VERSION, largest_generation,
+    GENERATION_STEP, MAX_CONTROL_MESSAGE, MAX_CONTROL_REQUEST, MAX_DESCRIPTION, MAX_ENDPOINTS, MAX_EXPERTS,
+    MAX_LAYERS, MAX_MESSAGE, MAX_PAYLOAD, STREAM_WINDOW, WIRE_VERSION, largest_generation,
 };
 pub use listing::{ListingError, format_listing, parse_listing};
 pub use placement::placement_digest;

@@ -21,6 +21,11 @@ pub const MAX_DESCRIPTION: usize = 1 << 20;
 /// Endpoints that one routing may name: each becomes a connection of the main function.
 pub const MAX_ENDPOINTS: usize = 1 << 13;
 
+/// Layers of one model, and experts of one layer, in a description: several times those of any published one.
+pub const MAX_LAYERS: usize = 1 << 10;
+/// See [`MAX_LAYERS`].
+pub const MAX_EXPERTS: usize = 1 << 12;
+
 /// Largest request of the control service in bytes: placements, and prompts as text or ids.
 pub const MAX_CONTROL_REQUEST: usize = 8 << 20;
 
