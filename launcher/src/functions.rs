@@ -62,8 +62,8 @@ pub struct ModelOptions {
     pub account: String,
     /// The model's name in the HTTP interface.
     pub served_model_name: Option<String>,
-    /// The key that HTTP clients must present.
-    pub api_key: Option<String>,
+    /// The key that the gateway presents.
+    pub gateway_key: Option<String>,
     /// Largest body of an HTTP request in bytes.
     pub body_limit: Option<u64>,
     /// Requests that run or wait, at most.
@@ -127,13 +127,18 @@ fn main(options: &ModelOptions, http: Option<SocketAddr>) -> FunctionSpec {
     flag(&mut arguments, "--served-model-name", options.served_model_name.as_ref());
     flag(&mut arguments, "--body-limit", options.body_limit.as_ref());
     flag(&mut arguments, "--max-requests", options.max_requests.as_ref());
-    let api_key = options.api_key.iter();
+    let gateway_key = options.gateway_key.iter();
     FunctionSpec {
         name: "main".to_owned(),
         role: Role::Main,
         arguments,
-        // Every user of the machine can read a command line.
-        environment: api_key.map(|key| ("REMOE_API_KEY".to_owned(), key.clone())).collect(),
+        // Every user of the machine can read a command line. A key that this process was given is its clients', none of the
+        // function's.
+        environment: gateway_key
+            .flat_map(|key| {
+                [("REMOE_GATEWAY_KEY".to_owned(), key.clone()), ("REMOE_API_KEY".to_owned(), String::new())]
+            })
+            .collect(),
         http,
         hosted: Vec::new(),
         limits: options.main_limits,

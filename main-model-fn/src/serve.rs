@@ -323,6 +323,8 @@ fn http_options(settings: &Settings, model: &Loaded, traces: Traces) -> HttpOpti
     HttpOptions {
         // An empty variable in the environment is no key.
         api_key: settings.api_key.clone().filter(|key| !key.is_empty()),
+        gateway_key: settings.gateway_key.clone().filter(|key| !key.is_empty()),
+        is_only_for_gateways: settings.identity_dir.is_some() && settings.gateway_identity.is_some(),
         cors_origins: settings.cors_origins.clone().into(),
         body_limit: settings.body_limit,
         defaults: model.checkpoint.generation().clone(),

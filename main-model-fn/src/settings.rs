@@ -87,6 +87,10 @@ pub struct Settings {
     /// API key that HTTP clients must send as a bearer token.
     #[arg(long, env = "REMOE_API_KEY", hide_env_values = true)]
     pub api_key: Option<String>,
+    /// API key of the gateway: the tenants that it names in x-remoe-tenant are believed. Not needed with
+    /// --gateway-identity.
+    #[arg(long, env = "REMOE_GATEWAY_KEY", hide_env_values = true)]
+    pub gateway_key: Option<String>,
     /// Allowed CORS origins; * allows all. Default: none.
     #[arg(long, value_delimiter = ',')]
     pub cors_origins: Vec<String>,

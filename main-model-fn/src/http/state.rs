@@ -28,6 +28,10 @@ pub(crate) struct HttpOptions {
     pub(crate) further_names: Vec<String>,
     /// Clients must send it as a bearer token, when there is one.
     pub(crate) api_key: Option<String>,
+    /// Key by which a gateway is known where connections have no identity.
+    pub(crate) gateway_key: Option<String>,
+    /// All clients have shown the identity of a gateway.
+    pub(crate) is_only_for_gateways: bool,
     /// Origins that browsers may call from; `*` is all of them.
     pub(crate) cors_origins: Origins,
     /// Largest request body in bytes.
@@ -55,6 +59,8 @@ impl HttpOptions {
             model: model.into(),
             further_names: Vec::new(),
             api_key: None,
+            gateway_key: None,
+            is_only_for_gateways: false,
             cors_origins: Origins::default(),
             body_limit: 4 << 20,
             body_timeout: Duration::from_secs(60),

@@ -88,7 +88,7 @@ pub(super) fn ask(
         false => Wanted::of(&deployment, HALF, foresight)?,
     };
     wanted.options.served_model_name = name;
-    wanted.options.api_key = Some(key.to_owned());
+    wanted.options.gateway_key = Some(key.to_owned());
     wanted.options.body_limit = args.body_limit;
     wanted.options.max_requests = args.max_requests;
     wanted.options.target_itl = args.target_itl.or(is_planned.then_some(args.planning.tpot));

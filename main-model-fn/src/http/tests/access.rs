@@ -1,6 +1,8 @@
 //! Keys, origins and request ids.
 
-use super::{Front, Reply};
+use super::{Front, HttpOptions, Reply, figures, say};
+use crate::engine::request::{Event, FinishReason};
+use crate::pages::Tenant;
 use axum::body::Body;
 use axum::http::{Method, Request};
 
@@ -135,4 +137,53 @@ async fn origins_are_off_unless_named() {
     let front = Front::with(|options| options.cors_origins = ["*".into()].into());
     let reply = get(&front, "/health", &other).await;
     assert_eq!(reply.header("access-control-allow-origin"), "https://b.example");
+}
+
+/// A client that names another tenant finds nothing of it in the prefix cache.
+#[tokio::test]
+async fn tenant_counts_from_gateways_alone() {
+    let keys: fn(&mut HttpOptions) = |options| {
+        options.api_key = Some("client".into());
+        options.gateway_key = Some("gateway".into());
+    };
+    let identity: fn(&mut HttpOptions) = |options| options.is_only_for_gateways = true;
+    let cases: [(fn(&mut HttpOptions), &[u8], bool); 5] = [
+        (|_| (), b"Bearer gateway", false),
+        (|options| options.api_key = Some("client".into()), b"Bearer client", false),
+        (keys, b"Bearer client", false),
+        (keys, b"Bearer gateway", true),
+        (identity, b"", true),
+    ];
+    for (change, key, is_believed) in cases {
+        let front = Front::with(change);
+        let ask = async |tenant: Option<&str>| {
+            let mut request = Request::post("/v1/completions").header("authorization", key);
+            if let Some(tenant) = tenant {
+                request = request.header("x-remoe-tenant", tenant);
+            }
+            let body = Body::from(r#"{"prompt": "a", "max_tokens": 1}"#);
+            let request = request.body(body).unwrap();
+            let asked = async {
+                let asked = front.engine.next().await;
+                for event in
+                    say(0, "x", FinishReason::Stop).into_iter().chain([Event::Done(figures(&asked.request))])
+                {
+                    asked.events.send(event).await.unwrap();
+                }
+                asked.request.tenant
+            };
+            let (reply, tenant) = tokio::join!(front.send(request), asked);
+            assert_eq!(reply.status, 200);
+            tenant
+        };
+        let named = Tenant::named(b"one");
+        assert_eq!(ask(Some("one")).await == named, is_believed);
+        assert_eq!(ask(Some("one")).await == ask(Some("one")).await, is_believed);
+        // Without a tenant there is one for all.
+        assert_eq!(ask(None).await, Tenant::default());
+    }
+    let front = Front::with(|options| options.gateway_key = Some("gateway".into()));
+    get(&front, "/version", &[]).await.error(401);
+    get(&front, "/version", &[("authorization", b"Bearer client")]).await.error(401);
+    assert_eq!(get(&front, "/version", &[("authorization", b"Bearer gateway")]).await.status, 200);
 }
