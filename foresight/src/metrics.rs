@@ -7,6 +7,7 @@ use prometheus::core::{Collector, MetricVec, MetricVecBuilder};
 use prometheus::{GaugeVec, IntCounterVec, IntGaugeVec, Opts, Registry};
 use remoe_predictor::Phase;
 use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The thirds of the layers with experts.
 const THIRDS: [&str; 3] = ["first", "middle", "last"];
@@ -25,6 +26,14 @@ pub struct ForesightMetrics {
     remembered: IntGaugeVec,
     shared: IntGaugeVec,
     replans: IntCounterVec,
+    latest: Arc<Mutex<Latest>>,
+}
+
+/// Latest metrics by model: one may follow another one of its name that is still shown.
+#[derive(Debug, Default)]
+struct Latest {
+    numbers: HashMap<String, u64>,
+    next: u64,
 }
 
 /// The same by thirds of the layers.
@@ -41,6 +50,7 @@ struct ByLayers {
 pub struct ModelForesightMetrics {
     all: ForesightMetrics,
     model: String,
+    number: u64,
 }
 
 impl ForesightMetrics {
@@ -121,13 +131,24 @@ impl ForesightMetrics {
                 "Requests to other gateways learned from since the start.",
             )?,
             replans,
+            latest: Arc::default(),
         })
     }
 
     /// Those of the model called `name`.
     #[must_use]
     pub fn of_model(&self, name: &str) -> ModelForesightMetrics {
-        ModelForesightMetrics { all: self.clone(), model: name.to_owned() }
+        let mut latest = self.latest();
+        let number = latest.next;
+        latest.next += 1;
+        latest.numbers.insert(name.to_owned(), number);
+        drop(latest);
+        ModelForesightMetrics { all: self.clone(), model: name.to_owned(), number }
+    }
+
+    fn latest(&self) -> MutexGuard<'_, Latest> {
+        // Each change of it is whole.
+        self.latest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -146,7 +167,7 @@ impl ByLayers {
 impl ModelForesightMetrics {
     /// Shows what is known.
     pub fn show(&self, foresight: &Foresight) {
-        let Self { all, model } = self;
+        let Self { all, model, .. } = self;
         let quality = foresight.quality();
         for phase in Phase::ALL {
             let figures = quality.phases.of(phase);
@@ -199,9 +220,15 @@ impl ModelForesightMetrics {
         self.all.shared.with_label_values(&[&self.model]).get()
     }
 
-    /// Removes all of them: the model is gone.
+    /// Removes all of them: the model is gone. Those of one that has followed it under its name stay.
     pub fn forget(&self) {
-        let Self { all, model } = self;
+        let Self { all, model, number } = self;
+        // Held meanwhile: another one may get the name.
+        let mut latest = all.latest();
+        if latest.numbers.get(model).is_some_and(|latest| latest != number) {
+            return;
+        }
+        latest.numbers.remove(model);
         let ByLayers { divergence, hot_recall, cold_share, coverage } = &all.by_layers;
         for gauges in [
             &all.divergence,
@@ -262,5 +289,22 @@ mod tests {
         assert_eq!(series(), 10);
         all.of_model("gone").forget();
         assert_eq!((series(), all.of_model("here").shared()), (5, 1));
+    }
+
+    #[test]
+    fn metrics_of_a_successor_outlive_its_predecessor() {
+        let registry = Registry::new();
+        let all = ForesightMetrics::register(&registry).unwrap();
+        let series = || registry.gather().iter().map(|family| family.get_metric().len()).sum::<usize>();
+        let (first, second) = (all.of_model("m"), all.of_model("m"));
+        second.replanned("wake");
+        first.forget();
+        assert_eq!(series(), 1);
+        second.forget();
+        assert_eq!(series(), 0);
+        // What a request to the first one still shows goes with it.
+        first.replanned("wake");
+        first.forget();
+        assert_eq!((series(), all.latest().numbers.len()), (0, 0));
     }
 }
