@@ -17,6 +17,8 @@ use std::sync::Arc;
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 /// Bytes of a prompt for a token, where no main function has counted.
 const BYTES_PER_TOKEN: u64 = 4;
+/// Bytes of what a main function tells in JSON or of expert usage: it sends 14 KiB at most. In memory they are a multiple.
+const MOST_TOLD: usize = 16 << 10;
 
 /// Account of a request: its part of the tenant's limits, and its bill. It is settled when it is dropped at the latest.
 pub(crate) struct Account {
@@ -71,8 +73,8 @@ impl Account {
             self.bill.gateway.metrics().first_token_after_cold_start(&self.bill.model, seconds);
             self.wake = None;
         }
-        let told = headers.remove(TOLD);
-        let activations = headers.remove(ACTIVATIONS);
+        let [told, activations] =
+            [TOLD, ACTIVATIONS].map(|name| headers.remove(name).filter(|value| value.len() <= MOST_TOLD));
         if let (Some(sighting), Some(activations)) = (&self.sighting, activations)
             && let Ok(activations) = activations.to_str()
         {

@@ -11,17 +11,19 @@ use crate::course::Course;
 use crate::gateway::Gateway;
 use crate::keys::Privacy;
 use crate::model::{Entry, Grant, Model, Refused, Waiter};
-use crate::relay::{Answering, Obtained, Relay, SILENCE};
+use crate::relay::{Answering, Obtained, ObtainedBody, Relay, SILENCE, is_stream};
 use crate::responses::{Recording, resolve};
-use crate::room::{NoRoom, Room};
+use crate::room::{Holder, NoRoom, Room};
 use crate::usage_bound::UsageBound;
 use axum::Extension;
 use axum::body::{Body, HttpBody};
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header, response};
 use axum::response::{IntoResponse, Response};
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
+use http_body::Frame;
 use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
 use remoe_http::between::{ACTIVATIONS, COST_PLACEHOLDER, RATES, RESOLVED, TENANT, TIMING};
 use remoe_http::{ApiError, REQUEST_ID, RequestId, SHOULD_RETRY, parse, receive};
 use remoe_traces::{SpanRef, TRACEPARENT, TRACESTATE, is_valid};
@@ -54,6 +56,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Answers up to this size are read whole before the client gets any of them: until then a backend that
 /// breaks off costs nothing. Without room for that they are handed on as they come.
 pub(crate) const WHOLE: usize = 1 << 20;
+/// Bytes of each held answer for which there is always room: errors are smaller. The connections bound them: 480 unless set.
+pub(crate) const FLOOR: usize = 16 << 10;
 /// Bodies up to this size are read where they came in.
 const SMALL: usize = 64 << 10;
 
@@ -136,7 +140,10 @@ pub(crate) async fn handle(
         gateway.clone(),
         headers.get(REQUEST_ID).and_then(|id| id.to_str().ok()).unwrap_or_default(),
         model.clone(),
-        caller.tenant.as_ref().map_or_else(|| "".into(), |tenant| tenant.name().clone()),
+        (
+            caller.tenant.as_ref().map_or_else(|| "".into(), |tenant| tenant.name().clone()),
+            caller.client.clone(),
+        ),
         asked_headers.contains_key(COST),
         asked.include_figures == Some(true),
     ));
@@ -145,7 +152,7 @@ pub(crate) async fn handle(
     let privacy = caller.tenant.as_ref().map_or(Privacy::None, |tenant| tenant.privacy());
     let sighting = model.sight(tenant, privacy, &body);
     let is_sighted = sighting.is_some();
-    let bound = UsageBound::new(&asked, &target, body.len(), model.described().1);
+    let bound = UsageBound::new(&asked, &target, body.len(), model.longest_context());
     let account = Account::new(bill.clone(), permit, (body.len(), bound), sighting, span);
     let answering = Answering { api, recording };
     let beginning = Beginning::of(tenant, &body);
@@ -226,7 +233,7 @@ fn room(gateway: &Gateway, request: &Request, caller: &Caller) -> Result<Room, A
 }
 
 fn take_room(gateway: &Gateway, caller: &Caller, bytes: usize) -> Result<Room, ApiError> {
-    gateway.rooms.take(&caller.client, bytes).map_err(|full| {
+    gateway.rooms.take(Holder::client(&caller.client), bytes).map_err(|full| {
         let message = match full {
             NoRoom::Everybody => "request body budget exhausted; retry later",
             NoRoom::Client => {
@@ -440,30 +447,17 @@ async fn send(call: &Call, grant: Grant, attempt: usize) -> Result<Obtained, Fai
         Ok(Err(error)) => return Err(broken(&grant, chain(&error))),
         Err(_late) => return Err(broken(&grant, format!("no response head within {BEGIN:?}"))),
     };
-    let (mut head, mut body) = response.into_parts();
+    let (mut head, body) = response.into_parts();
     call.course.answered(&span, head.status);
     strip(&mut head);
-    let whole = body.size_hint().exact().and_then(|bytes| usize::try_from(bytes).ok());
-    let whole = whole.filter(|bytes| *bytes <= WHOLE);
-    let room = whole.and_then(|bytes| call.gateway.answers.take(&call.bill.model, bytes).ok());
     let silent = tokio::time::Instant::now() + SILENCE;
     let nothing_came = || format!("no data for {SILENCE:?} after the response head");
-    let obtained = match room {
-        Some(room) => match timeout_at(silent, body.collect()).await {
-            Ok(Ok(whole)) => Obtained::whole(head, whole.to_bytes(), room, grant, span),
-            Ok(Err(error)) => return Err(broken(&grant, chain(&error))),
-            Err(_late) => return Err(broken(&grant, nothing_came())),
-        },
-        None => match timeout_at(silent, body.frame()).await {
-            Ok(Some(Ok(first))) => Obtained::stream(head, first, body, grant, span),
-            Ok(Some(Err(error))) => return Err(broken(&grant, chain(&error))),
-            Ok(None) => {
-                let room = call.gateway.answers.empty(&call.bill.model);
-                Obtained::whole(head, Bytes::new(), room, grant, span)
-            }
-            Err(_late) => return Err(broken(&grant, nothing_came())),
-        },
+    let body = match timeout_at(silent, begin(&call.bill, is_stream(&head), body)).await {
+        Ok(Ok(body)) => body,
+        Ok(Err(error)) => return Err(broken(&grant, chain(&error))),
+        Err(_late) => return Err(broken(&grant, nothing_came())),
     };
+    let obtained = Obtained::new(head, body, grant, span);
     let is_final = obtained.head.headers.get(SHOULD_RETRY).is_some_and(|value| value == "false");
     if obtained.head.status == StatusCode::SERVICE_UNAVAILABLE && !is_final && sent.elapsed() < SENT_AWAY {
         obtained.grant.failed();
@@ -473,6 +467,38 @@ async fn send(call: &Call, grant: Grant, attempt: usize) -> Result<Obtained, Fai
         });
     }
     Ok(obtained)
+}
+
+/// Waits for the beginning of an answer's `body`, or for all of it: where it states its length and there is room, or where it
+/// is small and no stream.
+async fn begin(bill: &Bill, is_stream: bool, mut body: Incoming) -> Result<ObtainedBody, hyper::Error> {
+    let mut room = bill.gateway.answers.empty(bill.holder());
+    let length = body.size_hint().exact().and_then(|bytes| usize::try_from(bytes).ok());
+    if let Some(bytes) = length.filter(|bytes| *bytes <= WHOLE)
+        && room.resize(bytes).is_ok()
+    {
+        return Ok(ObtainedBody::Whole(body.collect().await?.to_bytes(), room));
+    }
+    // Of an unknown length it may be small.
+    let (mut begun, most) = (BytesMut::new(), if is_stream || length.is_some() { 0 } else { FLOOR });
+    while begun.len() <= most {
+        let data = match body.frame().await.transpose()?.map(Frame::into_data) {
+            // A stream is over with its trailers, which the client gets.
+            Some(Err(trailers)) if is_stream => return Ok(ObtainedBody::Stream(trailers, body)),
+            Some(Err(_trailers)) => continue,
+            None => {
+                // There always is for so few bytes.
+                let _fits = room.resize(begun.len());
+                return Ok(ObtainedBody::Whole(begun.freeze(), room));
+            }
+            Some(Ok(data)) => data,
+        };
+        if is_stream {
+            return Ok(ObtainedBody::Stream(Frame::data(data), body));
+        }
+        begun.extend_from_slice(&data);
+    }
+    Ok(ObtainedBody::Stream(Frame::data(begun.freeze()), body))
 }
 
 /// Takes the headers away that were the backend's connection's.

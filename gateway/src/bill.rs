@@ -3,11 +3,13 @@
 use crate::books::{Answered, Billing, Books};
 use crate::gateway::Gateway;
 use crate::model::{Backend, Model};
+use crate::room::Holder;
 use remoe_http::random_id;
 use remoe_ledger::{Phases, RequestCost, Told};
 use std::fmt::Debug;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// A request that functions may work for.
 pub(crate) struct Bill {
@@ -18,16 +20,34 @@ pub(crate) struct Bill {
     /// The model is there as long as anything is said of it.
     _model: Arc<Model>,
     pub(crate) tenant: Arc<str>,
+    /// Client that shares of room are counted for.
+    pub(crate) client: Arc<str>,
     /// The client wants to see what it cost.
     pub(crate) is_shown: bool,
     /// Placeholder that main functions write in place of the cost, if the answer's usage is to state it.
     placeholder: Option<Box<str>>,
-    /// When a backend got it last, in nanoseconds since 1970; 0 before.
-    sent: AtomicU64,
+    /// When a backend got it last; none before.
+    sent: Mutex<Option<Sent>>,
     /// A backend has it, and has neither told what it took nor broken off.
     owed: AtomicBool,
     /// The functions that work for it, until they have told what that cost.
     open: Mutex<Option<Arc<Billing>>>,
+}
+
+/// When a backend got a request.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sent {
+    /// In nanoseconds since 1970, for the ledger.
+    at: u64,
+    /// For how long it has had it: clocks may be set meanwhile.
+    since: Instant,
+}
+
+impl Sent {
+    /// Nanoseconds that the backend has had it.
+    fn had(self) -> u64 {
+        u64::try_from(self.since.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
 }
 
 impl Bill {
@@ -35,7 +55,7 @@ impl Bill {
         gateway: Arc<Gateway>,
         id: &str,
         model: Arc<Model>,
-        tenant: Arc<str>,
+        (tenant, client): (Arc<str>, Arc<str>),
         is_shown: bool,
         is_in_usage: bool,
     ) -> Self {
@@ -48,12 +68,18 @@ impl Bill {
             model: model.name().into(),
             _model: model,
             tenant,
+            client,
             is_shown,
             placeholder,
-            sent: AtomicU64::new(0),
+            sent: Mutex::default(),
             owed: AtomicBool::new(false),
             open: Mutex::new(None),
         }
+    }
+
+    /// Returns the holder of room for its answer.
+    pub(crate) fn holder(&self) -> Holder {
+        Holder::answer(&self.client, &self.model)
     }
 
     /// Returns what main functions write in place of the cost, if the answer's usage is to state it.
@@ -62,16 +88,23 @@ impl Bill {
     }
 
     /// `backend` gets the request, or gets it again. What [`Self::not_sent`] takes where it could not be reached.
-    pub(crate) fn sent_to(&self, backend: &Backend) -> u64 {
+    pub(crate) fn sent_to(&self, backend: &Backend) -> Option<Sent> {
         self.replace(backend.billing.clone());
         self.owed.store(true, Ordering::Relaxed);
-        self.sent.swap(Books::now(), Ordering::Relaxed)
+        let now = Sent { at: Books::now(), since: Instant::now() };
+        self.sent.lock().unwrap_or_else(PoisonError::into_inner).replace(now)
     }
 
     /// The backend did not get it: all is as before.
-    pub(crate) fn not_sent(&self, before: u64) {
-        self.sent.store(before, Ordering::Relaxed);
+    pub(crate) fn not_sent(&self, before: Option<Sent>) {
+        *self.sent.lock().unwrap_or_else(PoisonError::into_inner) = before;
         self.void();
+    }
+
+    /// When a backend got it last, in nanoseconds since 1970, and for how many it has had it; zeros before.
+    fn sent(&self) -> (u64, u64) {
+        let sent = *self.sent.lock().unwrap_or_else(PoisonError::into_inner);
+        sent.map_or((0, 0), |sent| (sent.at, sent.had()))
     }
 
     /// Whether a backend works for it, as far as anybody knows: whoever leaves then owes what it did.
@@ -116,17 +149,19 @@ impl Bill {
     /// What the functions did for it was for nothing; its client leaves after `tokens`, about.
     pub(crate) fn lost(&self, tokens: u64) {
         if let (Some(billing), Some(books)) = (self.close(), self.gateway.books()) {
-            let since = self.sent.load(Ordering::Relaxed);
-            books.lost(&self.id, &self.model, &self.tenant, since, tokens, &billing);
+            books.lost(&self.id, &self.model, &self.tenant, self.sent(), tokens, &billing);
         }
     }
 
     /// Bounds what was `told`. No function can have worked for the request for longer than it has had it, or cost more than
     /// its price for that time.
     fn bound(&self, told: &mut Told, billing: &Billing) {
-        /// Clocks may be set meanwhile.
-        const SLACK: u64 = 3_600_000_000_000;
-        let had = Books::now().saturating_sub(self.sent.load(Ordering::Relaxed)).saturating_add(SLACK);
+        /// An iteration may have begun this long before the request came.
+        const SLACK: u64 = Duration::from_millis(100).as_nanos() as u64;
+        /// Clocks of two machines differ by at most this part of the time (Linux slews them by 500 ppm).
+        const DRIFT: u64 = 1000;
+        let (_, had) = self.sent();
+        let had = had.saturating_add(had / DRIFT).saturating_add(SLACK);
         for (name, share) in &mut told.shares {
             // Functions without a price are priced, or left out, by the books.
             let price = billing.rates.0.get(name).map_or(0, |rate| rate.cost(had));
@@ -233,7 +268,9 @@ mod tests {
             })),
         };
         for _ in 0..3 {
-            let bill = Bill::new(gateway.clone(), "id", model.clone(), "t".into(), false, false);
+            let begun = Instant::now();
+            let bill =
+                Bill::new(gateway.clone(), "id", model.clone(), ("t".into(), "t".into()), false, false);
             bill.sent_to(&backend);
             let most = Phases { prefill: u64::MAX, decode: u64::MAX };
             let share = Share { work: most, cost: most, busy: u64::MAX, ..Share::default() };
@@ -246,10 +283,12 @@ mod tests {
                 served: u64::MAX,
             };
             let cost = bill.settle(told, 1, 1).unwrap();
-            // An hour of slack, and the moment that the test took.
-            assert!((2 * HOUR..3 * HOUR).contains(&cost.total), "{cost:?}");
+            // Two functions with a price, for as long as they had it.
+            let most = begun.elapsed().as_nanos() as u64;
+            let most = 2 * (most + most / 1000 + 100_000_000);
+            assert!((200_000_000..=most).contains(&cost.total), "{cost:?}");
             assert_eq!(cost.rivals.keys().collect::<Vec<_>>(), ["mix"]);
-            assert!(cost.rivals["mix"] < 3000 * HOUR, "{cost:?}");
+            assert!(cost.rivals["mix"] <= (1000 * most).max(1_000_000_000), "{cost:?}");
         }
         assert_eq!(series(&metrics, "remoe_cost_rival_nanodollars_total"), 1);
         assert_eq!(series(&metrics, "remoe_gateway_implausible_usage_total"), 3);
@@ -285,16 +324,33 @@ mod tests {
         }
         // One of the same name follows, and a request to the first one is not over.
         let (first, second) = (model("m".to_owned()), model("m".to_owned()));
-        let bill = Bill::new(gateway.clone(), "id", first.clone(), "t".into(), false, false);
+        let bill = Bill::new(gateway.clone(), "id", first.clone(), ("t".into(), "t".into()), false, false);
         gateway.replace_models(vec![first]);
         gateway.replace_models(vec![second]);
         let of_one = all() - before;
         assert!(of_one < 40, "{of_one} series");
         gateway.replace_models(Vec::new());
-        assert_eq!(all(), before);
         bill.gateway.metrics().took(&bill.model, &bill.tenant, 1);
+        assert_eq!(all(), before + of_one + 1);
         drop(bill);
         gateway.forget_gone();
         assert_eq!(all(), before);
+    }
+
+    /// A model may come back before it is published, while the series of the one before are removed.
+    #[test]
+    fn series_of_a_model_that_comes_back_stay() {
+        let metrics = GatewayMetrics::new().unwrap();
+        let gateway = Gateway::new(GatewayOptions::default(), Vec::new(), metrics.clone());
+        let series = || series(&metrics, "remoe_gateway_model_awake");
+        let first = metrics.of_model("m");
+        drop(first);
+        let second = metrics.of_model("m");
+        gateway.forget_gone();
+        assert_eq!(series(), 1);
+        // One that was never published is removed as well.
+        drop(second);
+        gateway.forget_gone();
+        assert_eq!(series(), 0);
     }
 }

@@ -194,7 +194,7 @@ impl Books {
         self.write(&Record::Request(request)).then_some(cost)
     }
 
-    /// The request `id` that a function had `since` then ends without an answer, after `tokens` as far as is known. Its
+    /// The request `id` that a function had `since` then, for `had` nanoseconds, ends without an answer, after `tokens` as far as is known. Its
     /// tenant's budget is charged for those what tokens of the model's answers have cost on average, so that nobody serves
     /// himself free of charge by leaving before the end.
     pub(crate) fn lost(
@@ -202,7 +202,7 @@ impl Books {
         id: &str,
         model: &str,
         tenant: &str,
-        since: u64,
+        (since, had): (u64, u64),
         tokens: u64,
         billing: &Billing,
     ) {
@@ -213,10 +213,7 @@ impl Books {
             Some(estimate) => u64::try_from(estimate).unwrap_or(u64::MAX),
             None if tokens == 0 => 0,
             // Nothing has been answered yet: what its functions cost while they had it is the most that it can be.
-            None => {
-                let had = at.saturating_sub(since);
-                billing.rates.0.values().fold(0_u64, |sum, rate| sum.saturating_add(rate.cost(had)))
-            }
+            None => billing.rates.0.values().fold(0_u64, |sum, rate| sum.saturating_add(rate.cost(had))),
         };
         self.state().spent.add(at, model, tenant, estimate);
         let (id, model, tenant) = (id.to_owned(), model.to_owned(), tenant.to_owned());

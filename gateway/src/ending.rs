@@ -146,7 +146,8 @@ impl Ending {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::room::Rooms;
+    use crate::room::{Holder, Rooms};
+    use std::sync::Arc;
 
     fn cost() -> RequestCost {
         RequestCost { total: 5, main: 5, prefill: 5, ..RequestCost::default() }
@@ -251,13 +252,13 @@ mod tests {
 
     #[test]
     fn end_without_room_passes_by() {
-        let rooms = Rooms::new(100, 0);
-        let model = "m".into();
-        let mut end = Ending::of_stream(MARKS, None).within(rooms.empty(&model));
+        let rooms = Arc::new(Rooms::new(100, 0));
+        let holder = || Holder::answer(&"t".into(), &"m".into());
+        let mut end = Ending::of_stream(MARKS, None).within(rooms.empty(holder()));
         assert!(end.take(Bytes::from_static(b"event: end\n")).is_empty() && end.is_held());
         assert!(end.take(Bytes::from(vec![b'x'; 30])).is_empty());
         let passed = end.take(Bytes::from(vec![b'y'; 30]));
         assert_eq!(passed.len(), 71);
-        assert!(!end.is_held() && rooms.take(&model, 50).is_ok(), "all of it came back");
+        assert!(!end.is_held() && rooms.take(holder(), 50).is_ok(), "all of it came back");
     }
 }

@@ -5,9 +5,9 @@ use crate::gateway::Gateway;
 use crate::keys::Tenant;
 use crate::model::Backend;
 use crate::picker;
-use crate::room::Room;
+use crate::room::{Holder, Room};
 use axum::Extension;
-use axum::extract::State;
+use axum::extract::{ConnectInfo, State};
 use axum::http::response::Parts;
 use axum::http::{HeaderValue, Request, header};
 use axum::response::{IntoResponse, Response};
@@ -16,11 +16,12 @@ use futures_util::stream::{self, StreamExt};
 use http_body_util::{BodyExt, Full};
 use remoe_http::ApiError;
 use remoe_wire::{ErrorCode, ServiceError};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write;
-use std::sync::Arc;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout, timeout_at};
 
 /// A function that is busier than this shows no metrics this time.
@@ -34,36 +35,115 @@ const PAGE: usize = 4 << 20;
 /// Requests for a page of metrics that are answered at the same time, and those that wait.
 const TURNS: usize = 2;
 const WAITING: usize = 14;
+/// Those of one client: one is answered at a time.
+const OF_ONE: usize = 3;
+/// A request for a page waits this long: scrapers give up after 10 s, of which a page takes up to [`LONGEST`].
+const TURN: Duration = Duration::from_secs(4);
 
 /// Limits the requests for pages of metrics: each asks all functions.
 pub(crate) struct Scrapes {
     places: Semaphore,
     turns: Semaphore,
+    clients: Mutex<HashMap<Arc<str>, Places>>,
+    patience: Duration,
+}
+
+/// Places of one client.
+#[derive(Clone)]
+struct Places {
+    taken: usize,
+    turn: Arc<Semaphore>,
+}
+
+/// A turn, which lasts as long as this.
+struct Turn<'a> {
+    _place: Place<'a>,
+    _turns: (OwnedSemaphorePermit, SemaphorePermit<'a>),
+}
+
+/// A place of a client in the queue.
+struct Place<'a> {
+    scrapes: &'a Scrapes,
+    client: Arc<str>,
+    _of_all: SemaphorePermit<'a>,
 }
 
 impl Default for Scrapes {
     fn default() -> Self {
-        Self { places: Semaphore::new(TURNS + WAITING), turns: Semaphore::new(TURNS) }
+        Self {
+            places: Semaphore::new(TURNS + WAITING),
+            turns: Semaphore::new(TURNS),
+            clients: Mutex::default(),
+            patience: TURN,
+        }
     }
 }
 
 impl Scrapes {
-    /// Waits for a turn, which lasts as long as what is returned.
+    /// Waits for a turn of `client`.
     ///
     /// # Errors
-    /// Too many wait.
-    async fn turn(&self) -> Result<[SemaphorePermit<'_>; 2], ApiError> {
-        let full = || {
-            let message = format!(
-                "too many requests for /metrics: expected at most {} at the same time; retry later",
-                TURNS + WAITING
-            );
+    /// Too many wait, or it takes too long.
+    async fn turn(&self, client: &Arc<str>) -> Result<Turn<'_>, ApiError> {
+        let refused = |message: String| {
             ApiError::from(ServiceError::new(ErrorCode::ResourceExhausted, message)).retry_after(WAIT)
         };
-        let place = self.places.try_acquire().map_err(|_full| full())?;
-        let turn = self.turns.acquire().await.map_err(|_never_closed| full())?;
-        Ok([place, turn])
+        let place = self.places.try_acquire().ok().and_then(|place| self.place(client, place));
+        let (place, own) = place.ok_or_else(|| {
+            refused(format!(
+                "too many requests for /metrics: expected at most {} at the same time, {OF_ONE} of one client; \
+                 retry later",
+                TURNS + WAITING
+            ))
+        })?;
+        let turns = async { Some((own.acquire_owned().await.ok()?, self.turns.acquire().await.ok()?)) };
+        let turns = timeout(self.patience, turns).await.ok().flatten();
+        let turns = turns.ok_or_else(|| {
+            refused(format!("cannot show metrics: no turn within {:?}; retry later", self.patience))
+        })?;
+        Ok(Turn { _place: place, _turns: turns })
     }
+
+    /// Takes a place of `client` beside its one of all, with its turn; none where it has as many as one may.
+    fn place<'a>(
+        &'a self,
+        client: &Arc<str>,
+        of_all: SemaphorePermit<'a>,
+    ) -> Option<(Place<'a>, Arc<Semaphore>)> {
+        let mut clients = self.clients();
+        let places = clients
+            .entry(client.clone())
+            .or_insert_with(|| Places { taken: 0, turn: Arc::new(Semaphore::new(1)) });
+        if places.taken == OF_ONE {
+            return None;
+        }
+        places.taken += 1;
+        Some((Place { scrapes: self, client: client.clone(), _of_all: of_all }, places.turn.clone()))
+    }
+
+    fn clients(&self) -> MutexGuard<'_, HashMap<Arc<str>, Places>> {
+        // Each change of it is whole.
+        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        let mut clients = self.scrapes.clients();
+        if let Some(places) = clients.get_mut(&self.client) {
+            places.taken -= 1;
+            if places.taken == 0 {
+                clients.remove(&self.client);
+            }
+        }
+    }
+}
+
+/// The address of a scraper, as a client's name.
+type Scraper = Option<Extension<ConnectInfo<SocketAddr>>>;
+
+fn name(scraper: Scraper) -> Arc<str> {
+    scraper.map_or_else(String::new, |Extension(ConnectInfo(address))| address.ip().to_string()).into()
 }
 
 /// What the caller may know: all of it, or what is about its own models and itself.
@@ -71,7 +151,7 @@ pub(crate) async fn metrics(
     State(gateway): State<Arc<Gateway>>,
     Extension(caller): Extension<Caller>,
 ) -> Result<Response, ApiError> {
-    let _turn = gateway.scrapes.turn().await?;
+    let _turn = gateway.scrapes.turn(&caller.client).await?;
     Ok(match own(&gateway).await {
         Ok((head, own)) => with_head(&head, page_for(&gateway, &caller, own).await),
         Err(failure) => failure,
@@ -79,8 +159,11 @@ pub(crate) async fn metrics(
 }
 
 /// All of it, for an address of its own.
-pub(crate) async fn all_metrics(State(gateway): State<Arc<Gateway>>) -> Result<Response, ApiError> {
-    let _turn = gateway.own_scrapes.turn().await?;
+pub(crate) async fn all_metrics(
+    State(gateway): State<Arc<Gateway>>,
+    scraper: Scraper,
+) -> Result<Response, ApiError> {
+    let _turn = gateway.own_scrapes.turn(&name(scraper)).await?;
     Ok(match own(&gateway).await {
         Ok((head, own)) => {
             let page = page_for(&gateway, &Caller::anybody(), own).await;
@@ -91,8 +174,11 @@ pub(crate) async fn all_metrics(State(gateway): State<Arc<Gateway>>) -> Result<R
 }
 
 /// The gateway's own alone: where functions are asked for theirs by whoever asks this.
-pub(crate) async fn own_metrics(State(gateway): State<Arc<Gateway>>) -> Result<Response, ApiError> {
-    let _turn = gateway.own_scrapes.turn().await?;
+pub(crate) async fn own_metrics(
+    State(gateway): State<Arc<Gateway>>,
+    scraper: Scraper,
+) -> Result<Response, ApiError> {
+    let _turn = gateway.own_scrapes.turn(&name(scraper)).await?;
     Ok(match own(&gateway).await {
         // What endpoint pickers read are sums over all models, which no tenant is shown.
         Ok((head, own)) => with_head(&head, own + &picker::gauges(&gateway.models())),
@@ -137,7 +223,8 @@ async fn page_for(gateway: &Arc<Gateway>, caller: &Caller, own: String) -> Strin
         .collect();
     let until = Instant::now() + LONGEST;
     let pages = stream::iter(asked).map(|(model, backend)| async move {
-        let page = timeout_at(until, page(gateway, &model, &backend, "/metrics")).await;
+        let holder = Holder::answer(&caller.client, &model);
+        let page = timeout_at(until, page(gateway, holder, &backend, "/metrics")).await;
         Some((model, page.ok()??))
     });
     let pages: Vec<_> = pages.buffered(ASKED).filter_map(std::future::ready).collect().await;
@@ -155,8 +242,8 @@ pub(crate) struct Page {
     _room: Room,
 }
 
-/// Returns the answer of a function of `model` at `path`; `None` where it does not, takes too long, or there is no room for it.
-pub(crate) async fn page(gateway: &Gateway, model: &Arc<str>, backend: &Backend, path: &str) -> Option<Page> {
+/// Returns the answer of `backend` at `path`; `None` where it does not, takes too long, or `holder` has no room for it.
+pub(crate) async fn page(gateway: &Gateway, holder: Holder, backend: &Backend, path: &str) -> Option<Page> {
     let mut request = Request::get(backend.uri(path).ok()?).body(Full::default()).ok()?;
     if let Some(authorization) = &backend.authorization {
         request.headers_mut().insert(header::AUTHORIZATION, HeaderValue::clone(authorization));
@@ -164,13 +251,13 @@ pub(crate) async fn page(gateway: &Gateway, model: &Arc<str>, backend: &Backend,
     let answer = async {
         let response = gateway.upstream().request(request).await.ok();
         let mut body = response.filter(|response| response.status().is_success())?.into_body();
-        let (mut page, mut room) = (Vec::new(), gateway.answers.empty(model));
+        let (mut page, mut room) = (Vec::new(), gateway.answers.empty(holder.clone()));
         while let Some(frame) = body.frame().await {
             let Ok(data) = frame.ok()?.into_data() else { continue };
             let bytes = page.len() + data.len();
             if bytes > PAGE || room.resize(bytes).is_err() {
                 tracing::warn!(
-                    model = &**model,
+                    model = holder.model.as_deref(),
                     path,
                     bytes,
                     "page of a function left out: too large, or no room"
@@ -292,7 +379,7 @@ mod tests {
         let page = "# HELP a_total A.\n# TYPE a_total counter\na_total 1\n# HELP b B.\n# TYPE b gauge\nb{x=\"1\"} 2\n# HELP c C.\n# TYPE c gauge\nc 3\n";
         let page_of = |model: &str, text: &str| {
             let model = Arc::from(model);
-            let room = Rooms::new(0, 0).empty(&model);
+            let room = Arc::new(Rooms::new(0, 0)).empty(Holder::answer(&"".into(), &model));
             (model, Page { text: text.to_owned(), _room: room })
         };
         let pages = [page_of("m", page), page_of("n\"", page)];
@@ -308,10 +395,12 @@ mod tests {
     #[tokio::test]
     async fn pages_beyond_the_queue_are_refused() {
         let scrapes = Scrapes::default();
-        let mut turns: Vec<_> = (0..TURNS + WAITING).map(|_| Box::pin(scrapes.turn())).collect();
+        let client = |number: usize| Arc::from(format!("client-{number}"));
+        let names: Vec<Arc<str>> = (0..TURNS + WAITING).map(client).collect();
+        let mut turns: Vec<_> = names.iter().map(|name| Box::pin(scrapes.turn(name))).collect();
         let running: Vec<_> = turns.iter_mut().map(|turn| turn.now_or_never()).collect();
         assert_eq!(running.iter().flatten().count(), TURNS);
-        let refused = scrapes.turn().now_or_never().unwrap().err().unwrap().into_response();
+        let refused = scrapes.turn(&client(99)).now_or_never().unwrap().err().unwrap().into_response();
         assert_eq!(refused.status(), 429);
         assert!(refused.headers().contains_key(header::RETRY_AFTER));
         drop(running);
@@ -319,6 +408,23 @@ mod tests {
         let next = turns.iter_mut().skip(TURNS).filter_map(|turn| turn.now_or_never());
         assert!(next.collect::<Vec<_>>().len() >= TURNS);
         drop(turns);
-        assert!(scrapes.turn().await.is_ok());
+        assert!(scrapes.turn(&client(0)).await.is_ok());
+        assert!(scrapes.clients().is_empty());
+    }
+
+    #[tokio::test]
+    async fn client_that_keeps_its_places_blocks_no_scraper() {
+        let scrapes = Scrapes { patience: Duration::from_millis(50), ..Scrapes::default() };
+        let (greedy, scraper) = (Arc::from("greedy"), Arc::from("scraper"));
+        let _held = scrapes.turn(&greedy).await.unwrap();
+        let mut waiting: Vec<_> = (1..OF_ONE).map(|_| Box::pin(scrapes.turn(&greedy))).collect();
+        assert!(waiting.iter_mut().all(|turn| turn.now_or_never().is_none()));
+        assert!(scrapes.turn(&greedy).now_or_never().unwrap().is_err(), "it has all its places");
+        for _ in 0..2 * (TURNS + WAITING) {
+            assert!(scrapes.turn(&scraper).now_or_never().unwrap().is_ok());
+        }
+        // Those that wait are told so in time.
+        let late = waiting.remove(0).await.err().unwrap().into_response();
+        assert_eq!(late.status(), 429);
     }
 }

@@ -1,7 +1,7 @@
 //! The gateway as a whole: its models, its options, its server.
 
 use crate::access_log::AccessLog;
-use crate::answer::WHOLE;
+use crate::answer::{FLOOR, WHOLE};
 use crate::books::Books;
 use crate::caller::Caller;
 use crate::connector::Connector;
@@ -23,7 +23,7 @@ use remoe_traces::Traces;
 use remoe_wire::identity::Keyring;
 use remoe_wire::{ErrorCode, ServiceError};
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -47,7 +47,7 @@ pub struct GatewayOptions {
     pub queue_deadline: Option<Duration>,
     /// Bytes of all bodies that are there at the same time.
     pub bodies_limit: usize,
-    /// Bytes of all answers that are held whole at the same time: half of them for one model.
+    /// Bytes of all answers that are held whole at the same time. A client, and a model, may have as much as it leaves free.
     pub answers_limit: usize,
     /// Limits of connections.
     pub connections: ConnectionLimits,
@@ -104,8 +104,6 @@ pub struct Gateway {
     /// Pages of metrics for clients, and for addresses of their own: neither keeps the other out.
     pub(crate) scrapes: Scrapes,
     pub(crate) own_scrapes: Scrapes,
-    /// Models that are gone, by name, until the last request to them is over.
-    gone: Mutex<Vec<(String, Weak<Model>)>>,
     pub(crate) created: u64,
 }
 
@@ -130,11 +128,10 @@ impl Gateway {
         options.keys.warn_without(&models);
         Arc::new(Self {
             lanes: Lanes::new(cores, options.body_limit),
-            rooms: Rooms::new(options.bodies_limit, options.body_limit),
-            answers: Rooms::new(options.answers_limit, WHOLE),
+            rooms: Arc::new(Rooms::new(options.bodies_limit, options.body_limit)),
+            answers: Arc::new(Rooms::new(options.answers_limit, WHOLE).with_floor(FLOOR)),
             scrapes: Scrapes::default(),
             own_scrapes: Scrapes::default(),
-            gone: Mutex::default(),
             keys: RwLock::new(Arc::new(std::mem::take(&mut options.keys))),
             options,
             catalogue: RwLock::new(Catalogue { models: models.into(), is_whole: false }),
@@ -151,30 +148,16 @@ impl Gateway {
         let next = Catalogue { models: models.into(), is_whole: true };
         let before = std::mem::replace(&mut *catalogue, next);
         drop(catalogue);
-        let models = self.models();
-        let is_gone = |model: &&Arc<Model>| !models.iter().any(|stays| Arc::ptr_eq(stays, model));
-        let gone = before.models.iter().filter(is_gone);
-        let gone = gone.map(|model| (model.name().to_owned(), Arc::downgrade(model)));
-        self.gone.lock().unwrap_or_else(PoisonError::into_inner).extend(gone);
+        drop(before);
         self.forget_gone();
     }
 
-    /// Takes the metrics of models away that are gone. Requests that end after their model have a say until then.
+    /// Removes the metrics of models that are gone. A model is there until the last request to it is over.
     pub(crate) fn forget_gone(&self) {
-        let models = self.models();
-        // Each change of it is whole.
-        let mut gone = self.gone.lock().unwrap_or_else(PoisonError::into_inner);
-        gone.retain(|(name, model)| {
-            // Looked at first: what is over by then says nothing later.
-            let is_over = model.strong_count() == 0;
-            // Another one may have its name.
-            if !models.iter().any(|model| model.name() == name) {
-                self.metrics.forget(name);
-                if let Some(books) = self.books() {
-                    books.metrics().forget(name);
-                }
+        self.metrics.forget_gone(|model| {
+            if let Some(books) = self.books() {
+                books.metrics().forget(model);
             }
-            !is_over
         });
     }
 

@@ -7,7 +7,8 @@ use prometheus::{
 };
 use remoe_http::ConnectionMetrics;
 use remoe_sleep::Phase;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// The part of a cold start that main functions measure; those before it are [`Parts::NAMES`].
@@ -37,6 +38,16 @@ pub struct GatewayMetrics {
     wake_seconds: HistogramVec,
     cold_start_seconds: HistogramVec,
     keys_outdated: IntGauge,
+    living: Arc<Mutex<Living>>,
+}
+
+/// Models whose series are shown.
+#[derive(Default)]
+struct Living {
+    /// Models by name: one may follow another one of its name that still answers a request.
+    models: HashMap<String, usize>,
+    /// Names whose last model is gone, and whose series are not removed yet.
+    gone: BTreeSet<String>,
 }
 
 impl GatewayMetrics {
@@ -116,6 +127,7 @@ impl GatewayMetrics {
                 "remoe_gateway_keys_outdated",
                 "1 while the keys file is unreadable or has newer keys that are invalid, else 0.",
             )?,
+            living: Arc::default(),
             registry,
         };
         let registry = &metrics.registry;
@@ -176,6 +188,10 @@ impl GatewayMetrics {
     }
 
     pub(crate) fn of_model(&self, model: &str) -> ModelMetrics {
+        // Held until its series are there: those of the one before may be removed meanwhile.
+        let mut living = self.living();
+        living.gone.remove(model);
+        *living.models.entry(model.to_owned()).or_default() += 1;
         for failure in [StreamFailure::NotBegun, StreamFailure::BrokenOff] {
             // A first failure is an increase.
             self.streams_failed.with_label_values(&[model, failure.reason()]);
@@ -197,8 +213,22 @@ impl GatewayMetrics {
         metrics
     }
 
-    /// Removes the series of `model`, which is gone.
-    pub(crate) fn forget(&self, model: &str) {
+    /// Removes the series of models that are gone, and has `also` remove others of the same model.
+    pub(crate) fn forget_gone(&self, also: impl Fn(&str)) {
+        // Held meanwhile: another model may get a name.
+        let mut living = self.living();
+        for model in std::mem::take(&mut living.gone) {
+            self.forget(&model);
+            also(&model);
+        }
+    }
+
+    fn living(&self) -> MutexGuard<'_, Living> {
+        // Each change of it is whole.
+        self.living.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn forget(&self, model: &str) {
         let Self { retries, streams_failed, tokens, implausible, wakes, .. } = self;
         let Self { group_wakes, sleeping_pairs, prefix_routed, .. } = self;
         for counters in
@@ -253,11 +283,23 @@ impl WakeCause {
     }
 }
 
-/// The metrics of one model. Its series are looked up each time: those of one that is gone are removed, and another one may
-/// have its name by then.
+/// The metrics of one model. Dropped with the last model of its name, they are removed by [`GatewayMetrics::forget_gone`].
 pub(crate) struct ModelMetrics {
     all: GatewayMetrics,
     model: String,
+}
+
+impl Drop for ModelMetrics {
+    fn drop(&mut self) {
+        let mut living = self.all.living();
+        if let Some(models) = living.models.get_mut(&self.model) {
+            *models -= 1;
+            if *models == 0 {
+                living.models.remove(&self.model);
+                living.gone.insert(std::mem::take(&mut self.model));
+            }
+        }
+    }
 }
 
 impl ModelMetrics {

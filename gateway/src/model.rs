@@ -21,6 +21,7 @@ use remoe_sleep::{Phase, step};
 use remoe_wire::ServiceError;
 use serde::Serialize;
 use state::State;
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, oneshot, watch};
@@ -68,6 +69,8 @@ pub struct Model {
     options: ModelOptions,
     /// Its short names and the positions of its context.
     described: RwLock<(Arc<[String]>, usize)>,
+    /// A longer context that it had, and the functions that had it too.
+    longer: Mutex<Option<LongerContext>>,
     state: Mutex<State>,
     want: watch::Sender<Want>,
     load: watch::Sender<Load>,
@@ -75,6 +78,13 @@ pub struct Model {
     moved: Notify,
     metrics: ModelMetrics,
     witness: OnceLock<Arc<dyn Witness>>,
+}
+
+/// A context that was longer, which functions may still have.
+struct LongerContext {
+    positions: usize,
+    /// Their ids.
+    functions: BTreeSet<u64>,
 }
 
 impl Model {
@@ -85,6 +95,7 @@ impl Model {
         Arc::new(Self {
             metrics: metrics.of_model(&options.name),
             described: RwLock::new((options.short_names.clone().into(), options.context_length)),
+            longer: Mutex::default(),
             options,
             state: Mutex::new(state),
             want: watch::Sender::new(Want { order: 0, wanted: Wanted::Awake }),
@@ -101,8 +112,31 @@ impl Model {
 
     /// Has it other short names, and another length of its context.
     pub fn describe(&self, short_names: Vec<String>, context_length: usize) {
+        let serving = self.longest_context();
         let mut described = self.described.write().unwrap_or_else(PoisonError::into_inner);
         *described = (short_names.into(), context_length);
+        drop(described);
+        if context_length < serving {
+            let functions = self.state().places.iter().map(|place| place.backend.id).collect();
+            *self.longer() = Some(LongerContext { positions: serving, functions });
+        }
+    }
+
+    /// Returns the positions of the longest context that a function of it may have: while a shorter one is rolled out, those
+    /// that are there already still have theirs. 0: not known.
+    pub(crate) fn longest_context(&self) -> usize {
+        let (_, described) = self.described();
+        let mut longer = self.longer();
+        let state = self.state();
+        longer.take_if(|known| !state.places.iter().any(|place| known.functions.contains(&place.backend.id)));
+        drop(state);
+        let longer = longer.as_ref().map_or(0, |known| known.positions);
+        if described == 0 { 0 } else { described.max(longer) }
+    }
+
+    fn longer(&self) -> MutexGuard<'_, Option<LongerContext>> {
+        // It is replaced as a whole.
+        self.longer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Has `witness` told of all requests from now on. Only the first one is.

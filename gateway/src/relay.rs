@@ -38,25 +38,22 @@ pub(crate) struct Obtained {
     span: Span,
 }
 
-enum ObtainedBody {
+/// What has come of an answer's body.
+pub(crate) enum ObtainedBody {
     Whole(Bytes, Room),
     Stream(Frame<Bytes>, Incoming),
 }
 
 impl Obtained {
-    pub(crate) fn whole(head: response::Parts, body: Bytes, room: Room, grant: Grant, span: Span) -> Self {
-        span.end();
-        Self { head, body: ObtainedBody::Whole(body, room), grant, span: Span::default() }
-    }
-
-    pub(crate) fn stream(
-        head: response::Parts,
-        first: Frame<Bytes>,
-        rest: Incoming,
-        grant: Grant,
-        span: Span,
-    ) -> Self {
-        Self { head, body: ObtainedBody::Stream(first, rest), grant, span }
+    pub(crate) fn new(head: response::Parts, body: ObtainedBody, grant: Grant, span: Span) -> Self {
+        let span = match body {
+            ObtainedBody::Whole(..) => {
+                span.end();
+                Span::default()
+            }
+            ObtainedBody::Stream(..) => span,
+        };
+        Self { head, body, grant, span }
     }
 }
 
@@ -307,7 +304,7 @@ impl Relay {
 
 /// Room for what is held of an answer.
 fn room(account: &Account) -> Room {
-    account.bill.gateway.answers.empty(&account.bill.model)
+    account.bill.gateway.answers.empty(account.bill.holder())
 }
 
 /// Returns a body that has come whole, with its cost.
@@ -316,7 +313,7 @@ fn whole(mut end: Ending, body: Bytes) -> Bytes {
     if end.is_held() { [body, end.release(None)].concat().into() } else { body }
 }
 
-fn is_stream(head: &response::Parts) -> bool {
+pub(crate) fn is_stream(head: &response::Parts) -> bool {
     let media = head.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     media.is_some_and(|media| media.starts_with("text/event-stream"))
 }

@@ -1,5 +1,7 @@
-//! Room for bodies, taken before any of it is read: so much for everybody together, and half of it for one sender at most,
-//! so that one that sends slowly keeps no other out. Senders of requests are clients, senders of answers are models.
+//! Room for bodies, taken before any of it is read. Requests take theirs for a client, answers for a client and a model.
+//!
+//! Each of them may have as much as it leaves free: one alone half of all, two a third each. So the next one always finds
+//! some, however many hold theirs without end (dynamic thresholds: Choudhury and Hahne, IEEE/ACM ToN 6(2), 1998).
 
 use bytes::Bytes;
 use std::collections::HashMap;
@@ -8,66 +10,104 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// Bytes for bodies.
 pub(crate) struct Rooms {
     all: usize,
-    most_of_one: usize,
+    /// A sender may have one body of this size, whatever its share is.
+    largest: usize,
+    /// Bytes of every body that do not count.
+    floor: usize,
     taken: Mutex<Taken>,
 }
 
 #[derive(Default)]
 struct Taken {
     all: usize,
-    /// By client; who has none is not in it.
-    of: HashMap<Arc<str>, usize>,
+    /// By client and by model; those without any are left out.
+    clients: HashMap<Arc<str>, usize>,
+    models: HashMap<Arc<str>, usize>,
 }
 
-/// Why there is none.
+/// Sender of a body, or client and model of an answer.
+#[derive(Debug, Clone)]
+pub(crate) struct Holder {
+    pub(crate) client: Arc<str>,
+    pub(crate) model: Option<Arc<str>>,
+}
+
+/// Reason why a body gets no room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NoRoom {
-    /// Others have it.
+    /// All of it is taken.
     Everybody,
-    /// The client has as much as one may.
+    /// The client, or the model, has its share.
     Client,
 }
 
-/// What one body has; given back when dropped.
+/// Room of one body; given back when dropped.
 pub(crate) struct Room {
     rooms: Arc<Rooms>,
-    client: Arc<str>,
+    holder: Holder,
     bytes: usize,
 }
 
-impl Rooms {
-    /// `all` bytes together, in which each client may have one body of `largest` bytes whatever half of it is.
-    pub(crate) fn new(all: usize, largest: usize) -> Arc<Self> {
-        let all = all.max(largest);
-        Arc::new(Self { all, most_of_one: (all / 2).max(largest), taken: Mutex::default() })
+impl Holder {
+    /// Client that sends a request.
+    pub(crate) fn client(client: &Arc<str>) -> Self {
+        Self { client: client.clone(), model: None }
     }
 
-    /// `bytes` for a body of `client`.
+    /// Client that gets an answer of `model`.
+    pub(crate) fn answer(client: &Arc<str>, model: &Arc<str>) -> Self {
+        Self { client: client.clone(), model: Some(model.clone()) }
+    }
+}
+
+impl Rooms {
+    /// `all` bytes together, in which each client may have one body of `largest` bytes whatever its share is.
+    pub(crate) fn new(all: usize, largest: usize) -> Self {
+        Self { all: all.max(largest), largest, floor: 0, taken: Mutex::default() }
+    }
+
+    /// Leaves the first `floor` bytes of every body uncounted: small ones always fit. The number of requests bounds them.
+    pub(crate) fn with_floor(self, floor: usize) -> Self {
+        Self { floor, ..self }
+    }
+
+    /// Takes `bytes` for a body of `holder`.
     ///
     /// # Errors
     /// There are not so many left.
-    pub(crate) fn take(self: &Arc<Self>, client: &Arc<str>, bytes: usize) -> Result<Room, NoRoom> {
-        self.add(client, bytes)?;
-        Ok(Room { rooms: self.clone(), client: client.clone(), bytes })
+    pub(crate) fn take(self: &Arc<Self>, holder: Holder, bytes: usize) -> Result<Room, NoRoom> {
+        let mut room = self.empty(holder);
+        room.resize(bytes)?;
+        Ok(room)
     }
 
-    /// Room of `client` that grows by [`Room::resize`].
-    pub(crate) fn empty(self: &Arc<Self>, client: &Arc<str>) -> Room {
-        Room { rooms: self.clone(), client: client.clone(), bytes: 0 }
+    /// Returns room of `holder` that grows by [`Room::resize`].
+    pub(crate) fn empty(self: &Arc<Self>, holder: Holder) -> Room {
+        Room { rooms: self.clone(), holder, bytes: 0 }
     }
 
-    fn add(&self, client: &Arc<str>, bytes: usize) -> Result<(), NoRoom> {
+    /// Bytes that count of a body of `bytes`.
+    fn counted(&self, bytes: usize) -> usize {
+        bytes.saturating_sub(self.floor)
+    }
+
+    fn add(&self, holder: &Holder, bytes: usize) -> Result<(), NoRoom> {
         let mut taken = self.taken();
-        let its = taken.of.get(client).copied().unwrap_or(0);
-        let fits = |has: usize, most: usize| has.checked_add(bytes).is_some_and(|sum| sum <= most);
-        if !fits(its, self.most_of_one) {
+        let all = taken.all.checked_add(bytes).filter(|sum| *sum <= self.all);
+        let share = all.map_or(0, |all| self.all - all).max(self.largest);
+        let fits = |has: Option<&usize>| {
+            has.copied().unwrap_or(0).checked_add(bytes).is_some_and(|sum| sum <= share)
+        };
+        if !fits(taken.clients.get(&holder.client))
+            || holder.model.as_ref().is_some_and(|model| !fits(taken.models.get(model)))
+        {
             return Err(NoRoom::Client);
         }
-        if !fits(taken.all, self.all) {
-            return Err(NoRoom::Everybody);
+        taken.all = all.ok_or(NoRoom::Everybody)?;
+        *taken.clients.entry(holder.client.clone()).or_default() += bytes;
+        if let Some(model) = &holder.model {
+            *taken.models.entry(model.clone()).or_default() += bytes;
         }
-        taken.all += bytes;
-        taken.of.insert(client.clone(), its + bytes);
         Ok(())
     }
 
@@ -76,14 +116,24 @@ impl Rooms {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn give_back(&self, client: &Arc<str>, bytes: usize) {
+    fn give_back(&self, holder: &Holder, bytes: usize) {
+        if bytes == 0 {
+            return;
+        }
         let mut taken = self.taken();
         taken.all -= bytes;
-        if let Some(its) = taken.of.get_mut(client) {
-            *its -= bytes;
-            if *its == 0 {
-                taken.of.remove(client);
-            }
+        less(&mut taken.clients, &holder.client, bytes);
+        if let Some(model) = &holder.model {
+            less(&mut taken.models, model, bytes);
+        }
+    }
+}
+
+fn less(taken: &mut HashMap<Arc<str>, usize>, name: &Arc<str>, bytes: usize) {
+    if let Some(its) = taken.get_mut(name) {
+        *its -= bytes;
+        if *its == 0 {
+            taken.remove(name);
         }
     }
 }
@@ -96,9 +146,9 @@ impl Room {
 
     /// Keeps `bytes` and gives the rest back: what was announced, or could have come, is more than what came.
     pub(crate) fn keep(&mut self, bytes: usize) {
-        let surplus = self.bytes.saturating_sub(bytes);
-        self.rooms.give_back(&self.client, surplus);
-        self.bytes -= surplus;
+        let kept = self.bytes.min(bytes);
+        self.rooms.give_back(&self.holder, self.rooms.counted(self.bytes) - self.rooms.counted(kept));
+        self.bytes = kept;
     }
 
     /// Has it `bytes`, as what it is for grows or leaves.
@@ -106,12 +156,14 @@ impl Room {
     /// # Errors
     /// There are not so many left; it keeps those that it had.
     pub(crate) fn resize(&mut self, bytes: usize) -> Result<(), NoRoom> {
-        let more = bytes.saturating_sub(self.bytes);
-        if more == 0 {
+        if bytes <= self.bytes {
             self.keep(bytes);
             return Ok(());
         }
-        self.rooms.add(&self.client, more)?;
+        let more = self.rooms.counted(bytes) - self.rooms.counted(self.bytes);
+        if more > 0 {
+            self.rooms.add(&self.holder, more)?;
+        }
         self.bytes = bytes;
         Ok(())
     }
@@ -136,44 +188,79 @@ impl AsRef<[u8]> for Held {
 
 impl Drop for Room {
     fn drop(&mut self) {
-        self.rooms.give_back(&self.client, self.bytes);
+        self.rooms.give_back(&self.holder, self.rooms.counted(self.bytes));
     }
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use super::{NoRoom, Rooms};
+    use super::{Holder, NoRoom, Rooms};
     use bytes::Bytes;
     use std::sync::Arc;
 
+    fn rooms(all: usize, largest: usize) -> Arc<Rooms> {
+        Arc::new(Rooms::new(all, largest))
+    }
+
+    fn client(name: &str) -> Holder {
+        Holder::client(&name.into())
+    }
+
     #[test]
-    fn one_client_has_half_of_it_and_everybody_all() {
-        let rooms = Rooms::new(100, 10);
-        let [one, two, three] = ["one", "two", "three"].map(Arc::<str>::from);
-        let mut first = rooms.take(&one, 45).unwrap();
-        assert_eq!(rooms.take(&one, 6).err(), Some(NoRoom::Client));
-        let second = rooms.take(&two, 50).unwrap();
-        assert_eq!(rooms.take(&three, 6).err(), Some(NoRoom::Everybody));
+    fn client_has_as_much_as_it_leaves_free() {
+        let rooms = rooms(100, 10);
+        let mut first = rooms.take(client("one"), 45).unwrap();
+        assert_eq!(rooms.take(client("one"), 6).err(), Some(NoRoom::Client));
+        let second = rooms.take(client("two"), 27).unwrap();
+        assert_eq!(rooms.take(client("two"), 1).err(), Some(NoRoom::Client));
+        // The next one has a share as well.
+        let third = rooms.take(client("three"), 14).unwrap();
+        // Whatever its share is, one may have a body of the largest size, as long as it fits.
+        let fourth = rooms.take(client("four"), 10).unwrap();
+        assert_eq!(rooms.take(client("five"), 5).err(), Some(NoRoom::Everybody));
         first.keep(5);
-        let third = rooms.take(&three, 45).unwrap();
-        assert_eq!(rooms.take(&one, 1).err(), Some(NoRoom::Everybody));
-        drop((first, second, third));
+        let fifth = rooms.take(client("five"), 20).unwrap();
+        drop((first, second, third, fourth, fifth));
         let left = rooms.taken();
-        assert_eq!((left.all, left.of.len()), (0, 0), "all of it came back");
+        assert_eq!((left.all, left.clients.len(), left.models.len()), (0, 0, 0), "all of it came back");
         drop(left);
-        assert_eq!(rooms.take(&one, usize::MAX).err(), Some(NoRoom::Client));
+        assert_eq!(rooms.take(client("one"), usize::MAX).err(), Some(NoRoom::Client));
+    }
+
+    #[test]
+    fn clients_and_models_have_shares_of_their_own() {
+        let rooms = rooms(100, 0);
+        let answer = |client: &str, model: &str| Holder::answer(&client.into(), &model.into());
+        // A client that does not read keeps no other one out of the same model ..
+        let _first = rooms.take(answer("one", "m"), 40).unwrap();
+        assert_eq!(rooms.take(answer("one", "n"), 20).err(), Some(NoRoom::Client));
+        let _second = rooms.take(answer("two", "n"), 20).unwrap();
+        // .. and a model that does not answer keeps no client out of another one.
+        assert_eq!(rooms.take(answer("three", "m"), 1).err(), Some(NoRoom::Client));
+        assert!(rooms.take(answer("three", "o"), 20).is_ok());
+    }
+
+    #[test]
+    fn small_bodies_fit_while_all_room_is_taken() {
+        let rooms = Arc::new(Rooms::new(100, 100).with_floor(10));
+        let all = rooms.take(client("one"), 110).unwrap();
+        let mut small = rooms.take(client("two"), 10).unwrap();
+        assert_eq!(small.resize(11), Err(NoRoom::Everybody));
+        drop(all);
+        assert_eq!(small.resize(11), Ok(()));
+        small.keep(10);
+        assert_eq!(rooms.taken().all, 0);
     }
 
     #[test]
     fn room_grows_and_lasts_as_long_as_its_bytes() {
-        let rooms = Rooms::new(100, 10);
-        let client: Arc<str> = "one".into();
+        let rooms = rooms(100, 10);
         let taken = || {
             let taken = rooms.taken();
-            (taken.all, taken.of.len())
+            (taken.all, taken.clients.len())
         };
-        let mut room = rooms.empty(&client);
+        let mut room = rooms.empty(client("one"));
         assert_eq!(room.resize(40), Ok(()));
         assert_eq!(room.resize(51), Err(NoRoom::Client));
         assert_eq!((room.bytes(), taken()), (40, (40, 1)));
@@ -188,11 +275,10 @@ mod tests {
 
     #[test]
     fn the_largest_body_always_fits_into_an_empty_room() {
-        let rooms = Rooms::new(10, 100);
-        let client: Arc<str> = "one".into();
-        let room = rooms.take(&client, 100).unwrap();
-        assert_eq!(rooms.take(&client, 1).err(), Some(NoRoom::Client));
+        let rooms = rooms(10, 100);
+        let room = rooms.take(client("one"), 100).unwrap();
+        assert_eq!(rooms.take(client("one"), 1).err(), Some(NoRoom::Client));
         drop(room);
-        assert!(rooms.take(&client, 100).is_ok());
+        assert!(rooms.take(client("one"), 100).is_ok());
     }
 }

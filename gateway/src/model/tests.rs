@@ -182,3 +182,23 @@ async fn pauses_grow_while_a_function_cannot_be_reached() {
     assert_eq!(pauses, [200, 400, 800, 1000, 1000]);
     assert_eq!(pause(now + Duration::from_secs(10)).as_millis(), 100);
 }
+
+/// A shorter context is rolled out: the functions that serve meanwhile still have the longer one.
+#[test]
+fn longer_context_bounds_usage_while_old_functions_serve() {
+    let (model, _metrics) = model(&[1]);
+    let follow = |ids: &[u64]| {
+        model.follow(TURN, ids.iter().map(|id| backend(*id)).collect(), WakeMarks::default());
+        model.longest_context()
+    };
+    assert_eq!(model.longest_context(), 0);
+    model.describe(Vec::new(), 4096);
+    assert_eq!(model.longest_context(), 4096);
+    model.describe(Vec::new(), 1024);
+    assert_eq!((model.described().1, follow(&[1, 2])), (1024, 4096));
+    // Even shorter ones change nothing of the first.
+    model.describe(Vec::new(), 512);
+    assert_eq!((follow(&[1, 2]), follow(&[2]), follow(&[3])), (4096, 4096, 512));
+    model.describe(Vec::new(), 8192);
+    assert_eq!(follow(&[3]), 8192);
+}
