@@ -13,6 +13,7 @@ mod crds;
 mod extras;
 mod following;
 mod groups;
+mod hostile;
 mod inspection;
 mod line;
 mod load;

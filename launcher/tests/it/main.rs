@@ -5,6 +5,7 @@ mod alike;
 mod cgroup;
 mod decide;
 mod decide_over_time;
+mod hostile;
 mod placement;
 mod process;
 mod remote_groups;

@@ -17,6 +17,7 @@ pub mod fake;
 pub mod fixture;
 pub mod function;
 pub mod guide;
+pub mod hostile;
 pub mod http;
 pub mod main_http;
 pub mod many_experts;

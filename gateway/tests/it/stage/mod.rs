@@ -75,6 +75,12 @@ async fn work(State(functions): State<Arc<Functions>>, headers: HeaderMap, body:
         std::panic::resume_unwind(Box::new("breaks off"));
     }
     functions.turns.acquire().await.unwrap().forget();
+    if body["refuse"] == true && body["chunked"] == true {
+        let pieces = [r#"{"error": {"message": "#, r#""no"}}"#].map(Ok::<_, std::io::Error>);
+        let error = Body::from_stream(futures_util::stream::iter(pieces));
+        return (StatusCode::BAD_REQUEST, [(header::CONTENT_TYPE, "application/json")], error)
+            .into_response();
+    }
     if body["refuse"] == true {
         return (StatusCode::BAD_REQUEST, Json(json!({"error": {"message": "no", "type": "invalid_request_error", "param": null, "code": null}}))).into_response();
     }

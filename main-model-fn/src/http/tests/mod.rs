@@ -10,6 +10,7 @@ mod embeddings;
 mod engine;
 mod families;
 mod formats;
+mod hostile;
 mod logprobs;
 mod parameters;
 mod places;

@@ -1,4 +1,8 @@
-//! The gateway and clients that mean no good: what is no request reaches no function, and nobody keeps others out.
+//! The gateway and hostile clients: what is no request reaches no function, and no client keeps others out.
+
+mod functions;
+mod latency;
+mod requests;
 
 use crate::stage;
 
@@ -6,6 +10,7 @@ use futures_util::future::{FutureExt, join_all};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use remoe_gateway::{GatewayOptions, KeyFile, Keys};
 use remoe_http::ConnectionLimits;
+use remoe_test_support::hostile::resident;
 use serde_json::json;
 use stage::{LONG, Stage};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
@@ -32,7 +37,8 @@ async fn raw(address: SocketAddr, request: &[u8]) -> String {
     // The gateway may have had enough before the end.
     let _refused = stream.write_all(request).await;
     let mut came = Vec::new();
-    let _reset = timeout(LONG, stream.read_to_end(&mut came)).await.expect("the gateway gives nobody up");
+    let _reset =
+        timeout(LONG, stream.read_to_end(&mut came)).await.expect("the gateway gives up clients that stall");
     String::from_utf8_lossy(&came).into_owned()
 }
 
@@ -327,16 +333,27 @@ async fn answers_without_room_are_handed_on() {
     assert_eq!((head.status().as_u16(), &*body), (200, r#"{"x":1}"#));
 }
 
+/// While one client holds all room for answers and reads none, another one gets errors of any framing.
+#[tokio::test(flavor = "multi_thread")]
+async fn errors_reach_clients_while_one_holds_all_room() {
+    let keys = Keys::none().with_key("greedy", "g").unwrap().with_key("other", "o").unwrap();
+    let options = GatewayOptions { answers_limit: 1 << 20, keys, ..GatewayOptions::default() };
+    let stage = Stage::new(options, |_| {}, 8, None).await;
+    let (stalls, key) = (json!({"model": "m", "stalls": 1_040_000}), [("authorization", "Bearer g")]);
+    let mut held = Box::pin(stage.send(&stalls, &key));
+    assert!(timeout(Duration::from_millis(500), &mut held).await.is_err(), "it is waited for");
+    for chunked in [false, true] {
+        for stream in [false, true] {
+            let body = json!({"model": "m", "refuse": true, "chunked": chunked, "stream": stream});
+            let (head, body) = stage.ask(&body, &[("authorization", "Bearer o")]).await;
+            assert_eq!((head.status().as_u16(), body.contains("\"no\"")), (400, true), "{body}");
+        }
+    }
+}
+
 /// Descriptors that this process may have.
 fn descriptors() -> usize {
     let limits = std::fs::read_to_string("/proc/self/limits").unwrap();
     let line = limits.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap();
     line.split_whitespace().next().unwrap().parse().unwrap_or(usize::MAX)
-}
-
-/// Bytes of this process in memory.
-fn resident() -> usize {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-    line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
 }

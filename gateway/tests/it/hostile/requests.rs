@@ -1,0 +1,104 @@
+//! Clients that send anything.
+
+use super::{post, stage, statuses};
+use crate::stage::LONG;
+use futures_util::stream::{StreamExt, iter};
+use remoe_test_support::hostile::{Cases, Dice, chart_limit, has_grown_little, panics, resident};
+use serde_json::json;
+use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+/// Cases in every change.
+const FEW: usize = 600;
+/// Clients at the same time.
+const CLIENTS: usize = 16;
+/// A request is complete unless it is answered by then.
+const PATIENCE: Duration = Duration::from_millis(300);
+
+const HEADERS: [&str; 14] = [
+    "X-Remoe-Tenant",
+    "X-Remoe-Timing",
+    "X-Remoe-Rates",
+    "X-Remoe-Told",
+    "X-Remoe-Cost",
+    "X-Request-Timeout",
+    "X-Request-Id",
+    "Traceparent",
+    "Expect",
+    "TE",
+    "Connection",
+    "Content-Length",
+    "Transfer-Encoding",
+    "X-Api-Key",
+];
+
+/// A request that is almost one.
+fn request(dice: &mut Dice) -> Vec<u8> {
+    let body = match dice.below(4) {
+        0 => dice.json(8),
+        1 => format!(r#"{{"model":"m","x":{},"max_tokens":{}}}"#, dice.json(8), dice.number()),
+        2 => format!(r#"{{"model":"m","n":{},"stream":{}}}"#, dice.number(), dice.one_of(&["true", "false"])),
+        _ => r#"{"model":"m","x":1}"#.to_owned(),
+    };
+    let mut headers = Vec::new();
+    for _ in 0..dice.below(4) {
+        headers.extend_from_slice(dice.one_of(&HEADERS).as_bytes());
+        headers.extend_from_slice(b": ");
+        headers.extend(dice.header_value());
+        headers.extend_from_slice(b"\r\n");
+    }
+    let length = if dice.once_in(8) { dice.number() } else { body.len().to_string() };
+    let mut request = post(&format!("Connection: close\r\nContent-Length: {length}\r\n@"), &body);
+    let at = request.iter().rposition(|byte| *byte == b'@').unwrap();
+    request.splice(at..at + 3, headers);
+    if dice.once_in(3) {
+        dice.spoil(&mut request);
+    }
+    request
+}
+
+/// Writes `request` and returns all that comes, and ends the connection if the gateway waits for more.
+async fn send(address: SocketAddr, request: &[u8]) -> String {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    // The gateway may have had enough before the end.
+    let _refused = stream.write_all(request).await;
+    let mut came = Vec::new();
+    if timeout(PATIENCE, stream.read_to_end(&mut came)).await.is_err() {
+        let _gone = stream.shutdown().await;
+        let _reset = timeout(LONG, stream.read_to_end(&mut came)).await.expect("the connection ends");
+    }
+    String::from_utf8_lossy(&came).into_owned()
+}
+
+/// Whatever clients send, they get what an answer may be, or nothing, and others are answered meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn generated_requests_harm_no_other_client() {
+    let cases = Cases::new("requests", FEW);
+    let (stage, panics) = (stage().await, panics());
+    let key = format!("Bearer {}", super::KEY);
+    let before = resident();
+    iter(0..cases.count())
+        .for_each_concurrent(CLIENTS, |number| {
+            let (stage, key) = (&stage, &key);
+            async move {
+                let came = send(stage.address, &request(&mut cases.dice(number))).await;
+                // Timeouts that clients state end with 503 and 504.
+                let is_fit = |status: &u16| (200..500).contains(status) || [503, 504].contains(status);
+                assert!(statuses(&came).iter().all(is_fit), "case {number}: {came}");
+                if number % CLIENTS == 0 {
+                    let body = json!({"model": "m", "x": number});
+                    let (head, body) = stage.ask(&body, &[("authorization", key)]).await;
+                    assert_eq!(head.status(), 200, "beside case {number}: {body}");
+                }
+            }
+        })
+        .await;
+    stage.until(|stage| stage.model.load() == (0, 0)).await;
+    assert_eq!(panics.load(Ordering::SeqCst), 0);
+    // Both ends are in this process.
+    has_grown_little(before, chart_limit("gateway"));
+}

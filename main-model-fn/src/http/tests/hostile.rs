@@ -1,0 +1,86 @@
+//! Gateways, and clients that claim to be one, that send anything.
+
+use super::{Front, figures, say};
+use crate::engine::request::{Event, FinishReason};
+use axum::body::Body;
+use axum::http::{HeaderValue, Request};
+use remoe_test_support::hostile::{Cases, Dice};
+
+/// Cases in every change.
+const FEW: usize = 600;
+/// Bytes of what is told after an answer: trailers of more than 16 KiB end it for clients.
+const TOLD: usize = 16 << 10;
+
+const HEADERS: [&str; 8] = [
+    "x-remoe-tenant",
+    "x-remoe-timing",
+    "x-remoe-rates",
+    "x-remoe-cost-placeholder",
+    "x-remoe-activations",
+    "x-remoe-resolved",
+    "x-request-id",
+    "traceparent",
+];
+
+fn value(dice: &mut Dice, name: &str) -> Vec<u8> {
+    match name {
+        "x-remoe-rates" if !dice.once_in(3) => {
+            let rates: Vec<_> =
+                (0..*dice.one_of(&[1, 3, 2000])).map(|place| format!("a{place}={}", dice.number())).collect();
+            format!("main={},{}", dice.number(), rates.join(",")).into_bytes()
+        }
+        "x-remoe-timing" if !dice.once_in(3) => {
+            let part = dice.one_of(&["decide", "schedule", "start", "load", "ready", "first"]);
+            format!("{part};dur={}, load;dur={}", dice.number(), dice.number()).into_bytes()
+        }
+        _ => dice.header_value(),
+    }
+}
+
+#[tokio::test]
+async fn generated_headers_of_gateways_do_no_harm() {
+    let cases = Cases::new("headers of gateways", FEW);
+    let front = Front::with(|options| {
+        options.api_key = Some("client".into());
+        options.gateway_key = Some("gateway".into());
+    });
+    let serve = front.engine.serve(|request| {
+        let mut events = say(0, "x", FinishReason::Stop);
+        events.push(Event::Done(figures(request)));
+        events
+    });
+    let ask = async {
+        for number in 0..cases.count() {
+            let mut dice = cases.dice(number);
+            let path = *dice.one_of(&["/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"]);
+            let key = *dice.one_of(&["Bearer client", "Bearer gateway"]);
+            let mut request = Request::post(path).header("authorization", key);
+            for _ in 0..=dice.below(5) {
+                let name = *dice.one_of(&HEADERS);
+                if let Ok(value) = HeaderValue::from_bytes(&value(&mut dice, name)) {
+                    request = request.header(name, value);
+                }
+            }
+            let body = match dice.below(3) {
+                0 => dice.json(6),
+                1 => format!(
+                    r#"{{"prompt":"a","input":"a","messages":[],"max_tokens":{},"n":{}}}"#,
+                    dice.number(),
+                    dice.number()
+                ),
+                _ => {
+                    let stream = dice.one_of(&["true", "false"]);
+                    format!(r#"{{"prompt":"a","max_tokens":1,"include_figures":true,"stream":{stream}}}"#)
+                }
+            };
+            let reply = front.send(request.body(Body::from(body)).unwrap()).await;
+            let told: usize =
+                reply.headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
+            assert!(reply.status.as_u16() < 500 && told <= TOLD, "case {number}: {reply:?}");
+        }
+    };
+    tokio::select! {
+        () = ask => {}
+        () = serve => unreachable!("the engine serves for ever"),
+    }
+}
