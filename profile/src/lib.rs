@@ -4,22 +4,26 @@
 //! [`problem`] joins it with the facts of a checkpoint and with [`Wishes`]; [`Prices`] are prices as
 //! bills state them, [`NodeList`] nodes as they are sold, [`Factors`] what answers say about a profile. Pure: measuring is somebody else's work.
 
+mod attempt;
 mod error;
 mod function_memory;
 mod measured;
 mod node_prior;
 mod node_timing;
 mod nodes;
+mod plausible;
 mod prices;
 mod prior;
 mod problem;
 mod profile;
 
+pub use attempt::attempted;
 pub use error::{NodesError, PricesError, ProblemError, ProfileError};
 pub use measured::{Factor, Factors, Pair, Ratio};
 pub use node_prior::{ResidentWeights, node_shape, node_shapes};
 pub use node_timing::NodeTiming;
 pub use nodes::{Commitment, ListedNode, NodeList, Owned, PriceSource, date_of};
+pub use plausible::Slower;
 pub use prices::{Prices, PricesBilling, number_schema};
 pub use problem::{Wishes, problem};
 pub use profile::{

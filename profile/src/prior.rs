@@ -97,6 +97,7 @@ impl Profile {
                 remote: loading(expert, model.expert_bytes),
             },
             memory: Self::memory_prior(model, dtype),
+            disturbed: None,
             fit: None,
         }
     }
@@ -105,6 +106,23 @@ impl Profile {
     #[must_use]
     pub fn memory_prior(model: &Inspection, dtype: &str) -> Memory {
         Memory { main_bytes: MAIN_BYTES, function_bytes: function_memory::least_bytes(model, dtype) }
+    }
+
+    /// The same on `machine`, of which only its sizes are known: with a column for all of its cores.
+    #[must_use]
+    pub fn prior_of_machine(model: &Inspection, dtype: &str, machine: Machine) -> Self {
+        let prior = match machine.device.as_str() {
+            "cpu" => Self::prior(model, dtype),
+            _ => Self::prior_on_gpu(model, dtype),
+        };
+        let cores = f64::from(machine.cores.max(1));
+        Self {
+            expert_seconds: with_cores(prior.expert_seconds, cores),
+            nonexpert_seconds: with_cores(prior.nonexpert_seconds, cores),
+            context_seconds: prior.context_seconds.map(|table| with_cores(table, cores)),
+            machine: Machine { vcpus_by: CpuLimit::Assumed, ..machine },
+            ..prior
+        }
     }
 
     /// The same where a GPU computes the non-expert part.
@@ -143,6 +161,21 @@ fn context(model: &Inspection, dtype: &str) -> CpuProfile {
         tokens: vec![CONTEXT_TOKENS],
         seconds: vec![VCPUS.iter().map(at).collect()],
     }
+}
+
+/// `table` with a column for `cores` vCPUs, of which at most [`USEFUL_VCPUS`] help.
+fn with_cores(table: CpuProfile, cores: f64) -> CpuProfile {
+    let CpuProfile { mut vcpus, tokens, mut seconds } = table;
+    let at = vcpus.partition_point(|known| *known < cores);
+    let helps = at > 0 && vcpus.get(at).is_some_and(|next| *next > cores);
+    if helps {
+        let before = vcpus[at - 1];
+        for row in &mut seconds {
+            row.insert(at, row[at - 1] * before / cores);
+        }
+        vcpus.insert(at, cores);
+    }
+    CpuProfile { vcpus, tokens, seconds }
 }
 
 /// One routed expert on a GPU, where nobody states it: half of an NVIDIA T4, as everything else that is

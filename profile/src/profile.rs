@@ -68,6 +68,11 @@ pub struct Profile {
     pub starts: Starts,
     /// Resident bytes besides weights.
     pub memory: Memory,
+    /// Share of this machine's CPU time that other programs took during the measurements, where that was enough to
+    /// distort them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub disturbed: Option<f64>,
     /// One expert for one token over the memory of a remote function in GB: the form of the Remoe
     /// paper, section V-B. Absent where no decay fits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -294,6 +299,10 @@ impl Profile {
             let rows = seconds.iter().map(|value| vec![*value]).collect();
             let as_table = CpuProfile { vcpus: vec![1.0], tokens: tokens.clone(), seconds: rows };
             from_one_token("gpu_expert_seconds", &as_table)?;
+        }
+        if let Some(share) = self.disturbed.filter(|share| !(0.0..=1.0).contains(share)) {
+            let message = format!("is {share}, expected a share from 0 to 1; measure again");
+            return Err(wrong("disturbed", message));
         }
         seconds("transport.invoke_seconds", self.transport.invoke_seconds)?;
         seconds("transport.send_seconds", self.transport.send_seconds)?;

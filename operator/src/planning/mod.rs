@@ -23,19 +23,17 @@ use remoe_model::Inspection;
 #[cfg(test)]
 use remoe_planner::Change;
 use remoe_planner::{
-    Account, Answer, Budget, Options, PlanDraft, PlanError, Pricing, Problem, Remote, Slo, compare_within,
+    Account, Answer, Budget, Options, PlanDraft, PlanError, Pricing, Problem, Remote, compare_within,
     preallocate_for, replan, solve_within,
 };
 use remoe_predictor::Shares;
-use remoe_profile::Profile;
+use remoe_profile::{Origin, Profile, attempted};
 
 pub(crate) use basis::account;
 pub(crate) use hosted::check_hosted;
 pub(crate) use numbers::{counted, three_digits};
 pub(crate) use wishes::workload;
 
-/// A limit that is meant not to bind, in seconds.
-const NO_LIMIT: f64 = 1e6;
 /// Share of the cost by which a plan of groups may be dearer to keep limits when figures are wrong.
 const STURDY: f64 = 0.02;
 /// Cause of an aborted search.
@@ -380,39 +378,19 @@ impl Planning {
         problem: &Problem,
         search: impl Fn(&Problem, &Options) -> Result<Answer, PlanError>,
     ) -> Result<(Answer, Option<String>), PlanningError> {
-        let mut refusal = None;
-        for attempt in self.attempts() {
-            let mut problem = problem.clone();
-            if attempt.relaxed {
-                problem.slo = Slo::new(NO_LIMIT, NO_LIMIT);
-            }
-            let options = Options { remote: attempt.remote, sturdy: STURDY, ..Options::default() };
-            match search(&problem, &options) {
-                Ok(answer) => return Ok((answer, attempt.relaxed.then(|| refusal.unwrap_or_default()))),
-                Err(PlanError::Infeasible(why)) => {
-                    refusal = Some(why.to_string());
-                }
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Err(PlanningError::Infeasible(refusal.unwrap_or_default()))
-    }
-
-    fn attempts(&self) -> Vec<Attempt> {
         let wanted = match self.mode {
             RemoteMode::Auto => Remote::Auto,
             RemoteMode::Always => Remote::Always,
             RemoteMode::Never => Remote::Never,
         };
-        if self.source != ProfileSource::Prior {
-            return vec![Attempt { remote: wanted, relaxed: false }];
-        }
-        let mut remotes = vec![wanted];
-        if wanted == Remote::Auto {
-            remotes.insert(0, Remote::Never);
-        }
-        let both = |remote| [false, true].map(|relaxed| Attempt { remote, relaxed });
-        remotes.into_iter().flat_map(both).collect()
+        let (answer, missed) = attempted(problem, self.origin(), wanted, |problem, remote| {
+            search(problem, &Options { remote, sturdy: STURDY, ..Options::default() })
+        })?;
+        Ok((answer, missed.map(|why| why.to_string())))
+    }
+
+    fn origin(&self) -> Origin {
+        if self.is_sure() { Origin::Measured } else { Origin::Prior }
     }
 
     /// `answer` as it is published, with a `warning` about it and the `verdict` on remote experts.
@@ -474,13 +452,6 @@ impl Planning {
 /// The inputs of a plan that has these without a prediction.
 fn expecting(inputs: &str, prediction: &PlannedPrediction) -> Result<String, serde_json::Error> {
     digest(&(inputs, prediction.revision, &prediction.shares))
-}
-
-#[derive(Clone, Copy)]
-struct Attempt {
-    remote: Remote,
-    /// Without the promised latencies.
-    relaxed: bool,
 }
 
 /// What is computed in: the spec's wish, else the checkpoint's own.
