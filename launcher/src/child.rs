@@ -1,5 +1,6 @@
 //! One child process from its start to its end.
 
+use crate::activity::Activity;
 use crate::cgroup::Group;
 use crate::launcher::{Ending, Observed, Phase};
 use crate::lines::{Tail, each_line};
@@ -46,6 +47,8 @@ pub(crate) struct Watched {
     pub(crate) group: Option<Arc<Group>>,
     pub(crate) stop_requests: mpsc::Receiver<Duration>,
     pub(crate) announce_timeout: Duration,
+    /// Progress that prolongs this.
+    pub(crate) activity: Activity,
     pub(crate) sink: LogSink,
     pub(crate) shared: Arc<Shared>,
 }
@@ -81,7 +84,9 @@ async fn follow(
 ) -> (Option<ExitStatus>, Option<String>) {
     let mut cause = None;
     let mut listening_for = true;
-    let mut announce_by = Some(Instant::now() + watched.announce_timeout);
+    let started = Instant::now();
+    let due = |watched: &Watched| watched.activity.deadline(started, watched.announce_timeout);
+    let mut announce_by = Some(due(watched));
     let mut kill_at: Option<Instant> = None;
     loop {
         let wake = [announce_by, kill_at].into_iter().flatten().min();
@@ -105,16 +110,26 @@ async fn follow(
                 }
             }
             () = sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {
-                if announce_by.is_some() {
-                    cause = Some(format!(
-                        "did not announce its address within {:?}",
-                        watched.announce_timeout
-                    ));
+                if announce_by.is_some() && kill_at.is_none() {
+                    let later = due(watched);
+                    if later > Instant::now() {
+                        announce_by = Some(later);
+                        continue;
+                    }
+                    cause = Some(silent(watched.announce_timeout, &watched.activity.what()));
                 }
                 (announce_by, kill_at) = (None, None);
                 kill(watched.pid);
             }
         }
+    }
+}
+
+/// Why a child is ended that has not announced itself.
+fn silent(timeout: Duration, what: &str) -> String {
+    match what {
+        "" => format!("did not announce its address within {timeout:?}"),
+        what => format!("made no progress for {timeout:?}: {what}; raise --ready-timeout to wait longer"),
     }
 }
 

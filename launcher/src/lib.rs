@@ -5,6 +5,7 @@
 //! made in [`decide`], and for the operator's pods. [`supervise`] observes, asks `decide` and acts through a [`Launcher`];
 //! [`process`] is the launcher of local processes.
 
+mod activity;
 mod cgroup;
 mod child;
 pub mod control;
@@ -24,6 +25,7 @@ pub mod status;
 pub mod step;
 pub mod supervise;
 
+pub use activity::Activity;
 pub use cgroup::{CgroupError, Cgroups, Group, ResourceLimits};
 pub use event::{Event, EventSink};
 pub use functions::ModelOptions;

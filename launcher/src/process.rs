@@ -1,5 +1,6 @@
 //! Functions as processes of this machine.
 
+use crate::activity::Activity;
 use crate::cgroup::{CgroupError, Cgroups};
 use crate::child::{self, Child};
 use crate::launcher::{FunctionId, FunctionSpec, LaunchError, Launcher, Observed, Phase};
@@ -47,6 +48,7 @@ pub struct ProcessLauncher {
     announce_timeout: Duration,
     sink: LogSink,
     cgroups: Option<Arc<Cgroups>>,
+    activity: Activity,
     spawner: std::sync::mpsc::Sender<SpawnJob>,
     started: AtomicU64,
     shared: Arc<Shared>,
@@ -103,6 +105,7 @@ impl ProcessLauncher {
             announce_timeout,
             sink,
             cgroups: None,
+            activity: Activity::default(),
             spawner,
             started: AtomicU64::new(0),
             shared: Arc::default(),
@@ -113,6 +116,14 @@ impl ProcessLauncher {
     #[must_use]
     pub fn with_limits(mut self, cgroups: Arc<Cgroups>) -> Self {
         self.cgroups = Some(cgroups);
+        self
+    }
+
+    /// Gives a child that has not announced itself as long as `activity` notes progress, and the announce timeout after
+    /// that.
+    #[must_use]
+    pub fn with_activity(mut self, activity: Activity) -> Self {
+        self.activity = activity;
         self
     }
 
@@ -219,6 +230,7 @@ impl Launcher for ProcessLauncher {
             group,
             stop_requests,
             announce_timeout: self.announce_timeout,
+            activity: self.activity.clone(),
             sink: self.sink.clone(),
             shared: self.shared.clone(),
         }));

@@ -1,5 +1,6 @@
 //! The loop that keeps a deployment as it is wanted: observe, decide, act.
 
+use crate::activity::Activity;
 use crate::control;
 use crate::decide::{Action, Desired, Instance, decide};
 use crate::event::{Event, EventSink};
@@ -14,13 +15,16 @@ use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, JoinHandle};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 /// The loop runs at least this often.
 const TICK: Duration = Duration::from_millis(100);
 /// One round of the loop never counts as more than this. Time in which this process itself did not
 /// run (it was stopped, the machine slept) must not count against the functions.
 const LONGEST_ROUND: Duration = Duration::from_secs(1);
+
+/// Progress counts for a function that says within this that it is not ready.
+const PROBED: Duration = Duration::from_secs(1);
 
 /// Why a deployment did not become ready.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -46,12 +50,23 @@ pub struct Supervisor {
     status: watch::Receiver<Status>,
     changes: watch::Sender<(u64, Option<Desired>)>,
     shutdown: watch::Sender<Option<Duration>>,
+    activity: Activity,
     task: JoinHandle<()>,
 }
 
 impl Supervisor {
     /// Starts to keep `desired` through `launcher`.
     pub fn spawn(launcher: impl Launcher, desired: Desired, events: EventSink) -> Self {
+        Self::spawn_with(launcher, desired, events, Activity::default())
+    }
+
+    /// The same with functions that are not late as long as `activity` notes progress.
+    pub fn spawn_with(
+        launcher: impl Launcher,
+        desired: Desired,
+        events: EventSink,
+        activity: Activity,
+    ) -> Self {
         let (publish, status) = watch::channel(Status::default());
         let (shutdown, shutdown_requests) = watch::channel(None);
         let (changes, changed) = watch::channel((0, None));
@@ -71,9 +86,10 @@ impl Supervisor {
             routing_problem: None,
             answer_sender,
             routing_sender,
+            activity: activity.clone(),
         };
         let task = tokio::spawn(supervision.run(changed, shutdown_requests, answers, routings));
-        Self { status, changes, shutdown, task }
+        Self { status, changes, shutdown, activity, task }
     }
 
     /// Keeps `desired` from now on. Functions that both want go on. Returns the number of the change: a
@@ -95,11 +111,25 @@ impl Supervisor {
     /// Waits until a generation is in force.
     ///
     /// # Errors
-    /// The deployment was given up, or was not ready within `deadline`.
-    pub async fn ready(&self, deadline: Duration) -> Result<Status, NotReady> {
+    /// The deployment was given up, or is not ready `silence` after the last progress.
+    pub async fn ready(&self, silence: Duration) -> Result<Status, NotReady> {
         let mut status = self.status.clone();
+        let started = Instant::now();
+        let over = async {
+            loop {
+                let deadline = self.activity.deadline(started, silence);
+                if deadline <= Instant::now() {
+                    return;
+                }
+                sleep_until(deadline).await;
+            }
+        };
         let settled = status.wait_for(|status| status.generation.is_some() || status.failure.is_some());
-        if let Ok(settled) = timeout(deadline, settled).await {
+        let settled = tokio::select! {
+            settled = settled => Some(settled),
+            () = over => None,
+        };
+        if let Some(settled) = settled {
             let settled = settled.map_err(|_closed| NotReady::Stopped)?.clone();
             return match settled.failure {
                 Some(failure) => Err(failure.into()),
@@ -116,7 +146,11 @@ impl Supervisor {
             (None, true) => "the placement is not in force".to_owned(),
             (None, false) => format!("waiting for {}", names.join(", ")),
         };
-        Err(NotReady::TimedOut { after: deadline, missing })
+        let missing = match self.activity.what().as_str() {
+            "" => missing,
+            what => format!("no progress: {what}; {missing}"),
+        };
+        Err(NotReady::TimedOut { after: silence, missing })
     }
 
     /// Stops everything: the main function first, then the remote ones. Each may drain for `grace`,
@@ -152,6 +186,7 @@ struct Supervision<L> {
     routing_problem: Option<String>,
     answer_sender: mpsc::Sender<Answer>,
     routing_sender: mpsc::Sender<RoutingResult>,
+    activity: Activity,
 }
 
 type RoutingResult = Result<RoutingAck, ServiceError>;
@@ -251,9 +286,11 @@ impl<L: Launcher> Supervision<L> {
         let Some(tracked) = self.tracked.get_mut(&answer.id) else { return };
         let instance = &mut tracked.instance;
         instance.answered = self.now;
+        // What gets on is not late.
+        let moves = self.activity.moved_within(PROBED);
         instance.unready_since = match (answer.ready, instance.unready_since) {
             (true, _) => None,
-            (false, since) => since.or(Some(self.now)),
+            (false, since) => since.filter(|_| !moves).or(Some(self.now)),
         };
         self.found(answer.generation);
     }
