@@ -93,6 +93,15 @@ pub struct Opened {
     pub checkpoint: Checkpoint,
     /// The commit, for a repository of the hub.
     pub revision: Option<String>,
+    /// The part of the cache that keeps what is fetched of it; none for a folder.
+    pub cache: Option<PathBuf>,
+}
+
+/// Where the files of a model are.
+struct Stored {
+    store: Arc<dyn Store>,
+    revision: Option<String>,
+    cache: Option<PathBuf>,
 }
 
 /// A model whose sizes are known.
@@ -115,8 +124,8 @@ impl ModelArgs {
     /// # Errors
     /// It cannot be had, or it is no checkpoint.
     pub fn open(&self) -> Result<Opened, CheckpointError> {
-        let (store, revision) = self.store()?;
-        Ok(Opened { checkpoint: Checkpoint::open_in(store)?, revision })
+        let Stored { store, revision, cache } = self.stored()?;
+        Ok(Opened { checkpoint: Checkpoint::open_in(store)?, revision, cache })
     }
 
     /// Opens the model; where its weights are missing or the engine does not run it, its outline from
@@ -125,9 +134,9 @@ impl ModelArgs {
     /// # Errors
     /// It cannot be had, it is damaged, or its config is not enough to know its sizes.
     pub fn open_or_outline(&self, dtype: Option<&str>) -> Result<Known, CheckpointError> {
-        let (store, revision) = self.store()?;
+        let Stored { store, revision, cache } = self.stored()?;
         match Checkpoint::open_in(Arc::clone(&store)) {
-            Ok(checkpoint) => Ok(Known::Checkpoint(Box::new(Opened { checkpoint, revision }))),
+            Ok(checkpoint) => Ok(Known::Checkpoint(Box::new(Opened { checkpoint, revision, cache }))),
             Err(why @ (CheckpointError::MissingFile { .. } | CheckpointError::Unsupported { .. })) => {
                 Ok(Known::Outline { outline: Outline::open_in(&*store, dtype)?, why })
             }
@@ -140,6 +149,11 @@ impl ModelArgs {
     /// # Errors
     /// The place cannot be reached.
     pub fn store(&self) -> Result<(Arc<dyn Store>, Option<String>), CheckpointError> {
+        let Stored { store, revision, .. } = self.stored()?;
+        Ok((store, revision))
+    }
+
+    fn stored(&self) -> Result<Stored, CheckpointError> {
         if let ModelLocation::Folder(folder) = &self.model {
             if let Some(hub) = self.model.on_hub().filter(|_| !folder.exists()) {
                 return Err(CheckpointError::MissingFile {
@@ -147,7 +161,7 @@ impl ModelArgs {
                     message: format!("no such folder; for the model of the Hugging Face hub, write {hub}"),
                 });
             }
-            return Ok((Arc::new(Folder::new(folder)), None));
+            return Ok(Stored { store: Arc::new(Folder::new(folder)), revision: None, cache: None });
         }
         let connect = || {
             FetchedStore::connect(
@@ -160,8 +174,8 @@ impl ModelArgs {
             path: self.model.to_string().into(),
             source: error.into(),
         })?;
-        let revision = store.revision().map(str::to_owned);
-        Ok((Arc::new(store), revision))
+        let (revision, cache) = (store.revision().map(str::to_owned), store.cache().to_owned());
+        Ok(Stored { store: Arc::new(store), revision, cache: Some(cache) })
     }
 
     /// The same at the commit that was opened, for programs that must read the same.

@@ -5,6 +5,7 @@ use crate::cache::{CachedFile, SourceFolder};
 use crate::client::{SourceClient, http_client};
 use crate::describe::describe;
 use crate::error::FetchError;
+use crate::kept;
 use crate::location::ModelLocation;
 use crate::opening::Opening;
 use crate::patience::Patience;
@@ -83,6 +84,7 @@ impl FetchedStore {
                 (Source::Hub(hub), folder)
             }
         };
+        kept::note(&folder, &pinned.to_string());
         let client = SourceClient::new(http, source, PathBuf::from(pinned.to_string()));
         let opening = Opening::new(Arc::new(Transfer { client, patience }), folder);
         Ok(Self { opening: Arc::new(opening), runtime, revision, said_cached: AtomicBool::new(false) })
@@ -92,6 +94,12 @@ impl FetchedStore {
     #[must_use]
     pub fn revision(&self) -> Option<&str> {
         self.revision.as_deref()
+    }
+
+    /// The part of the cache that keeps what is fetched.
+    #[must_use]
+    pub fn cache(&self) -> &Path {
+        self.opening.folder.path()
     }
 
     fn opened(&self, names: &[&str]) -> Result<Vec<Option<Arc<CachedFile>>>, FetchError> {

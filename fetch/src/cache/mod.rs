@@ -59,6 +59,13 @@ impl SourceFolder {
         Ok(Self { path })
     }
 
+    /// The folder at `path`, if it can be that of a source.
+    pub(crate) fn existing(path: &Path) -> Option<Self> {
+        let name = path.file_name()?.to_str()?;
+        let is_source = name.len() == DIGITS && is_digest(name) && path.is_dir();
+        is_source.then(|| Self { path: path.to_owned() })
+    }
+
     /// The folder.
     pub(crate) fn path(&self) -> &Path {
         &self.path
