@@ -94,6 +94,8 @@ impl ErrorCode {
 /// as long as a body, and travel in headers.
 const MESSAGE_BYTES: usize = 1000;
 const FIELD_BYTES: usize = 200;
+/// No word is longer, in bytes.
+const LONGEST_WORD: usize = 40;
 
 /// At most `limit` bytes of `text`.
 fn shown(text: impl Into<String>, limit: usize) -> String {
@@ -103,7 +105,10 @@ fn shown(text: impl Into<String>, limit: usize) -> String {
         while !text.is_char_boundary(end) {
             end -= 1;
         }
-        text.truncate(end);
+        // A word in half reads as another one; quotes of what has no spaces are cut anywhere.
+        let word =
+            text.get(..end).and_then(|text| text.rfind(' ')).filter(|space| end - space <= LONGEST_WORD);
+        text.truncate(word.unwrap_or(end));
         text.push('…');
     }
     text
