@@ -49,6 +49,15 @@ pub(crate) enum Command {
     /// Serve a model over HTTP until Ctrl-C
     #[command(after_help = UP_EXAMPLES, override_usage = "remoe up [OPTIONS] [MODEL]...")]
     Up(Box<UpArgs>),
+    /// Fetch a whole model into the cache, if disk has room for it; a download that ended early is continued
+    #[command(after_help = PULL_EXAMPLES)]
+    Pull(PullArgs),
+    /// List the models in the cache and the disk space that they take
+    #[command(after_help = LIST_EXAMPLES)]
+    List(ListArgs),
+    /// Remove a model from the cache
+    #[command(after_help = RM_EXAMPLES)]
+    Rm(RmArgs),
     /// List the deployments on this machine
     #[command(after_help = PS_EXAMPLES)]
     Ps,
@@ -111,6 +120,29 @@ pub(crate) struct RunArgs {
     pub(crate) max_tokens: Option<u32>,
     #[command(flatten)]
     pub(crate) sampling: ChatSamplingArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PullArgs {
+    #[command(flatten)]
+    pub(crate) source: ModelArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ListArgs {
+    /// Cache folder of fetched models [env: REMOE_MODEL_CACHE] [default: remoe/models in the user's cache folder]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) model_cache: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RmArgs {
+    /// Model as `remoe list` shows it, with or without @REVISION; without it, all revisions
+    #[arg(value_name = "MODEL")]
+    pub(crate) model: String,
+    /// Cache folder of fetched models [env: REMOE_MODEL_CACHE] [default: remoe/models in the user's cache folder]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) model_cache: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -254,6 +286,10 @@ pub(crate) struct UpArgs {
     pub(crate) planning: PlanningArgs,
     #[command(flatten)]
     pub(crate) concurrency: ConcurrencyArgs,
+    /// Without a profile, measure this machine before the model starts. By default the model starts on assumed speeds,
+    /// and the machine is measured while no request runs
+    #[arg(long, help_heading = "Planning", conflicts_with_all = ["profile", "plan", "remote_ratio", "replicas"])]
+    pub(crate) profile_first: bool,
     /// Start order of the functions
     #[arg(long, value_enum, default_value_t, value_name = "ORDER", help_heading = "Planning")]
     pub(crate) start: StartOrder,
@@ -528,7 +564,8 @@ pub(crate) struct DeploymentArgs {
     /// Start at most N remote functions at a time [default: all]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) starts_at_once: Option<usize>,
-    /// Time limit until all functions are ready, such as 120s or 10m; a number without a unit is in seconds
+    /// Longest time without progress until all functions are ready (no byte of the weights arrives or is read), such as
+    /// 120s or 10m; a number without a unit is in seconds
     #[arg(long, value_name = "TIME", default_value = "120s", value_parser = parse_duration_or_seconds)]
     pub(crate) ready_timeout: Duration,
 }
@@ -764,6 +801,17 @@ const RUN_EXAMPLES: &str = "Examples:
 In the terminal: /help lists the commands and settings, Ctrl-C ends an answer, Ctrl-D the
 conversation. Text between \"\"\" and \"\"\" may span lines; a backslash at the end of a line
 continues it.";
+
+const PULL_EXAMPLES: &str = "Examples:
+  remoe pull hf://allenai/OLMoE-1B-7B-0125-Instruct
+  remoe pull s3://bucket/models/olmoe --model-cache /data/models";
+
+const LIST_EXAMPLES: &str = "Examples:
+  remoe list
+  remoe list --json";
+
+const RM_EXAMPLES: &str = "Examples:
+  remoe rm hf://allenai/OLMoE-1B-7B-0125-Instruct";
 
 const PS_EXAMPLES: &str = "Examples:
   remoe ps

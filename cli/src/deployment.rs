@@ -3,7 +3,7 @@
 use crate::args::{Backend, DeploymentArgs};
 use crate::commands::profile::{check_experts_dtype, default_dtype};
 use crate::exit::CliError;
-use crate::loading;
+use crate::loading::Loading;
 use crate::machine;
 use crate::output::progress::Progress;
 use crate::planning;
@@ -14,8 +14,8 @@ use remoe_fetch::{ModelArgs, ModelLocation};
 use remoe_launcher::decide::{Desired, Patience};
 use remoe_launcher::functions::{DEFAULT_MAX_BATCH, deployment};
 use remoe_launcher::{
-    Cgroups, LogLine, ModelOptions, MoeLayer, Placement, ProcessLauncher, ResourceLimits, Status, Supervisor,
-    control,
+    Activity, Cgroups, Event, LogLine, ModelOptions, MoeLayer, Placement, ProcessLauncher, ResourceLimits,
+    Status, Supervisor, control,
 };
 use remoe_model::{Checkpoint, DenseDtype, ExpertsDtype, Inspection};
 use remoe_planner::{Account, Answer, MainSize, PlanDraft, PlanError, Problem};
@@ -33,6 +33,8 @@ pub(crate) struct Wanted {
     pub(crate) options: ModelOptions,
     /// The model as every function is told: with the commit, where it comes from the hub.
     pub(crate) source: ModelArgs,
+    /// The part of the cache that the model is fetched into; none where it is in a folder.
+    cache: Option<PathBuf>,
     pub(crate) checkpoint: Arc<Checkpoint>,
     pub(crate) inspection: Inspection,
     pub(crate) moe_layers: Vec<MoeLayer>,
@@ -145,6 +147,7 @@ impl Wanted {
                 ..ModelOptions::default()
             },
             source,
+            cache: opened.cache,
             checkpoint: Arc::new(opened.checkpoint),
             inspection,
             moe_layers,
@@ -211,6 +214,17 @@ impl Wanted {
         self.options.fallback_bytes = Some(planning::fallback_bytes(&self.inspection, dtype));
     }
 
+    /// Keeps the main function as it is in `other`, whatever a plan says of it.
+    pub(crate) fn keep_main_of(&mut self, other: &Self) {
+        let (options, kept) = (&mut self.options, &other.options);
+        options.main_limits = kept.main_limits;
+        options.main_threads = kept.main_threads;
+        options.kv_cache_bytes = kept.kv_cache_bytes;
+        options.max_batch = kept.max_batch;
+        options.fallback_bytes = kept.fallback_bytes;
+        self.main_size = other.main_size;
+    }
+
     /// Lets `requests` run at the same time, where nobody said how many sequences do.
     pub(crate) fn run_at_once(&mut self, requests: u32) {
         let sequences = requests as usize;
@@ -272,13 +286,21 @@ impl Wanted {
         let launcher = match limited.then(Cgroups::find) {
             Some(Ok(cgroups)) => launcher.with_limits(cgroups),
             Some(Err(error)) => {
-                progress.line(&format!("memory and CPU limits of functions are not enforced: {error}"));
+                let why = if progress.is_verbose() { format!(": {error}") } else { String::new() };
+                progress.line(&format!("memory and CPU limits of functions are not enforced{why}"));
                 launcher
             }
             None => launcher,
         };
+        let activity = Activity::default();
+        let launcher = launcher.with_activity(activity.clone());
         let event_progress = progress.clone();
-        Ok(Supervisor::spawn(launcher, desired, Arc::new(move |event| event_progress.event(event))))
+        let events = Arc::new(move |event: &Event| event_progress.event(event));
+        let supervisor = Supervisor::spawn_with(launcher, desired, events, activity.clone());
+        let (facts, place) = (self.inspection.clone(), self.source.model.to_string());
+        let loading = Loading { facts, place, cache: self.cache.clone(), activity };
+        tokio::spawn(loading.watch(supervisor.status(), progress.clone()));
+        Ok(supervisor)
     }
 
     /// Waits until everything answers.
@@ -287,10 +309,7 @@ impl Wanted {
         supervisor: &Supervisor,
         progress: &Progress,
     ) -> Result<Status, CliError> {
-        let status = tokio::select! {
-            status = supervisor.ready(self.ready_timeout) => status?,
-            never = loading::show(supervisor.status(), &self.inspection, progress) => match never {},
-        };
+        let status = supervisor.ready(self.ready_timeout).await?;
         progress.clear();
         Ok(status)
     }

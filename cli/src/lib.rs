@@ -5,10 +5,12 @@
 //! else on standard error.
 
 mod args;
+mod choice;
 mod commands;
 mod constraints;
 mod deployment;
 mod exit;
+mod figures;
 mod loading;
 mod machine;
 mod output;
@@ -103,6 +105,9 @@ fn run(cli: &Cli) -> Result<ExitCode, CliError> {
                 commands::eval::perplexity::run(args, text, json, progress).await
             })?,
         },
+        Command::Pull(args) => commands::models::pull(args, json)?,
+        Command::List(args) => commands::models::list(args, json)?,
+        Command::Rm(args) => commands::models::remove(args, json)?,
         Command::Ps => commands::ps::run(json)?,
         Command::Stop(args) => commands::ps::stop(args, json)?,
         Command::Doctor(args) => return commands::doctor::run(args, json),

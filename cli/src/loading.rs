@@ -1,33 +1,94 @@
-//! How far functions are with reading their weights, for the person who waits.
+//! How far functions are with their weights: shown to users, and noted as progress for what has a deadline.
 
 use crate::output::progress::Progress;
-use remoe_launcher::{FunctionStatus, Status};
+use crate::output::table;
+use remoe_fetch::allocated;
+use remoe_launcher::{Activity, FunctionState, FunctionStatus, Status};
 use remoe_model::Inspection;
 use std::collections::BTreeSet;
-use std::convert::Infallible;
-use std::time::Duration;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 /// Time between two looks.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// Shows what the functions of `status` have read of what they will read, as long as this is polled.
-///
-/// The kernel counts what a process reads; where it does not tell, or the weights come over a network, nothing is
-/// shown.
-pub(crate) async fn show(
-    status: watch::Receiver<Status>,
-    facts: &Inspection,
-    progress: &Progress,
-) -> Infallible {
-    loop {
-        tokio::time::sleep(PAUSE).await;
-        let functions = status.borrow().functions.clone();
-        let read = functions.iter().filter_map(|function| bytes_read(function.pid?)).sum::<u64>();
-        let all = bytes_to_read(&functions, facts);
-        if read > 0 && all > 0 {
-            progress.bytes(read.min(all), all);
+/// What functions must have read since they last got on, in bytes: less comes of looks at what others fetch.
+const READ_STEP: u64 = 4 << 20;
+
+/// What is watched of functions that start.
+pub(crate) struct Loading {
+    pub(crate) facts: Inspection,
+    /// The model's place, for people.
+    pub(crate) place: String,
+    /// The part of the cache that it is fetched into, where it is elsewhere.
+    pub(crate) cache: Option<PathBuf>,
+    pub(crate) activity: Activity,
+}
+
+impl Loading {
+    /// Notes and shows how far the functions of `status` are with their weights, until their supervisor is gone.
+    ///
+    /// What is fetched shows in the cache, whoever fetches it. What is read the kernel counts; where it does not tell,
+    /// nothing is shown.
+    pub(crate) async fn watch(self, mut status: watch::Receiver<Status>, progress: Arc<Progress>) {
+        let began = Instant::now();
+        let at_first = self.fetched().await;
+        let mut seen = (0, at_first);
+        if self.cache.is_some() {
+            self.activity.begins(self.in_cache(at_first, 0.0));
         }
+        loop {
+            tokio::time::sleep(PAUSE).await;
+            let functions = status.borrow_and_update().functions.clone();
+            let loads = |function: &FunctionStatus| {
+                matches!(function.state, FunctionState::Starting | FunctionState::Loading)
+            };
+            if !functions.iter().any(loads) {
+                if status.changed().await.is_err() {
+                    return;
+                }
+                continue;
+            }
+            if status.has_changed().is_err() {
+                return;
+            }
+            let read = functions.iter().filter_map(|function| bytes_read(function.pid?)).sum::<u64>();
+            let (all, fetched) = (bytes_to_read(&functions, &self.facts), self.fetched().await);
+            if read > 0 && all > 0 {
+                progress.bytes(read.min(all), all);
+            }
+            // Functions that are gone have read nothing.
+            seen.0 = seen.0.min(read);
+            if fetched > seen.1 {
+                seen = (read, fetched);
+                let rate = (fetched - at_first) as f64 / began.elapsed().as_secs_f64().max(1e-3);
+                self.activity.moved(self.in_cache(fetched, rate));
+            } else if read >= seen.0 + READ_STEP {
+                seen.0 = read;
+                let (read, all) = (table::bytes(read.min(all)), table::bytes(all));
+                self.activity.moved(format!("{read} of {all} of {} are read", self.place));
+            }
+        }
+    }
+
+    /// What the cache holds, and how many bytes came in a second.
+    fn in_cache(&self, fetched: u64, rate: f64) -> String {
+        format!(
+            "{} of {} of {} are in the cache, {}/s until then",
+            table::bytes(fetched),
+            table::bytes(self.facts.total_bytes.max(fetched)),
+            self.place,
+            table::bytes(rate as u64)
+        )
+    }
+
+    /// Bytes that the cache holds of the model.
+    async fn fetched(&self) -> u64 {
+        let Some(folder) = self.cache.clone() else { return 0 };
+        // A folder that cannot be read shows no progress.
+        tokio::task::spawn_blocking(move || allocated(&folder).unwrap_or(0)).await.unwrap_or(0)
     }
 }
 

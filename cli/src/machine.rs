@@ -1,6 +1,7 @@
 //! What this machine is.
 
 use std::fs;
+use std::time::Instant;
 
 /// Now, as RFC 3339 in UTC, to the second.
 pub(crate) fn now() -> String {
@@ -57,6 +58,72 @@ pub(crate) fn own_cpu_seconds() -> Option<f64> {
     run_seconds(&fs::read_to_string("/proc/thread-self/schedstat").ok()?)
 }
 
+/// CPU time up to a moment, in seconds: of the CPUs that this process may use, and of this process with its children.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CpuTimes {
+    all: f64,
+    own: f64,
+    at: Instant,
+}
+
+impl CpuTimes {
+    /// Up to now; none where the kernel does not say.
+    pub(crate) fn now() -> Option<Self> {
+        let allowed = fs::read_to_string("/proc/self/status").ok()?;
+        let allowed = allowed.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?.trim();
+        let allowed = numbers(allowed)?;
+        let stat = fs::read_to_string("/proc/stat").ok()?;
+        let busy = stat.lines().filter_map(|line| {
+            // The first line, `cpu` alone, is of all of them.
+            let of_one =
+                line.strip_prefix("cpu").filter(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
+            let mut words = of_one?.split_whitespace();
+            let cpu: u32 = words.next()?.parse().ok()?;
+            allowed.contains(&cpu).then(|| busy_ticks(words))?
+        });
+        let busy: u64 = busy.sum();
+        let me = std::process::id();
+        let children = processes().into_iter().filter(|process| process.parent == me);
+        let own: u64 = own_ticks(me)? + children.filter_map(|child| own_ticks(child.pid)).sum::<u64>();
+        let second = rustix::param::clock_ticks_per_second() as f64;
+        Some(Self { all: busy as f64 / second, own: own as f64 / second, at: Instant::now() })
+    }
+
+    /// Share of the CPUs that other programs have used since `before`.
+    pub(crate) fn others_since(&self, before: &Self) -> f64 {
+        let others = (self.all - before.all) - (self.own - before.own);
+        let capacity = self.at.duration_since(before.at).as_secs_f64() * f64::from(cores());
+        if capacity > 0.0 { (others / capacity).clamp(0.0, 1.0) } else { 0.0 }
+    }
+}
+
+/// Clock ticks of a line of `/proc/stat` in which a CPU was neither idle nor waited for a disk.
+fn busy_ticks<'t>(words: impl Iterator<Item = &'t str>) -> Option<u64> {
+    let ticks: Vec<u64> = words.map_while(|word| word.parse().ok()).collect();
+    let [user, nice, system, _idle, _wait, interrupts, soft, stolen, ..] = ticks[..] else { return None };
+    Some(user + nice + system + interrupts + soft + stolen)
+}
+
+/// Clock ticks of the process `pid` and of its children that have ended.
+fn own_ticks(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name, in parentheses, may hold anything.
+    let (_, rest) = stat.rsplit_once(')')?;
+    let ticks: Vec<u64> =
+        rest.split_whitespace().skip(11).take(4).map_while(|word| word.parse().ok()).collect();
+    (ticks.len() == 4).then(|| ticks.iter().sum())
+}
+
+/// The numbers of a list such as `0-3,8`.
+fn numbers(list: &str) -> Option<Vec<u32>> {
+    let mut all = Vec::new();
+    for part in list.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        all.extend(first.parse::<u32>().ok()?..=last.parse().ok()?);
+    }
+    Some(all)
+}
+
 /// The CPU time in a thread's `schedstat`.
 fn run_seconds(stat: &str) -> Option<f64> {
     Some(stat.split_whitespace().next()?.parse::<u64>().ok()? as f64 / 1e9)
@@ -88,4 +155,27 @@ pub(crate) fn processes() -> Vec<ProcessLine> {
         Some(ProcessLine { pid, parent, resident_bytes })
     };
     pids.filter_map(line).collect()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_cpus_are_read() {
+        assert_eq!(numbers("0-2,8"), Some(vec![0, 1, 2, 8]));
+        assert_eq!(numbers("x"), None);
+    }
+
+    #[test]
+    fn work_of_this_process_is_its_own() {
+        let before = CpuTimes::now().unwrap();
+        while before.at.elapsed().as_millis() < 300 {
+            std::hint::black_box(before);
+        }
+        let after = CpuTimes::now().unwrap();
+        assert!(after.own - before.own > 0.1, "{before:?} {after:?}");
+        assert!((0.0..=1.0).contains(&after.others_since(&before)));
+    }
 }

@@ -11,6 +11,7 @@ use remoe_planner::{
 pub(crate) fn answer(problem: &Problem, answer: &Answer, verbose: bool) -> String {
     let mut parts = vec![
         table::of_pairs(&[
+            ("sized for", sized_for(problem)),
             ("main function", size(answer.plan.main_bytes, answer.plan.main_vcpus)),
             ("remote", remote(&answer.plan)),
         ]),
@@ -25,6 +26,21 @@ pub(crate) fn answer(problem: &Problem, answer: &Answer, verbose: bool) -> Strin
     parts.extend(answer.change.as_ref().map(change));
     parts.push(verdict(&answer.verdict));
     parts.join("\n\n")
+}
+
+/// Requests that a plan is sized for, and those that its figures are of.
+fn sized_for(problem: &Problem) -> String {
+    let request = &problem.request;
+    let tokens =
+        format!("of {:.0} tokens in and {:.0} out", request.input_tokens, request.output_tokens + 1.0);
+    let count = match request.concurrency {
+        0 | 1 => format!("1 request at a time {tokens}"),
+        count => format!("{count} requests at once {tokens}"),
+    };
+    match problem.arrivals {
+        Some(_) => format!("{count}, which arrive as stated"),
+        None => format!("{count}; times and costs are of a request alone"),
+    }
 }
 
 /// The evaluation of somebody's plan.
@@ -186,10 +202,10 @@ fn life(life: &Life) -> String {
 fn sturdiness(sturdy: &Sturdiness) -> String {
     let Sturdiness { tried, broken, worst_above, broken_of_cheapest, above_cheapest, cases } = sturdy;
     let cheapest = match above_cheapest {
-        none if *none <= 0.0 => "this is the cheapest plan".to_owned(),
+        none if *none <= 0.0 => "no other plan of its kind is cheaper".to_owned(),
         above => {
             format!(
-                "costs {} more than the cheapest plan, which violates limits in {broken_of_cheapest}",
+                "costs {} more than the cheapest of its kind, which violates limits in {broken_of_cheapest}",
                 percent(*above)
             )
         }

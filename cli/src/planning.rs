@@ -2,17 +2,16 @@
 
 use crate::args::{DeploymentArgs, Dtype};
 use crate::commands::predictor::source::Model;
-use crate::commands::profile::{self, default_dtype};
+use crate::commands::profile;
 use crate::constraints;
 use crate::deployment::Wanted;
 use crate::exit::CliError;
 use crate::machine;
-use crate::output::progress::{Progress, print_warning};
+use crate::output::progress::print_warning;
 use crate::prompt;
 use crate::resource::{in_spec, part_of_spec};
 use crate::workload::WorkloadArgs;
 use clap::{Args, ValueEnum};
-use remoe_fetch::ModelArgs;
 use remoe_function::{parse_duration, parse_size};
 use remoe_model::{Checkpoint, Inspection};
 use remoe_planner::{
@@ -20,7 +19,7 @@ use remoe_planner::{
     SizeRange, Slo, Specs, VcpuRange, solve, useful_vcpus,
 };
 use remoe_predictor::{ByPhase, Trained};
-use remoe_profile::{ModelId, Origin, Prices, PricesError, ProblemError, Profile, Wishes};
+use remoe_profile::{ModelId, Origin, Prices, PricesError, ProblemError, Profile, Wishes, attempted};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -175,56 +174,16 @@ impl PlanningArgs {
         Ok(Some(profile))
     }
 
-    /// The known profile, or one that is measured now and kept.
-    async fn profile(
+    /// States the problem of serving `wanted`'s model as `asked` on the machine of `profile`.
+    pub(crate) fn problem_on(
         &self,
-        source: &ModelArgs,
-        inspection: &Inspection,
-        dtype: Option<Dtype>,
-        device: &str,
-        progress: &Arc<Progress>,
-    ) -> Result<Profile, CliError> {
-        let dtype = dtype.map_or_else(|| default_dtype(inspection), Dtype::name).to_owned();
-        let id = ModelId::of(inspection, &dtype);
-        if let Some(profile) = self.known_profile(&id)? {
-            return Ok(profile);
-        }
-        progress.line("no profile of this model on this machine; measuring one now (kept for later runs)");
-        let request = profile::Request {
-            source: source.clone(),
-            inspection: inspection.clone(),
-            dtype,
-            device: device.to_owned(),
-            backend: None,
-            quick: true,
-            address: None,
-        };
-        let profile = profile::measure(request, progress).await?;
-        profile::keep(&profile)?;
-        Ok(profile)
-    }
-
-    /// Profiles where nobody has, states the problem of serving `wanted`'s model as `asked`.
-    pub(crate) async fn problem_of(
-        &self,
+        profile: &Profile,
         wanted: &Wanted,
         args: &DeploymentArgs,
         asked: Asked<'_>,
-        progress: &Arc<Progress>,
     ) -> Result<Problem, CliError> {
-        let device = args.device.as_deref().unwrap_or("cpu");
-        let profile = self.profile(&wanted.source, &wanted.inspection, args.dtype, device, progress).await?;
-        let mut problem =
-            self.problem(&wanted.checkpoint, &wanted.inspection, &profile, args.dtype, asked)?;
+        let mut problem = self.problem(&wanted.checkpoint, &wanted.inspection, profile, args.dtype, asked)?;
         constraints::apply(args, &mut problem)?;
-        let several = problem.limits.max_groups.is_some() && profile.machine.cores > 1;
-        if several && profile.origin == Origin::Measured && profile.contention.is_none() {
-            progress.line(&format!(
-                "the profile of {} lacks contention between concurrent functions, so plans with groups look faster \
-                 than they are; run `remoe profile`",
-                profile.made.date
-            ));
-        }
         Ok(problem)
     }
 
@@ -380,12 +339,17 @@ fn share_cores(problem: &mut Problem, cores: u32) {
     main.min_bytes += steps.floor().max(0.0) * main.step_bytes;
 }
 
-/// The cheapest plan. It takes a moment: a thread of its own makes it.
-pub(crate) async fn plan(problem: &Problem, remote: RemoteArg) -> Result<Answer, CliError> {
+/// The cheapest plan; on assumed figures one that may miss limits. It takes a moment: a thread of its own makes it.
+pub(crate) async fn plan(problem: &Problem, remote: RemoteArg, origin: Origin) -> Result<Answer, CliError> {
     let problem = problem.clone();
-    let options = Options { remote: remote.into(), sturdy: STURDY, ..Options::default() };
-    let solved = tokio::task::spawn_blocking(move || solve(&problem, None, &options)).await;
-    Ok(solved.map_err(|error| CliError::runtime(format!("cannot plan: {error}")))??)
+    let solved = tokio::task::spawn_blocking(move || {
+        attempted(&problem, origin, remote.into(), |problem, remote| {
+            solve(problem, None, &Options { remote, sturdy: STURDY, ..Options::default() })
+        })
+    });
+    let (answer, _may_miss) =
+        solved.await.map_err(|error| CliError::runtime(format!("cannot plan: {error}")))??;
+    Ok(answer)
 }
 
 /// Memory of the main function for experts that no remote function answers for: two tokens' experts of a

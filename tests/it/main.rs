@@ -11,6 +11,7 @@ mod door;
 mod ending;
 mod failure;
 mod fetch;
+mod first_start;
 mod following;
 mod groups;
 mod guides;

@@ -3,6 +3,7 @@
 use crate::args::GenerateArgs;
 use crate::deployment::Wanted;
 use crate::exit::CliError;
+use crate::figures::{Unmeasured, check_contention};
 use crate::output::progress::Progress;
 use crate::output::{json, table};
 use crate::planning::{self, Asked};
@@ -136,8 +137,11 @@ async fn placed(args: &GenerateArgs, progress: &Arc<Progress>) -> Result<Wanted,
     let mut wanted = Wanted::unplaced(&args.deployment)?;
     let prompt = args.prompt.prompt.as_deref().filter(|_| !args.prompt.chat);
     let asked = Asked { prompt, concurrency: Some(1), ..Asked::default() };
-    let problem = args.planning.problem_of(&wanted, &args.deployment, asked, progress).await?;
-    let answer = planning::plan(&problem, remote).await?;
+    let planning = &args.planning;
+    let profile = planning.profile_of(&wanted, &args.deployment, Unmeasured::Measure, progress).await?;
+    let problem = planning.problem_on(&profile, &wanted, &args.deployment, asked)?;
+    check_contention(&profile, &problem, progress);
+    let answer = planning::plan(&problem, remote, profile.origin).await?;
     wanted.place_as_planned(&problem, &answer)?;
     Ok(wanted)
 }

@@ -9,6 +9,7 @@ pub(crate) mod eval;
 pub(crate) mod generate;
 pub(crate) mod inspect;
 pub(crate) mod logits;
+pub(crate) mod models;
 pub(crate) mod plan;
 pub(crate) mod predictor;
 pub(crate) mod profile;

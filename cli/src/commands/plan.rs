@@ -7,6 +7,7 @@ mod nodes_prices;
 mod nodes_report;
 
 use crate::args::Dtype;
+use crate::choice::Choice;
 use crate::commands::profile::{check_experts_dtype, default_dtype};
 use crate::exit::{CliError, Code};
 use crate::output::json;
@@ -25,7 +26,7 @@ use remoe_planner::{
     Answer, Budget, FieldError, Options, PlanDraft, PlanError, Problem, Proceed, evaluate, preallocate,
     replan, solve, solve_within,
 };
-use remoe_profile::{Factors, ModelId, Pair};
+use remoe_profile::{Factors, ModelId, Origin, Pair};
 use serde::Serialize;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -212,7 +213,10 @@ pub(crate) fn run(args: &PlanArgs, as_json: bool, verbose: bool) -> Result<ExitC
     let problem = &command.problem;
     command.answer(solved, |answer| match args.explain {
         true => plan_words::explained(problem, answer),
-        false => plan_report::answer(problem, answer, verbose),
+        false => {
+            let choice = Choice::planned(problem, answer, args.remote, Origin::Measured);
+            format!("{}\n\n{}", choice.sentence(), plan_report::answer(problem, answer, verbose))
+        }
     })
 }
 

@@ -3,10 +3,13 @@
 mod cashier;
 mod following;
 mod keeper;
+mod measuring;
 mod replan;
 mod report;
 mod seer;
 mod start;
+mod statement;
+mod summary;
 mod tariff;
 mod tiers;
 
@@ -23,6 +26,7 @@ use axum::http::HeaderValue;
 use cashier::Cashier;
 use following::Following;
 use keeper::{End, Keeper};
+use measuring::Measuring;
 use remoe_foresight::ForesightMetrics;
 use remoe_gateway::{
     AccessLog, Beginnings, Books, BooksError, Gateway, GatewayMetrics, GatewayOptions, KeyFile, Keys, Model,
@@ -89,10 +93,11 @@ pub(crate) async fn run(args: &UpArgs, as_json: bool, progress: &Arc<Progress>) 
     };
     let served = match started {
         // Nobody has been served yet, so there is nothing to drain.
-        None | Some(Err(_)) if kept.is_empty() => return started.unwrap_or(Ok(())),
+        None if kept.is_empty() => return Ok(()),
+        Some(Err(error)) if kept.is_empty() => return Err(error),
         None => Ok(()),
         Some(Err(error)) => Err(error),
-        Some(Ok(())) => tokio::select! {
+        Some(Ok(_measuring)) => tokio::select! {
             Some(ended) = kept.join_next() => ended.unwrap_or_else(|error| Err(CliError::runtime(error.to_string()))),
             () = signals.next() => Ok(()),
         },
@@ -316,9 +321,12 @@ impl Front {
         self.models.iter().for_each(Model::close);
         let left =
             || self.models.iter().map(|model| model.load()).map(|(waiting, running)| waiting + running).sum();
-        let (what, limit) = (requests(left()), (DRAIN + END).as_secs());
-        progress.line(&format!("draining {what} for up to {limit} s; press Ctrl-C again to stop at once"));
-        progress.doing("draining");
+        if left() > 0 {
+            let (what, limit) = (requests(left()), (DRAIN + END).as_secs());
+            progress
+                .line(&format!("draining {what} for up to {limit} s; press Ctrl-C again to stop at once"));
+            progress.doing("draining");
+        }
         let all_ended = async {
             while left() > 0 {
                 tokio::time::sleep(LOOK).await;
@@ -390,7 +398,7 @@ fn requests(count: usize) -> String {
 }
 
 /// Starts the models, one after the other: profiles are measured on a quiet machine. Each is kept by a task
-/// of its own from then on, until `end`.
+/// of its own from then on, until `end`. What is not measured yet is measured beside them while the result is kept.
 async fn start(
     args: &UpArgs,
     asked: Vec<Asked>,
@@ -399,25 +407,49 @@ async fn start(
     (kept, end): (&mut JoinSet<Result<(), CliError>>, End),
     as_json: bool,
     progress: &Arc<Progress>,
-) -> Result<(), CliError> {
+) -> Result<Option<Measuring>, CliError> {
     let mut authorization = HeaderValue::from_str(&format!("Bearer {secret}"))
         .map_err(|error| CliError::runtime(format!("cannot create the internal API key: {error}")))?;
     authorization.set_sensitive(true);
     // No two runs begin in the same millisecond and write the same ledger.
     let run: Arc<str> = format!("{:x}", Books::now() / 1_000_000).into();
+    let mut unmeasured = Vec::new();
     for (asked, model) in asked.into_iter().zip(&front.models) {
         let (books, name) = (front.books.clone(), model.name().to_owned());
         let cashier = Cashier { books, model: name, run: run.clone() };
         let seer = seer(args, &asked.wanted, front, model)?;
         let remembered = seer.as_ref().and_then(|(seer, _)| seer.remembered.as_ref());
-        let Started { wanted, supervisor, status, times, tariff, accounted, tell, basis } =
-            start::start(args, asked, (&cashier, pricing), remembered, as_json, progress).await?;
-        let following = seer.map(|(seer, pause)| {
-            let (metrics, pricing) = (front.foresight.of_model(model.name()), *pricing);
-            Following { seer, basis, pause, metrics, pricing, tell }
+        let Started {
+            wanted,
+            supervisor,
+            status,
+            times,
+            tariff,
+            accounted,
+            tell,
+            basis,
+            choice,
+            measurement,
+        } = start::start(args, asked, (&cashier, pricing), remembered, as_json, progress).await?;
+        let following = seer.map(|(seer, pause)| Following {
+            seer,
+            pause,
+            metrics: front.foresight.of_model(model.name()),
         });
-        let (address, has_key) = (front.address, front.has_key);
-        let report = Report { wanted, times, address, has_key, as_json, progress: progress.clone() };
+        let (subject, measured) = measurement.unzip();
+        let report = Report {
+            wanted,
+            times,
+            address: front.address,
+            has_key: front.has_key,
+            choice,
+            hourly: tariff.hourly(),
+            is_one_of_several: front.models.len() > 1,
+            is_measured_later: measured.is_some(),
+            as_json,
+            progress: progress.clone(),
+        };
+        unmeasured.extend(subject);
         let keeper = Keeper {
             model: model.clone(),
             report,
@@ -428,11 +460,19 @@ async fn start(
             cashier,
             tariff,
             accounted,
+            basis,
+            pricing: *pricing,
+            tell,
             following,
+            measured,
+            next: None,
         };
         kept.spawn(keeper.run(status, end.clone()));
     }
-    Ok(())
+    if unmeasured.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(Measuring::start(unmeasured, front.models.clone(), progress.clone())))
 }
 
 /// Who follows the requests of `model`, and the time between two revisions; none where its placement stays.

@@ -13,6 +13,7 @@ use std::time::Duration;
 pub(crate) struct Progress {
     spinner: Option<ProgressBar>,
     verbose: bool,
+    silent: bool,
     /// Of how many things what follows is made up, and how many of those have begun; none where that is not known.
     steps: AtomicUsize,
     begun: AtomicUsize,
@@ -24,9 +25,21 @@ impl Progress {
         Self {
             spinner: std::io::stderr().is_terminal().then(ProgressBar::new_spinner),
             verbose: verbose || std::env::var_os("REMOE_LOG").is_some(),
+            silent: false,
             steps: AtomicUsize::new(0),
             begun: AtomicUsize::new(0),
         }
+    }
+
+    /// Reports nothing: for work that nobody waits for.
+    pub(crate) fn silent() -> Self {
+        let (steps, begun) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Self { spinner: None, verbose: false, silent: true, steps, begun }
+    }
+
+    /// Whether everything is shown.
+    pub(crate) fn is_verbose(&self) -> bool {
+        self.verbose
     }
 
     /// What follows until [`Self::clear`] is made up of `steps`, of which [`Self::doing`] begins one each.
@@ -42,6 +55,9 @@ impl Progress {
 
     /// What is being waited for now.
     pub(crate) fn doing(&self, what: impl Into<String>) {
+        if self.silent {
+            return;
+        }
         let what = what.into();
         let steps = self.steps.load(Relaxed);
         if steps > 0 {
@@ -91,6 +107,7 @@ impl Progress {
     /// One line that stays.
     pub(crate) fn line(&self, text: &str) {
         match &self.spinner {
+            _ if self.silent => {}
             Some(spinner) => spinner.suspend(|| print_line(text)),
             None => print_line(text),
         }

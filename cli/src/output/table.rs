@@ -69,7 +69,7 @@ fn fitted(mut lines: Vec<Vec<String>>, width: Option<usize>) -> String {
 }
 
 /// `text` in lines of at most `width` characters, broken behind spaces and commas; a longer word stays whole.
-fn wrapped(text: &str, width: usize) -> String {
+pub(crate) fn wrapped(text: &str, width: usize) -> String {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_inclusive([' ', ',']) {
         let length = |text: &str| text.trim_end().chars().count();
@@ -79,6 +79,19 @@ fn wrapped(text: &str, width: usize) -> String {
         }
     }
     lines.iter().map(|line| line.trim_end()).collect::<Vec<_>>().join("\n")
+}
+
+/// `word` with its middle left out where it has more than `width` characters, at least 3.
+pub(crate) fn elided(word: &str, width: usize) -> String {
+    let characters: Vec<char> = word.chars().collect();
+    if characters.len() <= width {
+        return word.to_owned();
+    }
+    let kept = width.saturating_sub(2);
+    let (head, tail) = (kept / 2, kept - kept / 2);
+    let head: String = characters.iter().take(head).collect();
+    let tail: String = characters.iter().skip(characters.len() - tail).collect();
+    format!("{head}..{tail}")
 }
 
 fn render(lines: Vec<Vec<String>>) -> String {
@@ -183,6 +196,12 @@ mod tests {
         let text =
             fitted(vec![vec!["limits".to_owned(), "first token 30 s, payload 6 MB".to_owned()]], Some(28));
         assert_eq!(text, "limits  first token 30 s,\n        payload 6 MB");
+    }
+
+    #[test]
+    fn long_words_lose_their_middle() {
+        assert_eq!(elided("abcdefghij", 10), "abcdefghij");
+        assert_eq!(elided("abcdefghijk", 10), "abcd..hijk");
     }
 
     #[test]

@@ -23,7 +23,9 @@ pub(super) fn answer(
     answer: &NodesAnswer,
     beside: &Beside<'_>,
 ) -> String {
-    let mut parts = vec![facts(model), answer.verdict.sentence.clone(), nodes(rental, answer)];
+    let mut parts = vec![facts(model), answer.verdict.sentence.clone()];
+    parts.extend(slower_together(rental, answer));
+    parts.push(nodes(rental, answer));
     parts.extend(answer.layout.as_ref().map(|layout| placement(layout, rental)));
     parts.extend(answer.expected.map(|expected| times(rental, expected)));
     parts.push(rivals(rental, answer));
@@ -133,11 +135,31 @@ fn hosts(node: &RentedNodes, mains: u32) -> String {
     text
 }
 
+/// Says that requests which all decode at once miss the limit of TPOT, where they do.
+fn slower_together(rental: &Rental, answer: &NodesAnswer) -> Option<String> {
+    let (layout, expected) = (answer.layout?, answer.expected?);
+    let at_once = layout.slots.saturating_mul(layout.mains.max(1)).saturating_mul(layout.copies.max(1));
+    let wanted = rental.request.concurrency;
+    let allowed = amount("tpot", rental.slo.tpot_seconds);
+    if expected.busy_tpot_seconds > rental.slo.tpot_seconds {
+        let busy = amount("tpot", expected.busy_tpot_seconds);
+        return Some(format!(
+            "Beyond the limit: a decode step of all requests at once takes {busy}, more than the {allowed} of --tpot."
+        ));
+    }
+    (rental.arrivals.is_none() && at_once < wanted).then(|| {
+        format!(
+            "Beyond the limit: {wanted} requests at once decode slower than the {allowed} of --tpot; it holds for \
+             {at_once} at a time, and the others wait for their turn."
+        )
+    })
+}
+
 fn placement(layout: &NodesLayout, rental: &Rental) -> String {
     let bytes = |bytes: f64| amount("main", bytes);
     let mut pairs = match layout.device {
         Device::Gpu => {
-            let gpus = format!("{} GPU(s) of {}", layout.gpus, bytes(layout.gpu_bytes_each));
+            let gpus = format!("{} of {}", counted(layout.gpus, "GPU"), bytes(layout.gpu_bytes_each));
             vec![("GPU memory", format!("{} on {gpus}, KV cache included", bytes(layout.gpu_bytes)))]
         }
         Device::Cpu => {
@@ -156,7 +178,7 @@ fn placement(layout: &NodesLayout, rental: &Rental) -> String {
     if copies > 1 {
         pairs.push(("copies of the model", format!("{copies} on each node")));
     }
-    pairs.push(("batch", format!("{} request(s) at most", layout.slots)));
+    pairs.push(("batch", format!("{} at most", counted(layout.slots, "request"))));
     let several = |mains: u32| if mains > 1 { format!("{mains}, each with ") } else { String::new() };
     pairs.push((
         if layout.mains > 1 { "main functions" } else { "main function" },
@@ -311,6 +333,11 @@ fn another_server(answer: &NodesAnswer) -> Option<String> {
         ),
         None => format!("{engine} No placement of Remoe meets the limits."),
     })
+}
+
+/// So many of a thing.
+fn counted(count: u32, one: &str) -> String {
+    format!("{count} {one}{}", if count == 1 { "" } else { "s" })
 }
 
 fn list(title: &str, lines: &[String]) -> String {

@@ -1,5 +1,6 @@
 //! Function processes under measurement: started one at a time, their vCPUs changed while they run.
 
+use super::gate::Gate;
 use crate::args::Backend;
 use crate::exit::CliError;
 use crate::output::progress::Progress;
@@ -29,6 +30,8 @@ pub(super) struct Functions {
     pub(super) quotas: bool,
     /// Memory that a function may take: the machine's.
     memory_bytes: u64,
+    /// When measurements may run.
+    pub(super) gate: Arc<Gate>,
 }
 
 /// A function that listens.
@@ -48,6 +51,7 @@ impl Functions {
         memory_bytes: u64,
         backend: Option<Backend>,
         device: &str,
+        gate: Arc<Gate>,
     ) -> Result<Self, CliError> {
         let log = progress.clone();
         let launcher = ProcessLauncher::new(
@@ -65,7 +69,14 @@ impl Functions {
             Ok(cgroups) => launcher.with_limits(cgroups),
             Err(_) => launcher,
         };
-        Ok(Self { runtime: Handle::current(), launcher, progress: progress.clone(), quotas, memory_bytes })
+        Ok(Self {
+            runtime: Handle::current(),
+            launcher,
+            progress: progress.clone(),
+            quotas,
+            memory_bytes,
+            gate,
+        })
     }
 
     /// Says `what` to whoever has asked for the profile.
@@ -91,18 +102,24 @@ impl Functions {
                 .quotas
                 .then(|| ResourceLimits { cpu_millis: millis(vcpus), memory_bytes: self.memory_bytes }),
         };
-        let started = Instant::now();
+        let (started, held_up) = (Instant::now(), self.gate.held_up());
         let found = self.runtime.block_on(async {
             let id =
                 self.launcher.start(&spec).await.map_err(|error| CliError::runtime(error.to_string()))?;
+            let mut known = None;
             loop {
                 let list = self.launcher.list().await;
                 let Some(observed) = list.into_iter().find(|observed| observed.id == id) else {
                     return Err(CliError::runtime(format!("cannot reach {}: it ended", spec.name)));
                 };
+                if let Some(pid) = observed.pid.filter(|_| known.is_none()) {
+                    known = Some(pid);
+                    self.gate.started(pid);
+                }
                 match observed.phase {
                     Phase::Listening { grpc, .. } => return Ok((id, grpc, observed.pid)),
                     Phase::Ended(ending) => {
+                        known.into_iter().for_each(|pid| self.gate.ending(pid));
                         self.launcher.stop(&id, Duration::ZERO).await;
                         return Err(CliError::runtime(format!("{}: {ending}", spec.name)));
                     }
@@ -111,7 +128,8 @@ impl Functions {
             }
         });
         let (id, grpc, pid) = found?;
-        Ok(Running { functions: self, id, grpc, pid, start: started.elapsed() })
+        let start = started.elapsed().saturating_sub(self.gate.held_up() - held_up);
+        Ok(Running { functions: self, id, grpc, pid, start })
     }
 }
 
@@ -146,6 +164,7 @@ impl Running<'_> {
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
+        self.pid.into_iter().for_each(|pid| self.functions.gate.ending(pid));
         self.functions.runtime.block_on(self.functions.launcher.stop(&self.id, Duration::ZERO));
     }
 }

@@ -59,10 +59,10 @@ impl Grid {
         self.cores as usize
     }
 
-    /// The vCPUs that are measured with each number of threads, with quotas or without.
-    pub(super) fn by_threads(&self, quotas: bool) -> Vec<(usize, Vec<f64>)> {
+    /// The vCPUs that are measured with each number of threads, with those below one or without.
+    pub(super) fn by_threads(&self, below_one: bool) -> Vec<(usize, Vec<f64>)> {
         let mut groups: Vec<(usize, Vec<f64>)> = Vec::new();
-        for &vcpus in self.vcpus.iter().filter(|vcpus| quotas || **vcpus >= 1.0) {
+        for &vcpus in self.vcpus.iter().filter(|vcpus| below_one || **vcpus >= 1.0) {
             let threads = vcpus.ceil() as usize;
             match groups.last_mut().filter(|(known, _)| *known == threads) {
                 Some((_, group)) => group.push(vcpus),
@@ -72,15 +72,15 @@ impl Grid {
         groups
     }
 
-    /// A table of `columns`, one per measured number of vCPUs. Without quotas the columns below one
-    /// vCPU are those of one, stretched by the missing share.
-    pub(super) fn table(&self, tokens: Vec<f64>, columns: &[Vec<f64>], quotas: bool) -> CpuProfile {
+    /// A table of `columns`, one per measured number of vCPUs. Where none below one was measured, those are the columns
+    /// of one, stretched by the missing share.
+    pub(super) fn table(&self, tokens: Vec<f64>, columns: &[Vec<f64>], below_one: bool) -> CpuProfile {
         let missing = self.vcpus.len() - columns.len();
         let stretched = self.vcpus[..missing].iter().map(|vcpus| {
             let one = columns.first().map_or(&[][..], Vec::as_slice);
             one.iter().map(|seconds| seconds / vcpus).collect::<Vec<f64>>()
         });
-        debug_assert!(!quotas || missing == 0, "with quotas everything is measured");
+        debug_assert!(!below_one || missing == 0, "every number of vCPUs is measured");
         let measured = stretched.chain(columns.iter().cloned()).zip(&self.vcpus);
         let mut vcpus: Vec<f64> = Vec::new();
         let mut columns: Vec<Vec<f64>> = Vec::new();

@@ -135,11 +135,11 @@ impl<'s> Main<'s> {
         let function =
             setup.subject.functions.start(Role::Main, arguments, f64::from(setup.subject.grid.cores))?;
         let runtime = tokio::runtime::Handle::current();
-        let started = Instant::now();
+        let (started, held_up) = (Instant::now(), setup.gate().held_up());
         let routing = Routing { generation: 1, ..Routing::default() };
         runtime.block_on(control::set_routing(function.grpc, routing, LIMIT))?;
         runtime.block_on(control::all_experts_read(function.grpc, LIMIT))?;
-        let placed = started.elapsed();
+        let placed = started.elapsed().saturating_sub(setup.gate().held_up() - held_up);
         let client = runtime.block_on(async { control::main_client(function.grpc) })?;
         let main = Self { setup, function, client, runtime, placed, prompts: Cell::new(0) };
         let began = Instant::now();
@@ -166,12 +166,12 @@ impl<'s> Main<'s> {
     pub(super) fn column(&self, vcpus: f64, rows: &[usize]) -> Result<Column, CliError> {
         let bursts = self.setup.subject.functions.quotas && vcpus < 1.0;
         let answered = |tokens: usize| match bursts {
-            true => sustained(&mut || self.answer(tokens)),
-            false => rested(ROUNDS, &mut || self.answer(tokens)),
+            true => self.setup.gate().undisturbed(|| sustained(&mut || self.answer(tokens))),
+            false => self.rested(ROUNDS, &|| self.answer(tokens)),
         };
         let rows = if bursts { &[] } else { rows };
         let together =
-            rows.iter().map(|&rows| Ok(rested(TOGETHER_ROUNDS, &mut || self.answer_together(rows))?.step));
+            rows.iter().map(|&rows| Ok(self.rested(TOGETHER_ROUNDS, &|| self.answer_together(rows))?.step));
         let together = together.collect::<Result<_, CliError>>()?;
         let behind = answered(DECODE_PROMPT)?;
         let grid = &self.setup.subject.grid;
@@ -197,7 +197,28 @@ impl<'s> Main<'s> {
     }
 
     fn answer(&self, tokens: usize) -> Result<Answered, CliError> {
-        Ok(Answered::of(&self.generate(tokens, STEPS + 1)?, STEPS))
+        let finished = self.setup.gate().undisturbed(|| self.generate(tokens, STEPS + 1))?;
+        Ok(Answered::of(&finished, STEPS))
+    }
+
+    /// The median of so many measurements with rests between them.
+    fn rested(
+        &self,
+        rounds: usize,
+        measure: &dyn Fn() -> Result<Answered, CliError>,
+    ) -> Result<Answered, CliError> {
+        let measured = (0..rounds).map(|_| {
+            self.setup.gate().undisturbed(|| {
+                std::thread::sleep(REST);
+                measure()
+            })
+        });
+        let answers = measured.collect::<Result<Vec<_>, _>>()?;
+        let middle = |of: fn(&Answered) -> Parts| Parts {
+            rest: median(answers.iter().map(|answer| of(answer).rest).collect()),
+            experts: median(answers.iter().map(|answer| of(answer).experts).collect()),
+        };
+        Ok(Answered { prompt: middle(|answer| answer.prompt), step: middle(|answer| answer.step) })
     }
 
     /// One request that comes when `rows` - 1 others decode, and ends before they do.
@@ -230,8 +251,10 @@ impl<'s> Main<'s> {
             let steps = f64::from(STEPS);
             let (mut rest, mut experts) = (Vec::with_capacity(ROUNDS), Vec::with_capacity(ROUNDS));
             for _ in 0..ROUNDS {
-                std::thread::sleep(REST);
-                let finished = self.generate(DECODE_PROMPT, STEPS + 1)?;
+                let finished = self.setup.gate().undisturbed(|| {
+                    std::thread::sleep(REST);
+                    self.generate(DECODE_PROMPT, STEPS + 1)
+                })?;
                 let time = finished.decode_experts.unwrap_or_default();
                 rest.push((finished.decode_s - time.local_s - time.waited_s) / steps);
                 let seconds = if waited { time.waited_s } else { time.local_s };
@@ -374,23 +397,6 @@ const fn context(tokens: usize, steps: u32) -> f64 {
 
 fn local(time: Option<ExpertTime>) -> f64 {
     time.map_or(0.0, |time| time.local_s)
-}
-
-/// The median of so many measurements with rests between them.
-fn rested(
-    rounds: usize,
-    measure: &mut dyn FnMut() -> Result<Answered, CliError>,
-) -> Result<Answered, CliError> {
-    let measured = (0..rounds).map(|_| {
-        std::thread::sleep(REST);
-        measure()
-    });
-    let answers = measured.collect::<Result<Vec<_>, _>>()?;
-    let middle = |of: fn(&Answered) -> Parts| Parts {
-        rest: median(answers.iter().map(|answer| of(answer).rest).collect()),
-        experts: median(answers.iter().map(|answer| of(answer).experts).collect()),
-    };
-    Ok(Answered { prompt: middle(|answer| answer.prompt), step: middle(|answer| answer.step) })
 }
 
 /// The mean of measurements without rests over several periods of the quota, in each of which a function

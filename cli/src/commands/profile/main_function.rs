@@ -2,11 +2,13 @@
 //! else, over prompts and vCPUs.
 
 use super::Subject;
+use super::gate::Gate;
 use super::in_use::{
     Column, DECODE_PROMPT, Main, Parts, RemoteCall, STEPS, TOGETHER_CONTEXT, TOGETHER_TOKENS, fill_together,
 };
 use super::lines::{Points, lines};
 use crate::exit::CliError;
+use remoe_function::Role;
 use remoe_planner::{Affine, CpuProfile, PAGE_POSITIONS};
 use remoe_profile::{DeviceTimes, Start};
 use std::collections::BTreeMap;
@@ -22,6 +24,16 @@ pub(super) struct MainFigures {
     pub(super) start: Start,
     pub(super) main_bytes: f64,
     pub(super) call: RemoteCall,
+}
+
+/// What a main function of some number of threads takes.
+struct OfThreads {
+    columns: Vec<Column>,
+    loads: Option<Vec<BTreeMap<u32, u32>>>,
+    /// With all threads only.
+    call: Option<RemoteCall>,
+    main_bytes: f64,
+    start: Start,
 }
 
 /// What is measured, and what is told about it.
@@ -41,22 +53,15 @@ impl MainSetup<'_> {
         let mut main_bytes = 0.0;
         let mut loads = None;
         let mut call = RemoteCall { send: 0.0, wait: 0.0 };
-        for (threads, vcpus) in self.subject.grid.by_threads(self.subject.functions.quotas) {
-            let main = Main::start(self, threads, "cpu", step)?;
-            if loads.is_none() {
-                loads = Some(self.loads(&main)?);
-            }
-            for vcpus in vcpus {
-                main.function.limit(vcpus)?;
-                step(format!("main function: vCPUs {vcpus}, threads {threads}"));
-                columns.push(main.column(vcpus, &self.subject.grid.rows)?);
-            }
-            main.function.limit(f64::from(self.subject.grid.cores))?;
-            step("remote calls of the main function".to_owned());
-            call = main.remote_call()?;
-            let counted = self.weights() + self.cache_bytes() as f64;
-            main_bytes = f64::max(main_bytes, main.function.peak_bytes().unwrap_or(0.0) - counted);
-            last = Some(main.start_times());
+        let below_one = self.subject.below_one(Role::Main);
+        for (threads, vcpus) in self.subject.grid.by_threads(below_one) {
+            let known = loads.is_some();
+            let of_threads = self.gate().piece(|| self.with_threads(threads, &vcpus, known, step))?;
+            loads = loads.or(of_threads.loads);
+            columns.extend(of_threads.columns);
+            call = of_threads.call.unwrap_or(call);
+            main_bytes = f64::max(main_bytes, of_threads.main_bytes);
+            last = Some(of_threads.start);
         }
         let (Some(loads), Some(start)) = (loads, last) else {
             return Err(CliError::runtime("cannot measure the main function: no vCPUs to measure with"));
@@ -67,9 +72,8 @@ impl MainSetup<'_> {
             columns.iter().map(|column| self.experts(column, &loads, &tokens)).collect();
         let device = match self.device {
             "cpu" => None,
-            device => Some(self.on_device(device, step)?),
+            device => Some(self.gate().piece(|| self.on_device(device, step))?),
         };
-        let quotas = self.subject.functions.quotas;
         let rest = |parts: &[Parts]| parts.iter().map(|parts| parts.rest).collect::<Vec<f64>>();
         let rests: Vec<(Vec<f64>, Vec<f64>)> =
             columns.iter().map(|column| (rest(&column.together), rest(&column.prompts))).collect();
@@ -89,14 +93,46 @@ impl MainSetup<'_> {
             steps.iter().map(|step| vec![step.per_token * longest]).collect();
         let points = std::iter::once(1.0).chain(self.counts().map(|tokens| tokens as f64));
         Ok(MainFigures {
-            expert_seconds: self.subject.grid.table(tokens, &expert_columns, quotas),
-            nonexpert_seconds: self.subject.grid.table(points.collect(), &rest_columns, quotas),
-            context_seconds: self.subject.grid.table(vec![longest], &context_columns, quotas),
+            expert_seconds: self.subject.grid.table(tokens, &expert_columns, below_one),
+            nonexpert_seconds: self.subject.grid.table(points.collect(), &rest_columns, below_one),
+            context_seconds: self.subject.grid.table(vec![longest], &context_columns, below_one),
             device,
             start,
             main_bytes: main_bytes.max(0.0),
             call,
         })
+    }
+
+    pub(super) fn gate(&self) -> &Gate {
+        &self.subject.functions.gate
+    }
+
+    /// Measures a main function of so many threads with each of `vcpus`; unless they are `known`, also how many experts
+    /// receive how many tokens.
+    fn with_threads(
+        &self,
+        threads: usize,
+        vcpus: &[f64],
+        known: bool,
+        step: &dyn Fn(String),
+    ) -> Result<OfThreads, CliError> {
+        let main = Main::start(self, threads, "cpu", step)?;
+        let loads = if known { None } else { Some(self.loads(&main)?) };
+        let mut columns = Vec::new();
+        for &vcpus in vcpus {
+            main.function.limit(vcpus)?;
+            step(format!("main function: vCPUs {vcpus}, threads {threads}"));
+            columns.push(main.column(vcpus, &self.subject.grid.rows)?);
+        }
+        main.function.limit(f64::from(self.subject.grid.cores))?;
+        let call = (threads == self.subject.grid.threads()).then(|| {
+            step("remote calls of the main function".to_owned());
+            main.remote_call()
+        });
+        let call = call.transpose()?;
+        let counted = self.weights() + self.cache_bytes() as f64;
+        let main_bytes = main.function.peak_bytes().unwrap_or(0.0) - counted;
+        Ok(OfThreads { columns, loads, call, main_bytes, start: main.start_times() })
     }
 
     /// Bytes of all weights as they are resident.

@@ -1,6 +1,7 @@
 //! `remoe profile`: what this machine takes to run a model.
 
 mod functions;
+mod gate;
 mod grid;
 mod in_use;
 mod lines;
@@ -9,17 +10,20 @@ mod remote;
 
 use crate::args::{Backend, Dtype};
 use crate::exit::CliError;
-use crate::machine;
+use crate::machine::{self, CpuTimes};
 use crate::output::plot::{Axis, Lines, Series};
-use crate::output::progress::Progress;
+use crate::output::progress::{Progress, print_warning};
 use crate::output::{folders, json, table};
+use crate::planning::RemoteArg;
 use crate::signals::EndSignals;
 use functions::Functions;
+pub(crate) use gate::Gate;
 use grid::Grid;
 use main_function::MainSetup;
 use remoe_fetch::ModelArgs;
+use remoe_function::Role;
 use remoe_model::{Checkpoint, DenseDtype, ExpertsDtype, Inspection, StoredDtype};
-use remoe_planner::{Contention, Fit, seconds};
+use remoe_planner::{Contention, Fit, Problem, SizeRange, Specs, VcpuRange, seconds};
 use remoe_profile::{CpuLimit, Kernels, Machine, Made, Memory, ModelId, Origin, Profile, Starts};
 use remote::RemoteSetup;
 use std::ffi::OsString;
@@ -29,6 +33,10 @@ use std::time::{Duration, Instant};
 
 /// How long a function works before anything counts, at least: at first weights are where they have never been read, and instruction paths take turns in them.
 const WARMING: Duration = Duration::from_millis(300);
+/// Share of the CPU time that other programs may take before figures are not trusted.
+const DISTURBED: f64 = 0.1;
+/// What a main function under measurement takes beside its weights, and remote experts beside those, in bytes.
+const BESIDE_WEIGHTS: u64 = 500 << 20;
 
 /// Arguments of `remoe profile`.
 #[derive(Debug, clap::Args)]
@@ -87,11 +95,12 @@ pub(crate) async fn run(args: &ProfileArgs, as_json: bool, progress: &Arc<Progre
         backend: args.backend,
         quick: args.quick,
         address: args.address.clone(),
+        below_one: BelowOne { main: true, remote: true },
     };
     let started = Instant::now();
     let mut signals = EndSignals::catch()?;
     let profile = tokio::select! {
-        profile = measure(request, progress) => profile?,
+        profile = measure(request, Gate::new(true), progress) => profile?,
         // The functions of the measurement end with the runtime, and with them what they were given.
         () = signals.next() => return Err(CliError::interrupted()),
     };
@@ -99,6 +108,7 @@ pub(crate) async fn run(args: &ProfileArgs, as_json: bool, progress: &Arc<Progre
         Some(path) => store(&profile, path).map(|()| path.clone()),
         None => keep(&profile),
     }?;
+    doubts(&profile).iter().for_each(|doubt| print_warning(doubt));
     if let Some(path) = &args.plot {
         write(path, plot(&profile).as_bytes())?;
     }
@@ -119,30 +129,83 @@ pub(crate) struct Request {
     pub(crate) backend: Option<Backend>,
     pub(crate) quick: bool,
     pub(crate) address: Option<String>,
+    pub(crate) below_one: BelowOne,
 }
 
-/// Measures a profile on this machine.
-pub(crate) async fn measure(request: Request, progress: &Arc<Progress>) -> Result<Profile, CliError> {
+/// Functions that plans may give less than one vCPU.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BelowOne {
+    pub(crate) main: bool,
+    pub(crate) remote: bool,
+}
+
+impl BelowOne {
+    /// Those of plans for `problem` with this use of remote experts.
+    pub(crate) fn of(problem: &Problem, remote: RemoteArg) -> Self {
+        let Specs { main, remote: apart, main_vcpus, remote_vcpus } = problem.specs;
+        let below = |bytes: SizeRange, vcpus: Option<VcpuRange>| {
+            vcpus.map_or(bytes.min_bytes / problem.pricing.vcpu_bytes(), |vcpus| vcpus.min) < 1.0
+        };
+        Self {
+            main: below(main, main_vcpus),
+            remote: remote != RemoteArg::Never && below(apart, remote_vcpus),
+        }
+    }
+}
+
+/// Measures a profile on this machine while `gate` is open.
+pub(crate) async fn measure(
+    request: Request,
+    gate: Arc<Gate>,
+    progress: &Arc<Progress>,
+) -> Result<Profile, CliError> {
     let progress = progress.clone();
-    let measured = tokio::task::spawn_blocking(move || measure_blocking(&request, &progress)).await;
+    let measured = tokio::task::spawn_blocking(move || measure_blocking(&request, gate, &progress)).await;
     measured.map_err(|error| CliError::runtime(format!("cannot measure: {error}")))?
 }
 
-fn measure_blocking(request: &Request, progress: &Arc<Progress>) -> Result<Profile, CliError> {
-    let Request { source, inspection, dtype, device, backend, quick, address } = request;
+/// Reasons to measure again, for people; none where a profile looks sound.
+pub(crate) fn doubts(profile: &Profile) -> Vec<String> {
+    let busy = profile.disturbed.map(|share| {
+        format!(
+            "other programs used {:.0} % of the CPUs during the measurements; measure again on an idle machine",
+            100.0 * share
+        )
+    });
+    let slower = profile.slower_with_more_vcpus().map(|slower| format!("unexpected measurement: {slower}"));
+    busy.into_iter().chain(slower).collect()
+}
+
+/// Memory that measuring takes beside what runs, in bytes: a whole model, or copies of some of its experts.
+pub(crate) fn memory_needed(inspection: &Inspection, dtype: &str) -> u64 {
+    inspection
+        .resident_total_bytes(dtype)
+        .saturating_add(remote::COPIES_BYTES as u64)
+        .saturating_add(BESIDE_WEIGHTS)
+}
+
+fn measure_blocking(
+    request: &Request,
+    gate: Arc<Gate>,
+    progress: &Arc<Progress>,
+) -> Result<Profile, CliError> {
+    let Request { source, inspection, dtype, device, backend, quick, address, below_one } = request;
     if inspection.moe_layers.is_empty() {
         let message = format!("cannot profile family {}: no routed experts", inspection.family);
         return Err(CliError::arguments("--model", message));
     }
-    let functions = Functions::new(progress, machine::memory_bytes().max(1 << 30), *backend, device)?;
+    let functions = Functions::new(progress, machine::memory_bytes().max(1 << 30), *backend, device, gate)?;
     let grid = Grid::new(machine::cores(), *quick, inspection.served_context());
     let step = |what: String| progress.doing(what);
-    progress.expect(steps(&grid, functions.quotas, device, address.is_some()));
-    let subject = Subject { functions: &functions, source, inspection, dtype, grid: &grid };
+    let subject =
+        Subject { functions: &functions, source, inspection, dtype, grid: &grid, below_one: *below_one };
+    progress.expect(steps(&subject, device, address.is_some()));
+    let before = CpuTimes::now();
     let remote = RemoteSetup { subject: &subject, address: address.as_deref() }.measure(&step)?;
     let last = remote.expert_seconds.vcpus.len() - 1;
     let alone = remote.expert_seconds.seconds.iter().map(|row| row[last]).collect();
     let main = MainSetup { subject: &subject, device, alone }.measure(&step)?;
+    let others = before.zip(CpuTimes::now()).map(|(before, after)| after.others_since(&before));
     progress.clear();
     let mut transport = remote.transport;
     // What a call computes is known by itself, and sending is part of it; a difference of decode steps has all their noise.
@@ -181,18 +244,21 @@ fn measure_blocking(request: &Request, progress: &Arc<Progress>) -> Result<Profi
         contention: remote.contention,
         starts: Starts { main: main.start, remote: remote.start },
         memory: Memory { main_bytes: main.main_bytes, function_bytes: remote.function_bytes.max(0.0) },
+        disturbed: others.filter(|share| *share > DISTURBED),
     })
 }
 
 /// How many steps [`RemoteSetup::measure`] and [`MainSetup::measure`] announce together.
-fn steps(grid: &Grid, quotas: bool, device: &str, elsewhere: bool) -> usize {
-    let groups = grid.by_threads(quotas);
-    let sizes: usize = groups.iter().map(|(_, vcpus)| vcpus.len()).sum();
+fn steps(subject: &Subject<'_>, device: &str, elsewhere: bool) -> usize {
+    // Each function starts and is then measured with every size.
+    let of_role = |role: Role| {
+        let groups = subject.grid.by_threads(subject.below_one(role));
+        groups.len() + groups.iter().map(|(_, vcpus)| vcpus.len()).sum::<usize>()
+    };
     let own_device = if device == "cpu" { 0 } else { 2 };
-    // Each function starts and is then measured with every size, the remote one beside its experts as well, the main
-    // one with remote experts; then the way, another one where it was named, several functions at the same time, and
-    // start times.
-    2 * (groups.len() + sizes) + 1 + groups.len() + 1 + usize::from(elsewhere) + 2 + own_device
+    // The overhead of a call and the way, another one where it was named, several functions at the same time, start
+    // times; remote calls of the main function.
+    of_role(Role::Remote) + of_role(Role::Main) + 2 + usize::from(elsewhere) + 2 + 1 + own_device
 }
 
 /// The dtype that functions compute in where nothing is said: the checkpoint's, float32 for float16.
@@ -224,9 +290,19 @@ struct Subject<'a> {
     inspection: &'a Inspection,
     dtype: &'a str,
     grid: &'a Grid,
+    below_one: BelowOne,
 }
 
 impl Subject<'_> {
+    /// Whether functions of this role are measured with less than one vCPU.
+    fn below_one(&self, role: Role) -> bool {
+        self.functions.quotas
+            && match role {
+                Role::Main => self.below_one.main,
+                Role::Remote => self.below_one.remote,
+            }
+    }
+
     /// `bytes` at rest as they are resident in the compute dtype.
     fn resident(&self, bytes: u64) -> f64 {
         self.inspection.resident_bytes(bytes, self.dtype) as f64

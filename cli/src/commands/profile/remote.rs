@@ -2,6 +2,7 @@
 //! memory.
 
 use super::functions::Running;
+use super::gate::Gate;
 use super::grid::median;
 use super::{Subject, WARMING};
 use crate::exit::CliError;
@@ -9,7 +10,7 @@ use crate::machine::own_cpu_seconds;
 use remoe_function::Role;
 use remoe_planner::{Contention, CpuProfile};
 use remoe_profile::{Start, Transport};
-use remoe_wire::v1::{LayerExperts, Work};
+use remoe_wire::v1::{FunctionDescription, LayerExperts, Work};
 use remoe_wire::{Conversation, MAX_PAYLOAD, Wait, format_listing};
 use std::time::{Duration, Instant};
 
@@ -28,7 +29,7 @@ const EXCHANGES: usize = 40;
 /// Functions that compute at the same time, at most: each has a copy of the experts under measurement.
 const BESIDE: u32 = 8;
 /// Bytes of all those copies beyond the weights of the model.
-const COPIES_BYTES: f64 = 1e9;
+pub(super) const COPIES_BYTES: f64 = 1e9;
 /// Calls of each of them, and of one alone, one behind the other ..
 const CALLS_BESIDE: usize = 8;
 /// .. in turn so many times, as far as time allows.
@@ -44,6 +45,18 @@ pub(super) struct RemoteFigures {
     pub(super) function_bytes: f64,
     pub(super) instruction_path: String,
     pub(super) numerics_class: String,
+}
+
+/// What a function of some number of threads takes.
+struct OfThreads {
+    /// Seconds of an expert with each number of vCPUs.
+    columns: Vec<Vec<f64>>,
+    function_bytes: f64,
+    description: FunctionDescription,
+    /// With one thread only.
+    cpu: Option<CallCpu>,
+    /// With all threads only.
+    transport: Option<Transport>,
 }
 
 /// What is measured, and what is told about it.
@@ -63,37 +76,14 @@ impl RemoteSetup<'_> {
         let mut description = None;
         let mut cpu = CallCpu::default();
         // A function's threads are fixed when it starts, its quota is not.
-        for (threads, vcpus) in self.subject.grid.by_threads(self.subject.functions.quotas) {
-            step(format!("starting a remote function: threads {threads}"));
-            let function = self.start(&hosted, threads)?;
-            let mut client = Client::open(&function.grpc.to_string(), &hosted, self)?;
-            let began = Instant::now();
-            let mut calls = 0;
-            while calls < client.calls_for_all() || began.elapsed() < WARMING {
-                client.ask(1, Wait::ENGINE)?;
-                calls += 1;
-            }
-            for vcpus in vcpus {
-                function.limit(vcpus)?;
-                step(format!("one expert: vCPUs {vcpus}, threads {threads}"));
-                let rest = if self.subject.functions.quotas && vcpus < 1.0 { LONG_REST } else { REST };
-                columns.push(client.column(&self.subject.grid.tokens, rest)?);
-            }
-            let peak = function.peak_bytes().unwrap_or(0.0);
-            // The largest message and its answer are the planner's to count.
-            let rows = self.subject.grid.tokens.last().copied().unwrap_or(1.0) * (1 + ASKED) as f64;
-            let messages = rows * self.subject.resident(self.subject.inspection.token_bytes);
-            function_bytes = f64::max(function_bytes, peak - self.weights(&hosted) - messages);
-            description = Some(function.describe_remote()?);
-            function.limit(f64::from(self.subject.grid.cores))?;
-            if threads == 1 {
-                step("overhead of a call".to_owned());
-                cpu = client.computing_beside_experts(&function)?;
-            }
-            if threads == self.subject.grid.threads() {
-                step("network to a remote function".to_owned());
-                transport = Some(client.transport("loopback")?);
-            }
+        let below_one = self.subject.below_one(Role::Remote);
+        for (threads, vcpus) in self.subject.grid.by_threads(below_one) {
+            let of_threads = self.gate().piece(|| self.with_threads(&hosted, threads, &vcpus, step))?;
+            columns.extend(of_threads.columns);
+            function_bytes = f64::max(function_bytes, of_threads.function_bytes);
+            description = Some(of_threads.description);
+            cpu = of_threads.cpu.unwrap_or(cpu);
+            transport = of_threads.transport.or(transport);
         }
         if let Some(address) = self.address {
             step(format!("network to {address}"));
@@ -101,15 +91,12 @@ impl RemoteSetup<'_> {
         }
         let described = description
             .ok_or_else(|| CliError::runtime("cannot measure a remote function: no vCPUs to measure with"))?;
-        let expert_seconds = self.subject.grid.table(
-            self.subject.grid.tokens.clone(),
-            &columns,
-            self.subject.functions.quotas,
-        );
+        let tokens = self.subject.grid.tokens.clone();
+        let expert_seconds = self.subject.grid.table(tokens, &columns, below_one);
         let transport =
             transport.ok_or_else(|| CliError::runtime("cannot measure the network to a remote function"))?;
         // Plans do without it, and a machine that cannot hold so many functions is no reason to do without all the rest.
-        let contention = self.contention(&hosted, step).unwrap_or_else(|error| {
+        let contention = self.gate().piece(|| self.contention(&hosted, step)).unwrap_or_else(|error| {
             self.subject.functions.tell(&format!("cannot measure concurrent functions: {}", error.message));
             None
         });
@@ -121,11 +108,58 @@ impl RemoteSetup<'_> {
                 ..transport
             },
             contention,
-            start: self.start_times(&hosted, step)?,
+            start: self.gate().piece(|| self.start_times(&hosted, step))?,
             function_bytes,
             instruction_path: described.instruction_path,
             numerics_class: described.numerics_class,
         })
+    }
+
+    fn gate(&self) -> &Gate {
+        &self.subject.functions.gate
+    }
+
+    /// Measures a function of so many threads with each of `vcpus`.
+    fn with_threads(
+        &self,
+        hosted: &[LayerExperts],
+        threads: usize,
+        vcpus: &[f64],
+        step: &dyn Fn(String),
+    ) -> Result<OfThreads, CliError> {
+        step(format!("starting a remote function: threads {threads}"));
+        let function = self.start(hosted, threads)?;
+        let mut client = Client::open(&function.grpc.to_string(), hosted, self)?;
+        let began = Instant::now();
+        let mut calls = 0;
+        while calls < client.calls_for_all() || began.elapsed() < WARMING {
+            self.gate().undisturbed(|| client.ask(1, Wait::ENGINE))?;
+            calls += 1;
+        }
+        let mut columns = Vec::new();
+        for &vcpus in vcpus {
+            function.limit(vcpus)?;
+            step(format!("one expert: vCPUs {vcpus}, threads {threads}"));
+            let rest = if self.subject.functions.quotas && vcpus < 1.0 { LONG_REST } else { REST };
+            columns.push(client.column(&self.subject.grid.tokens, rest)?);
+        }
+        let peak = function.peak_bytes().unwrap_or(0.0);
+        // The largest message and its answer are the planner's to count.
+        let rows = self.subject.grid.tokens.last().copied().unwrap_or(1.0) * (1 + ASKED) as f64;
+        let messages = rows * self.subject.resident(self.subject.inspection.token_bytes);
+        let function_bytes = peak - self.weights(hosted) - messages;
+        let description = function.describe_remote()?;
+        function.limit(f64::from(self.subject.grid.cores))?;
+        let cpu = (threads == 1).then(|| {
+            step("overhead of a call".to_owned());
+            self.gate().undisturbed(|| client.computing_beside_experts(&function))
+        });
+        let cpu = cpu.transpose()?;
+        let transport = (threads == self.subject.grid.threads()).then(|| {
+            step("network to a remote function".to_owned());
+            client.transport("loopback")
+        });
+        Ok(OfThreads { columns, function_bytes, description, cpu, transport: transport.transpose()? })
     }
 
     /// The first MoE layers, as many as make up [`HOSTED_BYTES`].
@@ -171,7 +205,7 @@ impl RemoteSetup<'_> {
         let all = clients.first().map_or(0, Client::calls_for_all);
         let warming = Instant::now();
         while warming.elapsed() < WARMING {
-            together(&mut clients, 1, all)?;
+            self.gate().undisturbed(|| together(&mut clients, 1, all))?;
         }
         let mut slowed = |tokens: f64| -> Result<f64, CliError> {
             let (mut alone, mut beside) = (Vec::new(), Vec::new());
@@ -181,8 +215,12 @@ impl RemoteSetup<'_> {
                 if round > 0 && began.elapsed() > BESIDE_LIMIT {
                     break;
                 }
-                alone.extend(together(&mut clients[..1], tokens as usize, CALLS_BESIDE)?);
-                beside.extend(together(&mut clients, tokens as usize, CALLS_BESIDE)?);
+                let mut called = |count: usize| {
+                    let called = &mut clients[..count];
+                    self.gate().undisturbed(|| together(called, tokens as usize, CALLS_BESIDE))
+                };
+                alone.extend(called(1)?);
+                beside.extend(called(functions as usize)?);
             }
             let times = median(beside) / median(alone);
             Ok(if times.is_finite() { times.max(1.0) } else { 1.0 })
@@ -281,16 +319,18 @@ struct Client<'a> {
     hosted: &'a [LayerExperts],
     row_bytes: usize,
     asked: usize,
+    gate: &'a Gate,
 }
 
 impl<'a> Client<'a> {
-    fn open(address: &str, hosted: &'a [LayerExperts], setup: &RemoteSetup<'_>) -> Result<Self, CliError> {
+    fn open(address: &str, hosted: &'a [LayerExperts], setup: &'a RemoteSetup<'_>) -> Result<Self, CliError> {
         let row_bytes = setup.subject.resident(setup.subject.inspection.token_bytes);
         Ok(Self {
             conversation: Conversation::open(address, None)?,
             hosted,
             row_bytes: row_bytes as usize,
             asked: 0,
+            gate: setup.gate(),
         })
     }
 
@@ -345,8 +385,11 @@ impl<'a> Client<'a> {
             let rows = tokens as usize;
             let mut seconds = Vec::with_capacity(CALLS);
             for _ in 0..CALLS {
-                std::thread::sleep(rest);
-                let (_, compute, experts) = self.ask(rows, Wait::ENGINE)?;
+                let gate = self.gate;
+                let (_, compute, experts) = gate.undisturbed(|| {
+                    std::thread::sleep(rest);
+                    self.ask(rows, Wait::ENGINE)
+                })?;
                 seconds.push(compute / experts as f64);
             }
             column.push(median(seconds));
@@ -379,7 +422,8 @@ impl<'a> Client<'a> {
             let mut seconds = Vec::with_capacity(EXCHANGES);
             let mut bytes = 0.0;
             for _ in 0..EXCHANGES {
-                let (round_trip, compute, experts) = self.ask(rows, Wait::ENGINE)?;
+                let gate = self.gate;
+                let (round_trip, compute, experts) = gate.undisturbed(|| self.ask(rows, Wait::ENGINE))?;
                 seconds.push((round_trip - compute).max(0.0));
                 bytes = (rows * self.row_bytes * (1 + experts)) as f64;
             }

@@ -2,17 +2,15 @@
 
 use super::replan::{Basis, Better, Moment, Question};
 use super::seer::Seer;
-use super::tariff::Tariff;
 use crate::deployment::Wanted;
 use crate::exit::CliError;
 use crate::output::progress::print_warning;
 use remoe_foresight::ModelForesightMetrics;
-use remoe_planner::{Budget, Pricing, Proceed};
+use remoe_planner::{Budget, Proceed};
 use remoe_predictor::Shares;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
@@ -24,13 +22,9 @@ const PATIENCE: Duration = Duration::from_millis(250);
 /// What it takes to follow.
 pub(super) struct Following {
     pub(super) seer: Seer,
-    pub(super) basis: Basis,
     /// Between two revisions.
     pub(super) pause: Duration,
     pub(super) metrics: ModelForesightMetrics,
-    pub(super) pricing: Pricing,
-    /// Tells whoever accounts what functions cost.
-    pub(super) tell: watch::Sender<Option<Tariff>>,
 }
 
 /// An answer on its way. Dropping it cancels the search.
@@ -71,26 +65,31 @@ impl Drop for Answering {
 impl Following {
     /// Returns `wanted` with the main function that is pre-allocated for waiting requests that use experts by `shares`; none
     /// if it has that size already.
-    pub(super) async fn preallocated(&self, wanted: &Wanted, shares: Shares) -> Option<Better> {
-        let question = Question::new(&self.basis, wanted, shares, Moment::Wakes);
+    pub(super) async fn preallocated(
+        &self,
+        basis: &Basis,
+        wanted: &Wanted,
+        shares: Shares,
+    ) -> Option<Better> {
+        let question = Question::new(basis, wanted, shares, Moment::Wakes);
         taken(tokio::task::spawn_blocking(move || question.preallocated()).await)
     }
 
     /// Returns a better placement for waiting requests that use experts by `shares`, beside a main function that starts; none
     /// if the last one is good enough, or planning takes too long.
-    pub(super) async fn for_waiters(&self, wanted: &Wanted, shares: Shares) -> Option<Better> {
-        let question = Question::new(&self.basis, wanted, shares, Moment::Wakes);
+    pub(super) async fn for_waiters(&self, basis: &Basis, wanted: &Wanted, shares: Shares) -> Option<Better> {
+        let question = Question::new(basis, wanted, shares, Moment::Wakes);
         let mut answering = Answering::start(question, Some(DEADLINE));
         taken(timeout(PATIENCE, answering.answered()).await.ok()?)
     }
 
     /// Asks for a better placement for what was used of late, where anything was since it was last asked.
-    pub(super) fn ask(&mut self, wanted: &Wanted) -> Option<Answering> {
+    pub(super) fn ask(&mut self, basis: &Basis, wanted: &Wanted) -> Option<Answering> {
         if !self.seer.observed.has_changed().unwrap_or(false) {
             return None;
         }
         let shares = self.seer.observed.borrow_and_update().clone()?;
-        let question = Question::new(&self.basis, wanted, shares, Moment::Serves);
+        let question = Question::new(basis, wanted, shares, Moment::Serves);
         Some(Answering::start(question, None))
     }
 }

@@ -1,12 +1,14 @@
 //! Between the gateway and the functions of one model: orders go one way, what runs the other.
 
+mod revising;
+
 use super::cashier::Cashier;
 use super::following::{Answering, Following, taken};
-use super::replan::Better;
+use super::measuring::Measured;
+use super::replan::{Basis, Better};
 use super::report::{self, Report};
 use super::tariff::Tariff;
 use super::tiers::{Change, Tiers};
-use crate::deployment::Wanted as Placed;
 use crate::exit::CliError;
 use axum::http::HeaderValue;
 use remoe_function::Role;
@@ -14,12 +16,14 @@ use remoe_gateway::{Backend, FunctionLine, Model, Running, WakeMarks, Want, Want
 use remoe_launcher::decide::Desired;
 use remoe_launcher::functions::DEFAULT_MAX_BATCH;
 use remoe_launcher::{FunctionState, FunctionStatus, Status, Supervisor, control, need};
+use remoe_planner::Pricing;
 use remoe_predictor::Shares;
 use remoe_wire::v1::LayerExperts;
+use revising::{Cause, Revision};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
 /// What the main function may take to say how many requests it has.
@@ -46,8 +50,17 @@ pub(super) struct Keeper {
     pub(super) tariff: Tariff,
     /// Ends when all that ran is accounted for.
     pub(super) accounted: JoinHandle<()>,
-    /// None where the placement stays as it is.
+    /// What another placement would be made from.
+    pub(super) basis: Basis,
+    pub(super) pricing: Pricing,
+    /// Tells whoever accounts what functions cost.
+    pub(super) tell: watch::Sender<Option<Tariff>>,
+    /// None where the placement does not follow requests.
     pub(super) following: Option<Following>,
+    /// Tells what was measured beside the model; none where nothing is.
+    pub(super) measured: Option<oneshot::Receiver<Measured>>,
+    /// A plan with another main function, for its next start.
+    pub(super) next: Option<Better>,
 }
 
 /// What the keeper remembers between two looks.
@@ -78,15 +91,6 @@ struct Seen {
     tiers: Option<Tiers>,
     /// Places that have rested and not served since, and whether that was said.
     rested: BTreeMap<String, bool>,
-}
-
-/// A placement on its way: until it is in force, the one before counts.
-struct Revision {
-    better: Better,
-    /// The generation that it is to replace.
-    replaces: Option<u64>,
-    /// What takes longer is given up.
-    until: Option<Instant>,
 }
 
 impl Keeper {
@@ -143,6 +147,7 @@ impl Keeper {
             self.look(&status, &mut seen)?;
             let due = until(next);
             let late = until(seen.revision.as_ref().and_then(|revision| revision.until));
+            let can_revise = seen.revision.is_none() && seen.answering.is_none();
             let answered = async {
                 match &mut seen.answering {
                     Some(answering) => answering.answered().await,
@@ -160,7 +165,19 @@ impl Keeper {
                     None => std::future::pending().await,
                 }
             };
+            let measured = async {
+                match self.measured.as_mut().filter(|_| can_revise) {
+                    Some(measured) => measured.await,
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
+                measured = measured => {
+                    self.measured = None;
+                    if let Ok(measured) = measured {
+                        self.plan_again(measured, &mut seen).await;
+                    }
+                }
                 looked = looked => {
                     let Some((tiers, looked)) = seen.tiers.as_mut().zip(looked) else { continue };
                     let change = tiers.note(&looked, &self.report.wanted, &status);
@@ -169,7 +186,7 @@ impl Keeper {
                 answered = answered => {
                     seen.answering = None;
                     if let Some(better) = taken(answered) {
-                        self.revise(better, &mut seen);
+                        self.revise(better, Cause::Drift, &mut seen);
                     }
                 }
                 () = late => self.take_back("the new functions did not start in time", &mut seen),
@@ -177,7 +194,7 @@ impl Keeper {
                     next = Instant::now().checked_add(seen.pause);
                     let may_revise = !seen.asleep && seen.revision.is_none() && seen.answering.is_none();
                     if let Some(following) = self.following.as_mut().filter(|_| may_revise) {
-                        seen.answering = following.ask(&self.report.wanted);
+                        seen.answering = following.ask(&self.basis, &self.report.wanted);
                     }
                 }
                 changed = orders.changed() => if changed.is_err() {
@@ -209,6 +226,9 @@ impl Keeper {
             // What was asked about the placement before is of no use any more.
             (seen.revision, seen.answering) = (None, None);
             self.charge_for_those_before();
+            if !asleep && self.is_gone(seen.change) {
+                self.take_next();
+            }
             let mix = match &self.following {
                 Some(following) if !asleep => following.seer.present().mix().await,
                 _ => None,
@@ -242,7 +262,7 @@ impl Keeper {
     async fn plan_wake(&mut self, shares: Shares, seen: &mut Seen) {
         let Some(following) = &self.following else { return };
         let started = Instant::now();
-        let preallocated = following.preallocated(&self.report.wanted, shares.clone()).await;
+        let preallocated = following.preallocated(&self.basis, &self.report.wanted, shares.clone()).await;
         let preallocating = started.elapsed();
         if let Some(sized) = preallocated {
             self.charge(&sized.wanted);
@@ -254,7 +274,7 @@ impl Keeper {
         seen.change = self.supervisor.change(first);
         let Some(following) = &self.following else { return };
         let asked = Instant::now();
-        let better = following.for_waiters(&self.report.wanted, shares).await;
+        let better = following.for_waiters(&self.basis, &self.report.wanted, shares).await;
         let planning = asked.elapsed();
         if let Some(better) = better {
             following.metrics.replanned("wake");
@@ -295,89 +315,6 @@ impl Keeper {
         let status = self.supervisor.status();
         let status = status.borrow();
         status.change == change && status.functions.iter().all(|function| function.pid.is_none())
-    }
-
-    /// Has a better placement take over from the one that runs.
-    fn revise(&mut self, better: Better, seen: &mut Seen) {
-        let (before, desired) = (self.report.wanted.desired(), better.wanted.desired());
-        let main = |desired: &Desired| {
-            desired.functions.iter().find(|function| function.role == Role::Main).cloned()
-        };
-        // One that would begin anew loses what it serves: that waits for the next wake.
-        if main(&before) != main(&desired) {
-            return self.wait_longer(seen);
-        }
-        self.charge(&better.wanted);
-        let replaces = self.supervisor.status().borrow().generation;
-        let until = Instant::now().checked_add(desired.patience.ready);
-        seen.revision = Some(Revision { better, replaces, until });
-        seen.change = self.supervisor.change(desired);
-    }
-
-    /// The revision is in force: it is what counts.
-    fn complete(&mut self, better: Better, seen: &mut Seen) {
-        let before = self.report.wanted.placement.remote();
-        match &self.following {
-            // Back to what was there before: what is used hovers between both.
-            _ if seen.replaced.as_ref() == Some(&better.wanted.placement.remote()) => self.wait_longer(seen),
-            Some(following) => seen.pause = following.pause,
-            None => {}
-        }
-        seen.replaced = Some(before);
-        if let Some(following) = &self.following {
-            following.metrics.replanned("drift");
-        }
-        self.adopt(better, "recent expert usage");
-        seen.rested.clear();
-        if let Some(tiers) = &mut seen.tiers {
-            tiers.begin(&self.report.wanted, None);
-            self.model.groups_are(tiers.groups(), 0);
-        }
-    }
-
-    /// Goes on with the placement that is in force.
-    fn take_back(&mut self, why: &str, seen: &mut Seen) {
-        if seen.revision.take().is_none() {
-            return;
-        }
-        if let Some(following) = &self.following {
-            following.metrics.replanned("failed");
-        }
-        self.wait_longer(seen);
-        self.charge_for_those_before();
-        let desired = self.desired(seen);
-        seen.change = self.supervisor.change(desired);
-        self.report.note(&format!("placement rolled back: {why}"));
-    }
-
-    /// What was tried is not tried again soon.
-    fn wait_longer(&self, seen: &mut Seen) {
-        if let Some(following) = &self.following {
-            let most = following.pause.saturating_mul(MOST_PAUSES);
-            seen.pause = seen.pause.saturating_mul(2).min(most);
-        }
-    }
-
-    /// Functions of `wanted` cost what its plan says from now on; those that run beside them, what they did.
-    fn charge(&mut self, wanted: &Placed) {
-        let Some(following) = &self.following else { return };
-        let status = self.supervisor.status();
-        let status = status.borrow();
-        let running = status.functions.iter().map(|function| function.name.as_str());
-        self.tariff = Tariff::of(wanted, &following.pricing).beside(&self.tariff, running);
-        following.tell.send_replace(Some(self.tariff.clone()));
-    }
-
-    fn charge_for_those_before(&mut self) {
-        let wanted = self.report.wanted.clone();
-        self.charge(&wanted);
-    }
-
-    /// Another placement counts from now on.
-    fn adopt(&mut self, better: Better, followed: &str) {
-        let Better { wanted, why } = better;
-        self.report.wanted = wanted;
-        self.report.note(&format!("placement revised for {followed}: {why}"));
     }
 
     /// Tells the gateway what runs, and the user what changed.
@@ -424,8 +361,8 @@ impl Keeper {
         seen.generation = status.generation;
         let in_force = seen.revision.take_if(|revision| revision.replaces != status.generation);
         let revised = in_force.is_some();
-        if let Some(Revision { better, .. }) = in_force {
-            self.complete(better, seen);
+        if let Some(Revision { better, cause, .. }) = in_force {
+            self.complete(better, cause, seen);
         }
         let serving = report::serving(status);
         let more: BTreeSet<String> = (serving.iter())

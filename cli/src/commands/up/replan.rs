@@ -3,10 +3,12 @@
 use crate::deployment::{RatioArgs, Wanted};
 use crate::exit::CliError;
 use crate::planning::{RemoteArg, STURDY};
+use remoe_function::Role;
 use remoe_launcher::Placement;
 use remoe_launcher::placement::RemoteProcess;
 use remoe_planner::{
-    Answer, Budget, Options, PlanDraft, PlanError, Problem, dollars, preallocate_for, replan, solve_within,
+    Answer, Budget, Change, Options, PlanDraft, PlanError, Problem, dollars, preallocate_for, replan, solve,
+    solve_within,
 };
 use remoe_predictor::Shares;
 
@@ -75,7 +77,7 @@ impl Question {
             answer.plan.main_bytes / 1e6,
             plan.main_bytes / 1e6
         );
-        let revision = wanted.placement.revision().wrapping_add(1).max(1);
+        let revision = next_revision(&wanted);
         wanted.place_as_planned(&problem, &answer)?;
         wanted.placement = wanted.placement.revised(revision);
         Ok(Some(Better { wanted, why }))
@@ -85,8 +87,6 @@ impl Question {
     pub(super) fn answer(self, budget: Budget<'_>) -> Result<Option<Better>, CliError> {
         let usage = self.shares.to_rows();
         let Self { basis, mut wanted, moment, .. } = self;
-        // Its functions have names of their own: they can run beside those that there are.
-        let revision = wanted.placement.revision().wrapping_add(1).max(1);
         match basis {
             Basis::Ratio(ratio) => {
                 let placement = ratio.place(&wanted.moe_layers, Some(&usage))?;
@@ -96,54 +96,130 @@ impl Question {
                     return Ok(None);
                 }
                 let why = format!("{:.1} % of pairs remote, was {:.1} %", after * 100.0, before * 100.0);
-                wanted.placement = placement.revised(revision);
+                wanted.placement = placement.revised(next_revision(&wanted));
                 Ok(Some(Better { wanted, why }))
             }
             Basis::Planned(problem, remote) => {
-                let Some(plan) = wanted.account.as_ref().map(|account| account.plan().clone()) else {
-                    return Ok(None);
-                };
                 let problem = Problem { prediction: Some(usage), prediction_p95: None, ..*problem };
-                let problem = problem.with_main(plan.main_bytes, plan.main_vcpus);
-                let options = Options {
-                    remote: remote.into(),
-                    sturdy: STURDY,
-                    hysteresis: HYSTERESIS,
-                    ..Options::default()
-                };
-                let draft = PlanDraft::from(&plan);
-                let found = match moment {
-                    Moment::Wakes => replan(&problem, &draft, &options, budget),
-                    Moment::Serves => solve_within(&problem, Some(&draft), &options, budget),
-                };
-                let answer = match found {
-                    Ok(answer) => answer,
-                    // Nothing would keep the limits, or the answer comes too late: what runs goes on.
-                    Err(PlanError::Infeasible(_) | PlanError::Cancelled) => return Ok(None),
-                    Err(error) => return Err(error.into()),
-                };
-                let Answer { change: Some(change), .. } = &answer else { return Ok(None) };
-                if change.kept {
-                    return Ok(None);
-                }
-                let why = change.new_cost.map_or_else(
-                    || "the previous plan misses a limit".to_owned(),
-                    |cost| format!("{} per request, was {}", dollars(cost), dollars(change.previous_cost)),
-                );
-                let before = wanted.placement.processes();
-                wanted.place_as_planned(&problem, &answer)?;
-                let of = |process: &RemoteProcess| {
-                    (process.hosted.clone(), process.memory_bytes, process.cpu_millis)
-                };
-                // What would run is what runs: only the main function's account is another.
-                if before.iter().map(of).eq(wanted.placement.processes().iter().map(of)) {
-                    return Ok(None);
-                }
-                wanted.placement = wanted.placement.revised(revision);
-                Ok(Some(Better { wanted, why }))
+                beside_main(&problem, remote, wanted, moment, budget)
             }
         }
     }
+}
+
+/// Returns the better placement for `problem` beside the main function of `wanted` as large as it is; `None` where the one
+/// that there is stays.
+fn beside_main(
+    problem: &Problem,
+    remote: RemoteArg,
+    mut wanted: Wanted,
+    moment: Moment,
+    budget: Budget<'_>,
+) -> Result<Option<Better>, CliError> {
+    let Some(plan) = wanted.account.as_ref().map(|account| account.plan().clone()) else { return Ok(None) };
+    let revision = next_revision(&wanted);
+    let problem = problem.clone().with_main(plan.main_bytes, plan.main_vcpus);
+    let options = options(remote);
+    let draft = PlanDraft::from(&plan);
+    let found = match moment {
+        Moment::Wakes => replan(&problem, &draft, &options, budget),
+        Moment::Serves => solve_within(&problem, Some(&draft), &options, budget),
+    };
+    let answer = match found {
+        Ok(answer) => answer,
+        // Nothing would keep the limits, or the answer comes too late: what runs goes on.
+        Err(PlanError::Infeasible(_) | PlanError::Cancelled) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    let Answer { change: Some(change), .. } = &answer else { return Ok(None) };
+    if change.kept {
+        return Ok(None);
+    }
+    let why = compared(change);
+    let before = wanted.placement.processes();
+    wanted.place_as_planned(&problem, &answer)?;
+    let of = |process: &RemoteProcess| (process.hosted.clone(), process.memory_bytes, process.cpu_millis);
+    // What would run is what runs: only the main function's account is another.
+    if before.iter().map(of).eq(wanted.placement.processes().iter().map(of)) {
+        return Ok(None);
+    }
+    wanted.placement = wanted.placement.revised(revision);
+    Ok(Some(Better { wanted, why }))
+}
+
+/// The number of the next revision: its functions have names of their own and can run beside those that there are.
+fn next_revision(wanted: &Wanted) -> u32 {
+    wanted.placement.revision().wrapping_add(1).max(1)
+}
+
+fn options(remote: RemoteArg) -> Options {
+    Options { remote: remote.into(), sturdy: STURDY, hysteresis: HYSTERESIS, ..Options::default() }
+}
+
+/// The cost of a new plan beside that of the one before.
+fn compared(change: &Change) -> String {
+    change.new_cost.map_or_else(
+        || "the previous plan misses a limit".to_owned(),
+        |cost| {
+            let million = |cost: f64| dollars(cost * 1e6);
+            format!("{} per million requests, was {}", million(cost), million(change.previous_cost))
+        },
+    )
+}
+
+/// What measured figures change.
+#[derive(Debug)]
+pub(super) struct OnMeasurements {
+    /// A placement beside the main function as it runs.
+    pub(super) now: Option<Better>,
+    /// A plan with a main function of another size, for its next start.
+    pub(super) next: Option<Better>,
+    /// The outcome, for people.
+    pub(super) line: String,
+}
+
+/// Plans `wanted`'s model again, for a `problem` that stands on measurements.
+pub(super) fn on_measurements(
+    problem: &Problem,
+    remote: RemoteArg,
+    wanted: &Wanted,
+) -> Result<OnMeasurements, CliError> {
+    let stays = |line: String| Ok(OnMeasurements { now: None, next: None, line });
+    let Some(plan) = wanted.account.as_ref().map(|account| account.plan().clone()) else {
+        return stays("the placement stays".to_owned());
+    };
+    let answer = match solve(problem, Some(&PlanDraft::from(&plan)), &options(remote)) {
+        Ok(answer) => answer,
+        Err(PlanError::Infeasible(why)) => {
+            return stays(format!("the placement stays: no other one is possible: {why}"));
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let cost = answer.evaluation.total_cost;
+    let kept = answer.change.as_ref().filter(|change| !change.kept);
+    let Some(change) = kept else {
+        return stays(format!("the placement stays, at {} per million requests", dollars(cost * 1e6)));
+    };
+    let why = compared(change);
+    let mut planned = wanted.clone();
+    planned.place_as_planned(problem, &answer)?;
+    planned.placement = planned.placement.revised(next_revision(wanted));
+    let main =
+        |wanted: &Wanted| wanted.desired().functions.into_iter().find(|function| function.role == Role::Main);
+    if main(&planned) == main(wanted) {
+        let line = format!("placement revised: {why}");
+        return Ok(OnMeasurements { now: Some(Better { wanted: planned, why }), next: None, line });
+    }
+    // Another main function begins anew, and with it what it serves: that waits for its next start.
+    let mut now = beside_main(problem, remote, wanted.clone(), Moment::Serves, Budget::UNLIMITED)?;
+    if let Some(better) = &mut now {
+        better.wanted.keep_main_of(wanted);
+    }
+    let line = match &now {
+        Some(better) => format!("placement revised: {}; the next start has {why}", better.why),
+        None => format!("the placement stays until the next start, which has {why}"),
+    };
+    Ok(OnMeasurements { now, next: Some(Better { wanted: planned, why }), line })
 }
 
 /// The share of all pairs that is remote under `placement`, the mean over layers.

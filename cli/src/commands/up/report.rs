@@ -1,7 +1,9 @@
 //! What `up` says of its models.
 
 use super::start::StartTimes;
-use crate::deployment::{MainReport, Wanted};
+use super::summary::Summary;
+use crate::choice::Choice;
+use crate::deployment::Wanted;
 use crate::exit::{CliError, Code};
 use crate::output::json::{self, Event, Function};
 use crate::output::progress::Progress;
@@ -21,6 +23,14 @@ pub(super) struct Report {
     pub(super) address: SocketAddr,
     /// Clients need a key.
     pub(super) has_key: bool,
+    /// Why the model was placed as it started.
+    pub(super) choice: Choice,
+    /// Dollars of an hour in which all functions of the start work.
+    pub(super) hourly: f64,
+    /// Other models are served at this address.
+    pub(super) is_one_of_several: bool,
+    /// The machine is measured beside it.
+    pub(super) is_measured_later: bool,
     pub(super) as_json: bool,
     pub(super) progress: Arc<Progress>,
 }
@@ -59,20 +69,31 @@ impl Report {
             return Ok(());
         }
         let mut out = anstream::stdout().lock();
-        let bold = anstyle::Style::new().bold();
-        writeln!(out, "{} at {bold}{endpoint}{bold:#}: {model}\n\n{}", title(event), self.table(status))?;
         if event == "ready" {
-            if let Some(main) = self.wanted.main_report() {
-                writeln!(out, "\n{}", main_text(&main))?;
-            }
+            let summary = Summary {
+                wanted: &self.wanted,
+                choice: &self.choice,
+                address: self.address,
+                seconds: self.times.whole(),
+                hourly: self.hourly,
+                has_key: self.has_key,
+                is_one_of_several: self.is_one_of_several,
+                is_measured_later: self.is_measured_later,
+            };
+            writeln!(out, "{}", summary.lines().join("\n"))?;
+        } else {
+            writeln!(out, "{}: {model} at {endpoint}, {}", title(event), states(status))?;
+        }
+        if self.progress.is_verbose() {
+            writeln!(out, "\n{}", self.table(status))?;
             let StartTimes { facts_s, plan_s, functions_s, placement_s } = &self.times;
-            writeln!(
-                out,
-                "\nready after {:.2} s: inspect {facts_s:.2} s, plan {plan_s:.2} s, start functions \
-                 {functions_s:.2} s, load placement {placement_s:.2} s",
-                self.times.whole()
-            )?;
-            writeln!(out, "\nTry it:\n{}\n\nPress Ctrl-C to stop.", self.curl(endpoint))?;
+            if event == "ready" {
+                writeln!(
+                    out,
+                    "\ninspect {facts_s:.2} s, plan {plan_s:.2} s, start functions {functions_s:.2} s, load placement \
+                     {placement_s:.2} s"
+                )?;
+            }
         }
         out.flush()?;
         Ok(())
@@ -96,21 +117,20 @@ impl Report {
         });
         table::with_header(&["function", "pid", "state", "experts"], rows.collect())
     }
+}
 
-    fn curl(&self, endpoint: &str) -> String {
-        let request = serde_json::json!({
-            "model": self.wanted.name(),
-            "prompt": "Once upon a time",
-            "max_tokens": 32,
-        });
-        let key = match self.has_key {
-            true => " -H \"Authorization: Bearer $REMOE_API_KEY\"",
-            false => "",
-        };
-        // A quote inside a quoted word of the shell.
-        let body = request.to_string().replace('\'', r"'\''");
-        format!("  curl {endpoint}/v1/completions{key} -H 'Content-Type: application/json' -d '{body}'")
+/// How many functions are in each state: `3 serving, 1 asleep`.
+fn states(status: &Status) -> String {
+    let mut counts: Vec<(&str, usize)> = Vec::new();
+    for function in &status.functions {
+        let state = function.state.name();
+        match counts.iter_mut().find(|(known, _)| *known == state) {
+            Some((_, count)) => *count += 1,
+            None => counts.push((state, 1)),
+        }
     }
+    let counts: Vec<String> = counts.into_iter().map(|(state, count)| format!("{count} {state}")).collect();
+    format!("functions: {}", counts.join(", "))
 }
 
 /// Name of an event, for people.
@@ -120,19 +140,6 @@ fn title(event: &str) -> &str {
         "resumed" => "group awake",
         other => other,
     }
-}
-
-/// Capacity, threads and KV cache of the main function, in a line.
-fn main_text(main: &MainReport) -> String {
-    let counted =
-        |count: u64, one: &str, many: &str| format!("{count} {}", if count == 1 { one } else { many });
-    format!(
-        "main function: capacity for {}, {}, KV cache of {} ({})",
-        counted(main.concurrency.into(), "concurrent typical request", "concurrent typical requests"),
-        counted(main.threads as u64, "thread", "threads"),
-        table::bytes(main.kv_cache_bytes),
-        counted(main.kv_cache_tokens, "token", "tokens"),
-    )
 }
 
 /// The processes that the generation in force relies on, with the names of their functions.

@@ -1,25 +1,30 @@
 //! One model of `up`: what runs where is decided, and started.
 
 use super::cashier::Cashier;
+use super::measuring::{Measured, Subject};
 use super::replan::Basis;
+use super::statement::Statement;
 use super::tariff::Tariff;
 use crate::args::{DeploymentArgs, StartOrder, UpArgs};
+use crate::choice::Choice;
 use crate::deployment::{RatioArgs, Wanted};
 use crate::exit::CliError;
+use crate::figures::{Unmeasured, check_contention};
 use crate::output::progress::Progress;
 use crate::plan_report;
-use crate::planning::{self, plan};
+use crate::planning::plan;
 use crate::remote_set::Foresight;
 use remoe_fetch::ModelLocation;
 use remoe_function::Role;
 use remoe_launcher::decide::Desired;
 use remoe_launcher::{Status, Supervisor};
-use remoe_planner::{Answer, MainSize, Pricing, Problem, Slo, preallocate};
+use remoe_planner::{Answer, MainSize, Pricing, Problem, preallocate};
 use remoe_predictor::Shares;
+use remoe_profile::Origin;
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
 /// Share of remote experts where only the number of replicas is given.
@@ -38,6 +43,10 @@ pub(super) struct Started {
     pub(super) tell: watch::Sender<Option<Tariff>>,
     /// What another placement would be made from.
     pub(super) basis: Basis,
+    /// Why it is placed as it is.
+    pub(super) choice: Choice,
+    /// What is to be measured beside it, and where that is told.
+    pub(super) measurement: Option<(Subject, oneshot::Receiver<Measured>)>,
 }
 
 /// The parts of a cold start, one after the other, in seconds. They add up to the whole.
@@ -118,52 +127,39 @@ pub(super) async fn start(
     let Asked { deployment, is_planned, mut wanted, facts } = asked;
     let mut clock = Stopwatch::start();
     let mut times = StartTimes::default();
-    let asked = planning::Asked {
-        prompt: None,
-        concurrency: args.concurrency.concurrency,
-        idle: args.idle,
-        remote_idle: args.remote_idle,
-    };
-    let problem = match is_planned && !wanted.moe_layers.is_empty() {
-        true => Some(args.planning.problem_of(&wanted, &deployment, asked, progress).await?),
+    let stated = match is_planned && !wanted.moe_layers.is_empty() {
+        true => Some(Stated::new(args, &deployment, &wanted, remembered, progress).await?),
         false => None,
     };
-    // Running streams keep this latency beside prompts.
-    let target_itl_seconds = wanted.options.target_itl.map(|target| target.as_secs_f64());
-    let problem =
-        problem.map(|problem| Problem { slo: Slo { target_itl_seconds, ..problem.slo }, ..problem });
-    let problem = match remembered {
-        // They were requests to this very service; a predictor's history may be anybody's.
-        Some(mean) => problem.map(|problem| Problem {
-            prediction: Some(mean.to_rows()),
-            prediction_p95: None,
-            ..problem
-        }),
-        None => problem,
-    };
+    let problem = stated.as_ref().map(|stated| stated.problem.clone());
+    let mut choice = Choice::asked(&deployment, wanted.moe_layers.is_empty());
     times.facts_s = facts.as_secs_f64() + clock.lap();
     let tell = watch::Sender::new(None);
     let account =
         |supervisor: &Supervisor| tokio::spawn(cashier.clone().follow(supervisor.status(), tell.subscribe()));
+    let origin = stated.as_ref().map_or(Origin::Measured, |stated| stated.origin);
     let (supervisor, accounted) = match (&problem, args.start) {
-        (Some(problem), StartOrder::Preallocated) => {
+        // Bounds on assumed speeds say nothing.
+        (Some(problem), StartOrder::Preallocated) if origin == Origin::Measured => {
             let main_bytes = preallocate(problem)?.main_bytes;
             wanted.size_main(MainSize::of(problem, main_bytes, None));
             let supervisor = wanted.launch(main_alone(wanted.desired()), progress)?;
             let accounted = account(&supervisor);
             let problem = problem.with_main(main_bytes, None);
-            let answer = plan(&problem, args.remote).await?;
+            let answer = plan(&problem, args.remote, origin).await?;
             wanted.place_as_planned(&problem, &answer)?;
             show_plan(&problem, &answer, as_json, progress);
+            choice = Choice::planned(&problem, &answer, args.remote, origin);
             times.plan_s = clock.lap();
             supervisor.change(wanted.desired());
             (supervisor, accounted)
         }
         (problem, order) => {
             if let Some(problem) = problem {
-                let answer = plan(problem, args.remote).await?;
+                let answer = plan(problem, args.remote, origin).await?;
                 wanted.place_as_planned(problem, &answer)?;
                 show_plan(problem, &answer, as_json, progress);
+                choice = Choice::planned(problem, &answer, args.remote, origin);
             }
             times.plan_s = clock.lap();
             let desired = wanted.desired();
@@ -190,7 +186,46 @@ pub(super) async fn start(
         Some(problem) => Basis::Planned(Box::new(problem), args.remote),
         None => Basis::Ratio(RatioArgs::of(&deployment, HALF)),
     };
-    Ok(Started { wanted, supervisor, status, times, tariff, accounted, tell, basis })
+    let measurement = stated.and_then(|stated| stated.measurement(&wanted));
+    Ok(Started { wanted, supervisor, status, times, tariff, accounted, tell, basis, choice, measurement })
+}
+
+/// A problem, and what its figures stand on.
+struct Stated {
+    statement: Statement,
+    problem: Problem,
+    origin: Origin,
+    /// The figures are assumed, or other programs disturbed their measurement.
+    is_unsure: bool,
+}
+
+impl Stated {
+    async fn new(
+        args: &UpArgs,
+        deployment: &DeploymentArgs,
+        wanted: &Wanted,
+        remembered: Option<&Shares>,
+        progress: &Arc<Progress>,
+    ) -> Result<Self, CliError> {
+        let unmeasured = if args.profile_first { Unmeasured::Measure } else { Unmeasured::Assume };
+        let profile = args.planning.profile_of(wanted, deployment, unmeasured, progress).await?;
+        let statement = Statement::new(args, deployment, remembered);
+        let problem = statement.problem(&profile, wanted)?;
+        check_contention(&profile, &problem, progress);
+        let disturbed = profile.disturbed.is_some() && args.planning.profile.is_none();
+        let is_unsure = disturbed || (profile.origin == Origin::Prior && args.planning.profile.is_none());
+        Ok(Self { statement, problem, origin: profile.origin, is_unsure })
+    }
+
+    /// What is to be measured beside `wanted`, and where that is told; none where figures are sure.
+    fn measurement(self, wanted: &Wanted) -> Option<(Subject, oneshot::Receiver<Measured>)> {
+        if !self.is_unsure {
+            return None;
+        }
+        let request = self.statement.measurement(&self.problem, wanted);
+        let (tell, told) = oneshot::channel();
+        Some((Subject { statement: self.statement, wanted: wanted.clone(), request, tell }, told))
+    }
 }
 
 /// Only the main function, until it is decided what else there is.
@@ -225,7 +260,7 @@ async fn all_listen(supervisor: &Supervisor, count: usize) {
 }
 
 fn show_plan(problem: &Problem, answer: &Answer, as_json: bool, progress: &Progress) {
-    if !as_json {
+    if !as_json && progress.is_verbose() {
         progress.line(&format!("{}\n", plan_report::answer(problem, answer, false)));
     }
 }

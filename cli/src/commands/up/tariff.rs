@@ -87,6 +87,11 @@ impl Tariff {
         self.0.get(name)
     }
 
+    /// Dollars of an hour in which all functions work.
+    pub(super) fn hourly(&self) -> f64 {
+        self.0.values().map(|place| place.rate.0 as f64 / 1e9).sum()
+    }
+
     /// All tiers.
     pub(super) fn tiers(&self) -> BTreeSet<String> {
         self.0.values().map(|place| place.tier.clone()).collect()

@@ -1,0 +1,156 @@
+//! `remoe pull`, `list` and `rm`: models in the cache.
+
+use crate::args::{ListArgs, PullArgs, RmArgs};
+use crate::commands::profile::default_dtype;
+use crate::exit::CliError;
+use crate::machine;
+use crate::output::{json, table};
+use remoe_fetch::{Kept, ModelLocation, WholeModel, allocated, cache_folder, kept};
+use remoe_model::{ExpertsDtype, Inspection};
+use serde::Serialize;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// Forms of experts that memory is compared with, beside the checkpoint's own.
+const FORMS: [ExpertsDtype; 2] = [ExpertsDtype::Int8, ExpertsDtype::Int4];
+
+#[derive(Serialize)]
+struct Line {
+    model: Option<String>,
+    folder: PathBuf,
+    bytes: u64,
+}
+
+impl From<Kept> for Line {
+    fn from(kept: Kept) -> Self {
+        Self { model: kept.place, folder: kept.folder, bytes: kept.bytes }
+    }
+}
+
+/// Fetches a whole model into the cache, where disk has room for it.
+pub(crate) fn pull(args: &PullArgs, as_json: bool) -> Result<(), CliError> {
+    let opened = args.source.open()?;
+    let source = args.source.pinned(&opened);
+    let Some(folder) = opened.cache.filter(|_| !matches!(source.model, ModelLocation::Folder(_))) else {
+        let message =
+            format!("cannot pull {}: it is a folder of this machine; use it as it is", source.model);
+        return Err(CliError::arguments("--model", message));
+    };
+    let inspection = opened.checkpoint.inspect()?;
+    let failed =
+        |error: &dyn std::fmt::Display| CliError::runtime(format!("cannot pull {}: {error}", source.model));
+    let model = WholeModel::open(opened.checkpoint).map_err(|error| failed(&error))?;
+    let missing = model.bytes().saturating_sub(allocated(&folder).map_err(|error| failed(&error))?);
+    let free = free_bytes(&folder).map_err(|error| failed(&error))?;
+    if missing > free {
+        return Err(failed(&format!(
+            "{} are still to be fetched, {} are free in {}; free some, or set --model-cache",
+            table::bytes(missing),
+            table::bytes(free),
+            folder.display()
+        )));
+    }
+    eprint(&memory(&inspection, machine::memory_bytes()));
+    model.fetch().map_err(|error| failed(&error))?;
+    let line = Line {
+        model: Some(source.model.to_string()),
+        bytes: allocated(&folder).map_err(|error| failed(&error))?,
+        folder,
+    };
+    match as_json {
+        true => json::print(&line)?,
+        false => writeln!(
+            anstream::stdout().lock(),
+            "{} is complete: {} in {}",
+            source.model,
+            table::bytes(line.bytes),
+            line.folder.display()
+        )?,
+    }
+    Ok(())
+}
+
+/// Memory that the model takes in each form, beside what the machine has.
+fn memory(inspection: &Inspection, machine: u64) -> String {
+    let dtype = default_dtype(inspection);
+    let needs = |name: &str, facts: &Inspection| {
+        format!("{name} needs {}", table::bytes(facts.resident_total_bytes(dtype)))
+    };
+    let own = needs(dtype, &inspection.clone().kept_as(None, None, "cpu"));
+    let others = FORMS.map(|form| needs(form.name(), &inspection.clone().kept_as(Some(form), None, "cpu")));
+    let all: Vec<String> = std::iter::once(own).chain(others).collect();
+    format!("memory: {}; this machine has {}", all.join(", "), table::bytes(machine))
+}
+
+fn eprint(text: &str) {
+    // A closed standard error must not end what runs.
+    let _closed = writeln!(anstream::stderr().lock(), "{text}");
+}
+
+fn free_bytes(folder: &Path) -> std::io::Result<u64> {
+    let disk = rustix::fs::statvfs(folder)?;
+    Ok(disk.f_bavail.saturating_mul(disk.f_frsize))
+}
+
+/// Lists the models in the cache.
+pub(crate) fn list(args: &ListArgs, as_json: bool) -> Result<(), CliError> {
+    #[derive(Serialize)]
+    struct List {
+        cache: PathBuf,
+        models: Vec<Line>,
+    }
+    let (cache, all) = all(args.model_cache.as_deref())?;
+    if as_json {
+        return Ok(json::print(&List { cache, models: all.into_iter().map(Line::from).collect() })?);
+    }
+    let mut out = anstream::stdout().lock();
+    if all.is_empty() {
+        writeln!(out, "no models in {}; fetch one with `remoe pull MODEL`", cache.display())?;
+        return Ok(());
+    }
+    let total = all.iter().map(|kept| kept.bytes).sum();
+    let row = |kept: &Kept| {
+        let folder = kept.folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        vec![kept.place.clone().unwrap_or(folder), table::bytes(kept.bytes)]
+    };
+    let mut rows: Vec<Vec<String>> = all.iter().map(row).collect();
+    rows.push(vec![format!("total in {}", cache.display()), table::bytes(total)]);
+    writeln!(out, "{}", table::with_header(&["model", "disk"], rows))?;
+    Ok(())
+}
+
+/// Removes models from the cache.
+pub(crate) fn remove(args: &RmArgs, as_json: bool) -> Result<(), CliError> {
+    #[derive(Serialize)]
+    struct Removed {
+        removed: Vec<Line>,
+    }
+    let (cache, all) = all(args.model_cache.as_deref())?;
+    let named: Vec<Kept> = all.into_iter().filter(|kept| kept.is(&args.model)).collect();
+    if named.is_empty() {
+        let message = format!(
+            "cannot remove {}: it is not in {}; `remoe list` shows what is",
+            args.model,
+            cache.display()
+        );
+        return Err(CliError::arguments("MODEL", message));
+    }
+    for kept in &named {
+        kept.remove().map_err(|error| CliError::runtime(error.to_string()))?;
+    }
+    if as_json {
+        return Ok(json::print(&Removed { removed: named.into_iter().map(Line::from).collect() })?);
+    }
+    let mut out = anstream::stdout().lock();
+    for kept in named {
+        writeln!(out, "removed {}: {}", kept.place.unwrap_or_default(), table::bytes(kept.bytes))?;
+    }
+    Ok(())
+}
+
+fn all(given: Option<&Path>) -> Result<(PathBuf, Vec<Kept>), CliError> {
+    let failed = |error: &dyn std::fmt::Display| CliError::runtime(error.to_string());
+    let cache = cache_folder(given).map_err(|error| failed(&error))?;
+    let all = kept(&cache).map_err(|error| failed(&error))?;
+    Ok((cache, all))
+}

@@ -1,0 +1,191 @@
+//! When measurements may run. While the gate is closed the measured functions are stopped, and what they were measuring
+//! is measured again.
+
+use crate::exit::CliError;
+use rustix::process::{Pid, Signal, kill_process_group};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Lets measurements run, or holds them up.
+#[derive(Debug)]
+pub(crate) struct Gate {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Start of the present pause; none while it is open.
+    closed_since: Option<Instant>,
+    /// How long it was closed before that.
+    closed_before: Duration,
+    /// How often it was closed so far.
+    closings: u64,
+    /// Measured functions, leaders of process groups of their own.
+    functions: Vec<Pid>,
+    /// Nothing is measured any more.
+    ended: bool,
+}
+
+impl Gate {
+    /// One that is open, or closed until [`Self::open`].
+    pub(crate) fn new(open: bool) -> Arc<Self> {
+        let state = State {
+            closed_since: (!open).then(Instant::now),
+            closed_before: Duration::ZERO,
+            closings: 0,
+            functions: Vec::new(),
+            ended: false,
+        };
+        Arc::new(Self { state: Mutex::new(state), changed: Condvar::new() })
+    }
+
+    /// Lets measurements go on.
+    pub(crate) fn open(&self) {
+        let mut state = self.state();
+        if let Some(since) = state.closed_since.take() {
+            state.closed_before += since.elapsed();
+            state.signal(Signal::CONT);
+            self.changed.notify_all();
+        }
+    }
+
+    /// Stops the measured functions, whatever they compute.
+    pub(crate) fn close(&self) {
+        let mut state = self.state();
+        if state.closed_since.is_none() {
+            state.closed_since = Some(Instant::now());
+            state.closings += 1;
+            state.signal(Signal::STOP);
+        }
+    }
+
+    /// Ends the measured functions; measurements fail from now on.
+    pub(crate) fn end(&self) {
+        let mut state = self.state();
+        state.ended = true;
+        state.closings += 1;
+        state.signal(Signal::KILL);
+        self.changed.notify_all();
+    }
+
+    /// Returns how long the gate has been closed so far, all together: in that time functions did not get on.
+    pub(super) fn held_up(&self) -> Duration {
+        let state = self.state();
+        state.closed_before + state.closed_since.map_or(Duration::ZERO, |since| since.elapsed())
+    }
+
+    /// Takes note of a measured function that has been started.
+    pub(super) fn started(&self, pid: u32) {
+        let Some(pid) = Pid::from_raw(pid.cast_signed()) else { return };
+        let mut state = self.state();
+        state.functions.push(pid);
+        let signal = if state.ended { Some(Signal::KILL) } else { state.closed_since.map(|_| Signal::STOP) };
+        if let Some(signal) = signal {
+            let _gone = kill_process_group(pid, signal);
+        }
+    }
+
+    /// Takes note that a function is ended by its launcher.
+    pub(super) fn ending(&self, pid: u32) {
+        self.state().functions.retain(|known| known.as_raw_nonzero().get() != pid.cast_signed());
+    }
+
+    /// Returns the first result of `measure` that was not disturbed, while the gate is open.
+    ///
+    /// # Errors
+    /// `measure` fails: a function that was stopped may have lost its connections. Or nothing is measured any more.
+    pub(super) fn undisturbed<T>(
+        &self,
+        mut measure: impl FnMut() -> Result<T, CliError>,
+    ) -> Result<T, CliError> {
+        loop {
+            let before = self.enter()?;
+            let measured = measure()?;
+            if self.state().closings == before {
+                return Ok(measured);
+            }
+        }
+    }
+
+    /// Returns the result of `measure`, which starts functions of its own: again where it failed after a disturbance.
+    ///
+    /// # Errors
+    /// `measure` fails without a disturbance, or nothing is measured any more.
+    pub(super) fn piece<T>(&self, mut measure: impl FnMut() -> Result<T, CliError>) -> Result<T, CliError> {
+        loop {
+            let before = self.enter()?;
+            match measure() {
+                Err(_) if self.state().closings != before => {}
+                result => return result,
+            }
+        }
+    }
+
+    /// Waits until the gate is open; returns how often it has been closed.
+    fn enter(&self) -> Result<u64, CliError> {
+        let mut state = self.state();
+        while state.closed_since.is_some() && !state.ended {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        if state.ended { Err(CliError::interrupted()) } else { Ok(state.closings) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Every change is a few assignments that cannot panic.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn signal(&self, signal: Signal) {
+        for pid in &self.functions {
+            // The only failure is that it has ended meanwhile.
+            let _gone = kill_process_group(*pid, signal);
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    #[test]
+    fn measurement_is_repeated_if_it_was_disturbed() {
+        let (gate, rounds) = (Gate::new(true), Cell::new(0));
+        let measured = gate.undisturbed(|| {
+            rounds.set(rounds.get() + 1);
+            if rounds.get() == 1 {
+                gate.close();
+                gate.open();
+            }
+            Ok(rounds.get())
+        });
+        assert_eq!(measured.unwrap(), 2);
+    }
+
+    #[test]
+    fn piece_is_repeated_only_if_it_failed_after_a_disturbance() {
+        let (gate, rounds) = (Gate::new(true), Cell::new(0));
+        let failing = |disturbed: bool| {
+            rounds.set(rounds.get() + 1);
+            if disturbed && rounds.get() == 1 {
+                gate.close();
+                gate.open();
+            }
+            if rounds.get() == 1 { Err(CliError::runtime("lost")) } else { Ok(()) }
+        };
+        assert!(gate.piece(|| failing(true)).is_ok());
+        rounds.set(0);
+        assert!(gate.piece(|| failing(false)).is_err());
+    }
+
+    #[test]
+    fn nothing_is_measured_behind_the_end() {
+        let gate = Gate::new(false);
+        gate.end();
+        assert!(gate.undisturbed(|| Ok(())).is_err());
+    }
+}

@@ -1,0 +1,123 @@
+//! Measurements of this machine beside models that serve on assumed figures: while no request runs or waits.
+
+use super::statement::Statement;
+use crate::commands::profile::{self, Gate, Request};
+use crate::deployment::Wanted;
+use crate::exit::CliError;
+use crate::machine;
+use crate::output::progress::Progress;
+use crate::output::table;
+use futures_util::future::select_all;
+use remoe_gateway::Model;
+use remoe_planner::Problem;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+/// Time without a request before measurements begin or go on.
+const QUIET: Duration = Duration::from_secs(1);
+
+/// A model whose plan stands on assumed figures, or on ones that were disturbed.
+pub(super) struct Subject {
+    pub(super) statement: Statement,
+    pub(super) wanted: Wanted,
+    pub(super) request: Request,
+    /// Takes what was measured.
+    pub(super) tell: oneshot::Sender<Measured>,
+}
+
+/// Result of the measurements.
+pub(super) struct Measured {
+    /// The problem on these figures.
+    pub(super) problem: Problem,
+    /// Time that it took, pauses included.
+    pub(super) took: Duration,
+}
+
+/// Measurements that go on. Dropping this ends them.
+pub(super) struct Measuring {
+    gate: Arc<Gate>,
+    tasks: [JoinHandle<()>; 2],
+}
+
+impl Drop for Measuring {
+    fn drop(&mut self) {
+        self.gate.end();
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+impl Measuring {
+    /// Measures for each of `subjects` in turn while none of `models` has a request.
+    pub(super) fn start(subjects: Vec<Subject>, models: Vec<Arc<Model>>, progress: Arc<Progress>) -> Self {
+        let gate = Gate::new(false);
+        let watching = tokio::spawn(open_while_idle(models, gate.clone()));
+        let shared = gate.clone();
+        let measuring = tokio::spawn(async move {
+            for subject in subjects {
+                let name = subject.wanted.name();
+                if let Err(error) = measure(subject, shared.clone(), &progress).await {
+                    progress.line(&format!("{name}: measurements failed: {}", error.message));
+                }
+            }
+        });
+        Self { gate, tasks: [watching, measuring] }
+    }
+}
+
+async fn measure(subject: Subject, gate: Arc<Gate>, progress: &Progress) -> Result<(), CliError> {
+    let Subject { statement, wanted, request, tell } = subject;
+    let needed = profile::memory_needed(&request.inspection, &request.dtype);
+    let free = machine::free_memory_bytes();
+    if free < needed {
+        progress.line(&format!(
+            "{}: not measured beside the model: that needs {} of memory, {} are free;\n  stop the model and run \
+             `remoe profile`",
+            wanted.name(),
+            table::bytes(needed),
+            table::bytes(free)
+        ));
+        return Ok(());
+    }
+    let began = Instant::now();
+    let profile = profile::measure(request, gate, &Arc::new(Progress::silent())).await?;
+    for doubt in profile::doubts(&profile) {
+        progress.line(&format!("{}: {doubt}", wanted.name()));
+    }
+    profile::keep(&profile)?;
+    let problem = statement.problem(&profile, &wanted)?;
+    // Closed: the model is not kept any more.
+    let _unwanted = tell.send(Measured { problem, took: began.elapsed() });
+    Ok(())
+}
+
+/// Opens `gate` when no model had a request for [`QUIET`], and closes it as soon as one has.
+async fn open_while_idle(models: Vec<Arc<Model>>, gate: Arc<Gate>) {
+    let mut loads: Vec<_> = models.iter().map(|model| model.loads()).collect();
+    if loads.is_empty() {
+        return;
+    }
+    loop {
+        let busy = loads.iter_mut().any(|load| load.borrow_and_update().is_busy());
+        if busy {
+            gate.close();
+        }
+        let quiet = async {
+            match busy {
+                true => std::future::pending().await,
+                false => tokio::time::sleep(QUIET).await,
+            }
+            gate.open();
+            std::future::pending::<()>().await;
+        };
+        let changed = select_all(loads.iter_mut().map(|load| Box::pin(load.changed())));
+        tokio::select! {
+            // Closed: a model is gone, and with it what is measured for it.
+            (changed, ..) = changed => if changed.is_err() {
+                return;
+            },
+            () = quiet => {}
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! How the problem of a plan is stated, for figures that are known at the start or measured later.
+
+use crate::args::{DeploymentArgs, UpArgs};
+use crate::commands::profile::{BelowOne, Request};
+use crate::deployment::Wanted;
+use crate::exit::CliError;
+use crate::figures::measurement;
+use crate::planning::{Asked, PlanningArgs, RemoteArg};
+use remoe_planner::{Problem, Slo};
+use remoe_predictor::Shares;
+use remoe_profile::Profile;
+use std::time::Duration;
+
+/// Flags and past requests that state a problem.
+pub(super) struct Statement {
+    planning: PlanningArgs,
+    deployment: DeploymentArgs,
+    pub(super) remote: RemoteArg,
+    concurrency: Option<u32>,
+    idle: Option<Duration>,
+    remote_idle: Option<Duration>,
+    /// Expert usage of requests to this service, where it remembers any.
+    remembered: Option<Shares>,
+}
+
+impl Statement {
+    /// Takes the flags of one model of `args`, with its own `deployment`.
+    pub(super) fn new(args: &UpArgs, deployment: &DeploymentArgs, remembered: Option<&Shares>) -> Self {
+        Self {
+            planning: args.planning.clone(),
+            deployment: deployment.clone(),
+            remote: args.remote,
+            concurrency: args.concurrency.concurrency,
+            idle: args.idle,
+            remote_idle: args.remote_idle,
+            remembered: remembered.cloned(),
+        }
+    }
+
+    /// States the problem of serving `wanted`'s model on the machine of `profile`.
+    pub(super) fn problem(&self, profile: &Profile, wanted: &Wanted) -> Result<Problem, CliError> {
+        let asked = Asked {
+            prompt: None,
+            concurrency: self.concurrency,
+            idle: self.idle,
+            remote_idle: self.remote_idle,
+        };
+        let problem = self.planning.problem_on(profile, wanted, &self.deployment, asked)?;
+        // Running streams keep this latency beside prompts.
+        let target_itl_seconds = wanted.options.target_itl.map(|target| target.as_secs_f64());
+        let problem = Problem { slo: Slo { target_itl_seconds, ..problem.slo }, ..problem };
+        Ok(match &self.remembered {
+            // They were requests to this very service; a predictor's history may be anybody's.
+            Some(mean) => Problem { prediction: Some(mean.to_rows()), prediction_p95: None, ..problem },
+            None => problem,
+        })
+    }
+
+    /// Requests the measurement for plans as `problem`.
+    pub(super) fn measurement(&self, problem: &Problem, wanted: &Wanted) -> Request {
+        measurement(wanted, &self.deployment, BelowOne::of(problem, self.remote))
+    }
+}

@@ -1,0 +1,79 @@
+//! Figures that plans stand on: of the profile that is known, measured now, or assumed.
+
+use crate::args::{DeploymentArgs, Dtype};
+use crate::commands::profile::{self, BelowOne, Gate, default_dtype};
+use crate::deployment::Wanted;
+use crate::exit::CliError;
+use crate::machine;
+use crate::output::progress::{Progress, print_warning};
+use crate::planning::PlanningArgs;
+use remoe_planner::Problem;
+use remoe_profile::{CpuLimit, Machine, ModelId, Origin, Profile};
+use std::sync::Arc;
+
+/// Figures to plan with where nothing was measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unmeasured {
+    /// Figures that are measured first.
+    Measure,
+    /// Assumed ones.
+    Assume,
+}
+
+impl PlanningArgs {
+    /// The known profile; where there is none, the figures that `unmeasured` says.
+    pub(crate) async fn profile_of(
+        &self,
+        wanted: &Wanted,
+        args: &DeploymentArgs,
+        unmeasured: Unmeasured,
+        progress: &Arc<Progress>,
+    ) -> Result<Profile, CliError> {
+        let request = measurement(wanted, args, BelowOne { main: true, remote: true });
+        if let Some(profile) = self.known_profile(&ModelId::of(&request.inspection, &request.dtype))? {
+            return Ok(profile);
+        }
+        if unmeasured == Unmeasured::Assume {
+            let machine = Machine {
+                cpu: machine::cpu(),
+                cores: machine::cores(),
+                memory_bytes: machine::memory_bytes(),
+                device: request.device,
+                vcpus_by: CpuLimit::Assumed,
+            };
+            return Ok(Profile::prior_of_machine(&request.inspection, &request.dtype, machine));
+        }
+        progress.line("no profile of this model on this machine; measuring one now (kept for later runs)");
+        let profile = profile::measure(request, Gate::new(true), progress).await?;
+        profile::keep(&profile)?;
+        profile::doubts(&profile).iter().for_each(|doubt| print_warning(doubt));
+        Ok(profile)
+    }
+}
+
+/// Requests the measurement of `wanted`'s model, for plans that give functions less than one vCPU as `below_one` says.
+pub(crate) fn measurement(wanted: &Wanted, args: &DeploymentArgs, below_one: BelowOne) -> profile::Request {
+    let inspection = wanted.inspection.clone();
+    profile::Request {
+        source: wanted.source.clone(),
+        dtype: args.dtype.map_or_else(|| default_dtype(&inspection), Dtype::name).to_owned(),
+        inspection,
+        device: args.device.clone().unwrap_or_else(|| "cpu".to_owned()),
+        backend: args.backend,
+        quick: true,
+        address: None,
+        below_one,
+    }
+}
+
+/// Warns of figures of `profile` that plans as `problem` lack.
+pub(crate) fn check_contention(profile: &Profile, problem: &Problem, progress: &Progress) {
+    let several = problem.limits.max_groups.is_some() && profile.machine.cores > 1;
+    if several && profile.origin == Origin::Measured && profile.contention.is_none() {
+        progress.line(&format!(
+            "the profile of {} lacks contention between concurrent functions, so plans with groups look faster \
+             than they are; run `remoe profile`",
+            profile.made.date
+        ));
+    }
+}
