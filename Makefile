@@ -76,6 +76,12 @@ $(PYTHON_PACKAGES)/.complete: tests/python/requirements.txt tests/python/unbound
 instructions: build ## Count what the engine executes for a token, beside what it did before (valgrind)
 	$(CARGO) test --release --workspace --test end_to_end -- --ignored --nocapture instructions::
 
+# objdump is of Debian's binutils.
+.PHONY: vectors
+vectors: ## Check that loops over rows are compiled for the processor's vectors
+	$(CARGO) build --release -p remoe-kernels --example attention_speed
+	scripts/check_vectors.py target/release/examples/attention_speed
+
 .PHONY: lint
 lint: tools ## Check formatting and run clippy, warnings denied
 	scripts/check_docs.py
@@ -208,9 +214,10 @@ NIGHTLY := release dist families long clients templates images $(addprefix clust
 nightly: $(addprefix nightly-,$(NIGHTLY)) ## Everything that does not fit beside a change (make nightly-PART runs one part)
 
 .PHONY: nightly-release
-nightly-release: build ## All tests on release programs, and their instruction counts
+nightly-release: build ## All tests on release programs, their instruction counts and vectors
 	$(MAKE) test PROFILE=release
 	$(MAKE) instructions
+	$(MAKE) vectors
 
 .PHONY: nightly-dist
 nightly-dist: dist ## Packages as they are published, on Debian 12 and on the oldest Debian that can be had

@@ -9,6 +9,7 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
+use crate::memory::Buffer;
 use crate::paths::attend::{BLOCK_ROWS, Block, scratch_floats};
 use crate::paths::{self, float_mode::FloatMode};
 use crate::{Dtype, KernelError, MAX_ROWS, Pool};
@@ -18,6 +19,12 @@ pub const PAGE_POSITIONS: usize = 32;
 
 /// Multiply-adds that are worth handing to another thread.
 const PART: usize = 1 << 15;
+
+/// Blocks of rows per thread from which on threads end at about the same time.
+const EVEN: usize = 4;
+
+/// Elements of float32 of a cache line.
+const LINE: usize = 16;
 
 /// Sizes and facts of one layer's attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -38,6 +45,34 @@ pub struct AttentionShape {
     pub scale: f64,
     /// A token sees itself and the `window` - 1 before it; everything before it where there is none.
     pub window: Option<usize>,
+}
+
+/// Memory of a page of the KV cache, zeroed at first: aligned to cache lines, and side by side with others on huge pages where it is not small.
+#[derive(Debug)]
+pub struct KvPage(Buffer);
+
+impl KvPage {
+    /// Allocates `bytes` zero bytes.
+    ///
+    /// # Errors
+    /// [`KernelError::OutOfMemory`], [`KernelError::TooLarge`].
+    pub fn zeroed(bytes: usize) -> Result<Self, KernelError> {
+        Buffer::zeroed(bytes).map(Self)
+    }
+}
+
+impl std::ops::Deref for KvPage {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.0.bytes()
+    }
+}
+
+impl std::ops::DerefMut for KvPage {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        self.0.bytes_mut()
+    }
 }
 
 /// The rows of one sequence in a call of [`Pool::attend`].
@@ -174,7 +209,10 @@ impl Pool {
         let rows: usize = spans.iter().map(|span| span.rows * shape.group).sum();
         // Few rows are spread more thinly; the result does not depend on it.
         let mut block = BLOCK_ROWS;
-        while block > 4 && rows.div_ceil(block) * shape.kv_heads < self.threads() {
+        let units = |block: usize| rows.div_ceil(block) * shape.kv_heads;
+        while (block > 4 && units(block) < self.threads())
+            || (block > 16 && units(block) < EVEN * self.threads())
+        {
             block /= 2;
         }
         let mut units = Vec::new();
@@ -201,7 +239,8 @@ impl Pool {
         let output = Output(output.as_mut_ptr());
         let compute = |unit: &mut Unit<'_>| {
             SCRATCH.with_borrow_mut(|scratch| {
-                scratch.resize(scratch_floats(shape), 0.0);
+                scratch.resize(scratch_floats(shape, block) + LINE, 0.0);
+                let skip = scratch.as_ptr().align_offset(LINE * size_of::<f32>()).min(LINE);
                 let mut block = Block {
                     shape,
                     pages: unit.span.pages,
@@ -212,7 +251,7 @@ impl Pool {
                     query: unit.query,
                     sinks,
                     output: output.at(unit.output),
-                    scratch,
+                    scratch: &mut scratch[skip..],
                 };
                 let _mode = FloatMode::enter(path);
                 // SAFETY: the pool checked that the path is available, and its float mode is set. Lengths were validated; units differ in sequence, head or rows, and so in what they write.

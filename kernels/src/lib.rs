@@ -53,6 +53,7 @@ mod class;
 #[cfg(target_os = "linux")]
 mod cores;
 mod dtype;
+pub mod elementwise;
 mod error;
 mod fp8;
 mod matrix;
@@ -70,7 +71,7 @@ mod threads;
 mod transpose;
 mod vectors;
 
-pub use attention::{AttentionShape, AttentionSpan, PAGE_POSITIONS};
+pub use attention::{AttentionShape, AttentionSpan, KvPage, PAGE_POSITIONS};
 pub use class::{NumericsClass, WeightFormat};
 pub use dtype::{Activation, Dtype, StoredDtype};
 pub use error::KernelError;

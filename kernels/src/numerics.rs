@@ -68,7 +68,8 @@ pub fn round_bf16(x: f32) -> f32 {
         return f32::from_bits(NAN_BITS);
     }
     let bits = flush(x).to_bits();
-    f32::from_bits((bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff_0000)
+    // Never wraps: the bits of a number are below those of NaN. A check of it would keep the compiler from using vectors.
+    f32::from_bits(bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) & 0xffff_0000)
 }
 
 /// The bfloat16 nearest to `x`, as its 16 bits.

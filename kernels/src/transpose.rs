@@ -34,6 +34,9 @@ pub(crate) fn tiles(rows: &[u8], row_bytes: usize, panel: &mut [u32]) -> usize {
 }
 
 #[cfg(target_arch = "x86_64")]
+pub(crate) use x86::{transposed, transposed_half};
+
+#[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::TILE;
     use crate::shape::PANEL;
@@ -60,8 +63,9 @@ mod x86 {
     }
 
     /// Columns of a matrix of 16 x 16 words.
+    #[inline]
     #[target_feature(enable = "avx512f")]
-    fn transposed(rows: [__m512i; TILE]) -> [__m512i; TILE] {
+    pub(crate) fn transposed(rows: [__m512i; TILE]) -> [__m512i; TILE] {
         let mut pairs = rows;
         for two in 0..8 {
             let (a, b) = (rows[2 * two], rows[2 * two + 1]);
@@ -123,8 +127,9 @@ mod x86 {
     }
 
     /// Columns of a matrix of 8 x 8 words.
+    #[inline]
     #[target_feature(enable = "avx2")]
-    fn transposed_half(rows: [__m256i; 8]) -> [__m256i; 8] {
+    pub(crate) fn transposed_half(rows: [__m256i; 8]) -> [__m256i; 8] {
         let mut pairs = rows;
         for two in 0..4 {
             let (a, b) = (rows[2 * two], rows[2 * two + 1]);

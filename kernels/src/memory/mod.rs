@@ -104,6 +104,18 @@ impl Buffer {
         self.start.as_ptr()
     }
 
+    /// The contents.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: as in `bytes_mut`, but borrowed and only read.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+
+    /// The contents to be written.
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: `len` initialised bytes, dangling where there are none, and borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+
     /// The contents as 32-bit words; trailing bytes that fill no word are left out.
     pub(crate) fn words(&self) -> &[u32] {
         // SAFETY: as in `words_mut`, but borrowed and only read.

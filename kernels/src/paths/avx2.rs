@@ -9,6 +9,7 @@ use super::integers::{E2M1_AND_OFFSET, Integers};
 use super::steps::{F32Step, WidenedStep};
 use crate::fp8::E4M3;
 use crate::numerics::NAN_BITS;
+use crate::transpose::transposed_half;
 
 /// Eight lanes.
 pub(super) struct Avx2;
@@ -27,6 +28,15 @@ impl Floats for Avx2 {
     unsafe fn load(from: *const f32) -> __m256 {
         // SAFETY: the trait's contract.
         unsafe { _mm256_loadu_ps(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const u16) -> __m256 {
+        // SAFETY: the trait's contract: 8 elements of 2 bytes.
+        unsafe {
+            let halves = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(halves))
+        }
     }
 
     #[inline(always)]
@@ -69,6 +79,39 @@ impl Floats for Avx2 {
     unsafe fn at_most(bound: __m256, x: __m256) -> __m256 {
         // SAFETY: the trait's contract. As for `at_least`.
         unsafe { _mm256_min_ps(bound, x) }
+    }
+
+    #[inline(always)]
+    unsafe fn largest(v: __m256) -> f32 {
+        // SAFETY: the trait's contract.
+        unsafe {
+            let quarters = _mm_max_ps(_mm256_extractf128_ps::<1>(v), _mm256_castps256_ps128(v));
+            let pairs = _mm_max_ps(_mm_movehl_ps(quarters, quarters), quarters);
+            _mm_cvtss_f32(_mm_max_ss(_mm_movehdup_ps(pairs), pairs))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose(from: *const f32, stride: usize, to: *mut f32, to_stride: usize) {
+        // SAFETY: the trait's contract.
+        unsafe {
+            for (i, column) in columns(from.cast(), stride).into_iter().enumerate() {
+                Self::store(to.add(i * to_stride), _mm256_castsi256_ps(column));
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose_pairs(from: *const u32, stride: usize, to: *mut f32, to_stride: usize) {
+        // SAFETY: the trait's contract.
+        unsafe {
+            for (i, column) in columns(from, stride).into_iter().enumerate() {
+                let (even, odd) = (to.add(2 * i * to_stride), to.add((2 * i + 1) * to_stride));
+                let upper = _mm256_and_si256(column, _mm256_set1_epi32(0xffff_0000u32 as i32));
+                Self::store(even, _mm256_castsi256_ps(_mm256_slli_epi32::<16>(column)));
+                Self::store(odd, _mm256_castsi256_ps(upper));
+            }
+        }
     }
 
     #[inline(always)]
@@ -137,6 +180,19 @@ impl Floats for Avx2 {
     unsafe fn even(from: *const u32) -> __m256 {
         // SAFETY: the trait's contract.
         unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_loadu_si256(from.cast()))) }
+    }
+}
+
+/// Columns of eight rows of eight words, which are `stride` words apart.
+#[inline(always)]
+unsafe fn columns(from: *const u32, stride: usize) -> [__m256i; 8] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut rows = [_mm256_setzero_si256(); 8];
+        for (r, row) in rows.iter_mut().enumerate() {
+            *row = _mm256_loadu_si256(from.add(r * stride).cast());
+        }
+        transposed_half(rows)
     }
 }
 
@@ -212,15 +268,6 @@ impl Integers for Avx2 {
     unsafe fn to_floats(sums: __m256i) -> __m256 {
         // SAFETY: the trait's contract.
         unsafe { _mm256_cvtepi32_ps(sums) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_bf16(from: *const u16) -> __m256 {
-        // SAFETY: the trait's contract: 8 elements of 2 bytes.
-        unsafe {
-            let halves = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
-            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(halves))
-        }
     }
 }
 

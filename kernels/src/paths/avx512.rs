@@ -6,6 +6,7 @@ use super::codes::{Codes, TABLE_VECTORS};
 use super::floats::Floats;
 use super::steps::{F32Step, WidenedStep};
 use crate::numerics::NAN_BITS;
+use crate::transpose::transposed;
 
 /// Sixteen lanes.
 pub(super) struct Avx512;
@@ -24,6 +25,15 @@ impl Floats for Avx512 {
     unsafe fn load(from: *const f32) -> __m512 {
         // SAFETY: the trait's contract.
         unsafe { _mm512_loadu_ps(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const u16) -> __m512 {
+        // SAFETY: the trait's contract: 16 elements of 2 bytes.
+        unsafe {
+            let halves = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(halves))
+        }
     }
 
     #[inline(always)]
@@ -66,6 +76,41 @@ impl Floats for Avx512 {
     unsafe fn at_most(bound: __m512, x: __m512) -> __m512 {
         // SAFETY: the trait's contract. As for `at_least`.
         unsafe { _mm512_min_ps(bound, x) }
+    }
+
+    #[inline(always)]
+    unsafe fn largest(v: __m512) -> f32 {
+        // SAFETY: the trait's contract.
+        unsafe {
+            let upper = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(v)));
+            let halves = _mm256_max_ps(upper, _mm512_castps512_ps256(v));
+            let quarters = _mm_max_ps(_mm256_extractf128_ps::<1>(halves), _mm256_castps256_ps128(halves));
+            let pairs = _mm_max_ps(_mm_movehl_ps(quarters, quarters), quarters);
+            _mm_cvtss_f32(_mm_max_ss(_mm_movehdup_ps(pairs), pairs))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose(from: *const f32, stride: usize, to: *mut f32, to_stride: usize) {
+        // SAFETY: the trait's contract.
+        unsafe {
+            for (i, column) in columns(from.cast(), stride).into_iter().enumerate() {
+                Self::store(to.add(i * to_stride), _mm512_castsi512_ps(column));
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose_pairs(from: *const u32, stride: usize, to: *mut f32, to_stride: usize) {
+        // SAFETY: the trait's contract.
+        unsafe {
+            for (i, column) in columns(from, stride).into_iter().enumerate() {
+                let (even, odd) = (to.add(2 * i * to_stride), to.add((2 * i + 1) * to_stride));
+                let upper = _mm512_and_si512(column, _mm512_set1_epi32(0xffff_0000u32 as i32));
+                Self::store(even, _mm512_castsi512_ps(_mm512_slli_epi32::<16>(column)));
+                Self::store(odd, _mm512_castsi512_ps(upper));
+            }
+        }
     }
 
     #[inline(always)]
@@ -119,6 +164,19 @@ impl Floats for Avx512 {
     unsafe fn even(from: *const u32) -> __m512 {
         // SAFETY: the trait's contract.
         unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_loadu_si512(from.cast()))) }
+    }
+}
+
+/// Columns of sixteen rows of sixteen words, which are `stride` words apart.
+#[inline(always)]
+unsafe fn columns(from: *const u32, stride: usize) -> [__m512i; 16] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut rows = [_mm512_setzero_si512(); 16];
+        for (r, row) in rows.iter_mut().enumerate() {
+            *row = _mm512_loadu_si512(from.add(r * stride).cast());
+        }
+        transposed(rows)
     }
 }
 

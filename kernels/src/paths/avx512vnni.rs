@@ -73,15 +73,6 @@ impl Integers for Avx512 {
         // SAFETY: the trait's contract.
         unsafe { _mm512_cvtepi32_ps(sums) }
     }
-
-    #[inline(always)]
-    unsafe fn load_bf16(from: *const u16) -> __m512 {
-        // SAFETY: the trait's contract: 16 elements of 2 bytes.
-        unsafe {
-            let halves = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
-            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(halves))
-        }
-    }
 }
 
 super::quantised_entry_points!(Avx512, "avx512f,avx512bw,avx512vnni");

@@ -16,6 +16,8 @@ pub(crate) trait Floats {
     unsafe fn splat(x: f32) -> Self::V;
     /// Reads float32.
     unsafe fn load(from: *const f32) -> Self::V;
+    /// Reads `LANES` bfloat16 and widens them.
+    unsafe fn load_bf16(from: *const u16) -> Self::V;
     /// Writes float32.
     unsafe fn store(to: *mut f32, v: Self::V);
     /// `a * b + c`, rounded once.
@@ -30,6 +32,12 @@ pub(crate) trait Floats {
     unsafe fn at_least(bound: Self::V, x: Self::V) -> Self::V;
     /// `bound` where it is less than `x`, else `x`, so that NaN stays.
     unsafe fn at_most(bound: Self::V, x: Self::V) -> Self::V;
+    /// The largest lane, of lanes of which none or all are NaN.
+    unsafe fn largest(v: Self::V) -> f32;
+    /// Writes the columns of `LANES` rows of `LANES` float32; rows of `from` are `stride` apart, those of `to` `to_stride`.
+    unsafe fn transpose(from: *const f32, stride: usize, to: *mut f32, to_stride: usize);
+    /// Widens and writes the columns of `LANES` rows of `2 * LANES` bfloat16; rows of `from` are `stride` words apart.
+    unsafe fn transpose_pairs(from: *const u32, stride: usize, to: *mut f32, to_stride: usize);
     /// `v * 2^n`, rounded once, for an integer `n` between -252 and 254 that is also in the low bits of `shifted = n + ROUNDER`.
     unsafe fn scale(v: Self::V, n: Self::V, shifted: Self::V) -> Self::V;
     /// Every NaN becomes the one that is stored.

@@ -56,6 +56,4 @@ pub(crate) trait Integers: Floats {
     unsafe fn whole(sum: Self::I, partial: Self::Partial) -> Self::I;
     /// Sums below 2^24 as float32, which is exact.
     unsafe fn to_floats(sums: Self::I) -> Self::V;
-    /// Reads `LANES` bfloat16 and widens them.
-    unsafe fn load_bf16(from: *const u16) -> Self::V;
 }

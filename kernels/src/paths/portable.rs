@@ -53,6 +53,12 @@ impl Floats for Portable {
     }
 
     #[inline(always)]
+    unsafe fn load_bf16(from: *const u16) -> Four {
+        // SAFETY: valid for four bfloat16, by the trait's contract.
+        Four(unsafe { from.cast::<[u16; 4]>().read_unaligned() }.map(numerics::from_bf16))
+    }
+
+    #[inline(always)]
     unsafe fn store(to: *mut f32, v: Four) {
         // SAFETY: valid for four float32, by the trait's contract.
         unsafe { to.cast::<[f32; 4]>().write_unaligned(v.0) }
@@ -86,6 +92,37 @@ impl Floats for Portable {
     #[inline(always)]
     unsafe fn at_most(bound: Four, x: Four) -> Four {
         bound.zip(x, |bound, x| if bound < x { bound } else { x })
+    }
+
+    #[inline(always)]
+    unsafe fn largest(v: Four) -> f32 {
+        v.0.into_iter().reduce(|best, x| if x > best { x } else { best }).unwrap_or(f32::NEG_INFINITY)
+    }
+
+    #[inline(always)]
+    unsafe fn transpose(from: *const f32, stride: usize, to: *mut f32, to_stride: usize) {
+        for row in 0..4 {
+            for column in 0..4 {
+                // SAFETY: the trait's contract.
+                unsafe {
+                    *to.add(column * to_stride + row) = from.add(row * stride + column).read_unaligned()
+                };
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose_pairs(from: *const u32, stride: usize, to: *mut f32, to_stride: usize) {
+        for row in 0..4 {
+            for pair in 0..4 {
+                // SAFETY: the trait's contract.
+                unsafe {
+                    let word = from.add(row * stride + pair).read_unaligned();
+                    *to.add(2 * pair * to_stride + row) = f32::from_bits(word << 16);
+                    *to.add((2 * pair + 1) * to_stride + row) = f32::from_bits(word & 0xffff_0000);
+                }
+            }
+        }
     }
 
     #[inline(always)]
@@ -191,12 +228,6 @@ impl Integers for Portable {
     #[inline(always)]
     unsafe fn to_floats(sums: [i32; 4]) -> Four {
         Four(sums.map(|sum| sum as f32))
-    }
-
-    #[inline(always)]
-    unsafe fn load_bf16(from: *const u16) -> Four {
-        // SAFETY: valid for four bfloat16, by the trait's contract.
-        Four(unsafe { from.cast::<[u16; 4]>().read_unaligned() }.map(numerics::from_bf16))
     }
 }
 

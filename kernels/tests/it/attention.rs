@@ -3,7 +3,7 @@
 use crate::common;
 
 use common::Random;
-use remoe_kernels::numerics::{from_bf16, to_bf16};
+use remoe_kernels::numerics::{add, div, exp, fma, from_bf16, mul, to_bf16};
 use remoe_kernels::{
     AttentionShape, AttentionSpan, Dtype, InstructionPath, PAGE_POSITIONS, Pool, PoolConfig,
 };
@@ -90,6 +90,53 @@ impl Sequence {
     }
 }
 
+/// A row's result by the scalar definition, sum by sum in the documented order.
+fn defined(sequence: &Sequence, shape: &AttentionShape, token: usize, head: usize) -> Vec<f32> {
+    let kv = head / shape.group;
+    let query = &sequence.query[(token * shape.heads() + head) * shape.key_dim..][..shape.key_dim];
+    let (from, end) = (shape.window.map_or(0, |window| (token + 1).saturating_sub(window)), token + 1);
+    let sink = sinks(shape).map(|sinks| sinks[head]);
+    let (mut largest, mut sums, mut mixed) =
+        (sink.unwrap_or(f32::NEG_INFINITY), [0.0; 16], vec![0.0; shape.value_dim]);
+    sums[0] = if sink.is_some() { 1.0 } else { 0.0 };
+    for page in from / PAGE_POSITIONS..end.div_ceil(PAGE_POSITIONS) {
+        let begin = page * PAGE_POSITIONS;
+        let seen = from.max(begin)..end.min(begin + PAGE_POSITIONS);
+        let scores: Vec<f32> = seen
+            .clone()
+            .map(|position| {
+                let key = &sequence.keys[(position * shape.kv_heads + kv) * shape.key_dim..];
+                let at = |of: &[f32], dim: usize| if dim < shape.key_dim { of[dim] } else { 0.0 };
+                let dims = (0..shape.key_dim.div_ceil(2)).flat_map(|pair| [2 * pair + 1, 2 * pair]);
+                let sum = dims.fold(0.0, |sum, dim| fma(at(query, dim), at(key, dim), sum));
+                mul(sum, shape.scale as f32)
+            })
+            .collect();
+        let best = scores.iter().copied().fold(largest, f32::max);
+        let mut factor = 1.0;
+        if best > largest {
+            factor = exp(largest - best);
+            sums = sums.map(|sum| mul(sum, factor));
+            largest = best;
+        }
+        mixed.iter_mut().for_each(|mixed| *mixed = mul(*mixed, factor));
+        for (position, score) in seen.zip(scores) {
+            let weight = exp(add(score, -largest));
+            sums[position % 16] = add(sums[position % 16], weight);
+            let value = &sequence.values[(position * shape.kv_heads + kv) * shape.value_dim..];
+            for (mixed, value) in mixed.iter_mut().zip(value) {
+                *mixed = fma(weight, *value, *mixed);
+            }
+        }
+    }
+    for half in [8, 4, 2, 1] {
+        for lane in 0..half {
+            sums[lane] = add(sums[lane], sums[lane + half]);
+        }
+    }
+    mixed.into_iter().map(|mixed| div(mixed, sums[0])).collect()
+}
+
 /// The rows `from..to` of every sequence.
 fn attend(pool: &Pool, shape: &AttentionShape, parts: &[(&Sequence, usize, usize)]) -> Vec<Vec<u8>> {
     let row = shape.heads() * shape.key_dim;
@@ -135,6 +182,8 @@ fn shapes() -> Vec<AttentionShape> {
         wide,
         AttentionShape { kv_heads: 4, group: 2, ..plain },
         AttentionShape { kv_heads: 4, group: 2, window: Some(9), ..plain },
+        AttentionShape { group: 16, key_dim: 210, value_dim: 176, scale: 0.07, ..latent },
+        AttentionShape { group: 5, key_dim: 130, value_dim: 144, scale: 0.09, ..plain },
     ];
     float32.into_iter().flat_map(|shape| [shape, AttentionShape { dtype: Dtype::Bf16, ..shape }]).collect()
 }
@@ -151,6 +200,23 @@ fn rows_are_softmax_over_what_they_see() {
                 let difference = (f64::from(*found) - expected).abs();
                 assert!(difference <= tolerance, "{shape:?}, row {token}: {found} for {expected}");
             }
+        }
+    }
+}
+
+/// Blocks of many rows and of few take other ways to the same sums.
+#[test]
+fn results_have_the_bits_of_the_scalar_definition() {
+    let pool = pool(2, None);
+    for shape in shapes() {
+        let sequence = Sequence::new(&shape, 71, 9);
+        let rows = attend(&pool, &shape, &[(&sequence, 0, 71)]);
+        for token in [0, 1, 30, 31, 32, 63, 70] {
+            let expected: Vec<f32> =
+                (0..shape.heads()).flat_map(|head| defined(&sequence, &shape, token, head)).collect();
+            assert_eq!(rows[token], bytes(&expected, shape.dtype), "{shape:?}, row {token}");
+            let alone = attend(&pool, &shape, &[(&sequence, token, token + 1)]);
+            assert_eq!(alone[0], rows[token], "{shape:?}, row {token} alone");
         }
     }
 }

@@ -4,6 +4,7 @@
 mod attention;
 mod bits;
 mod common;
+mod elementwise;
 mod fp8;
 mod numerics;
 mod packing;
