@@ -5,8 +5,8 @@
 //! shared experts, then one rounding to the compute dtype.
 
 use super::routing::Routed;
-use half::bf16;
-use remoe_kernels::{Dtype, KernelError, Pool};
+use remoe_kernels::{Dtype, KernelError, Loops, Pool, by_vectors};
+use std::marker::PhantomData;
 
 /// Rows of experts' outputs, wherever they lie.
 pub(super) struct ExpertRows<'a> {
@@ -38,8 +38,8 @@ pub(super) fn reduce(
         .map(|(output, first)| Part { first, output })
         .collect();
     let reduce = |part: &mut Part<'_>| match rows.dtype {
-        Dtype::F32 => reduce_as::<F32>(routed, rows, shared, part),
-        Dtype::Bf16 => reduce_as::<Bf16>(routed, rows, shared, part),
+        Dtype::F32 => by_vectors(Reduction::<F32> { routed, rows, shared, part, element: PhantomData }),
+        Dtype::Bf16 => by_vectors(Reduction::<Bf16> { routed, rows, shared, part, element: PhantomData }),
     };
     match parts.as_mut_slice() {
         [only] => {
@@ -71,9 +71,11 @@ struct Bf16;
 
 impl Element for F32 {
     const BYTES: usize = 4;
+    #[inline(always)]
     fn read(bytes: &[u8]) -> f32 {
         f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
     }
+    #[inline(always)]
     fn write(value: f32, bytes: &mut [u8]) {
         bytes.copy_from_slice(&value.to_le_bytes());
     }
@@ -81,35 +83,56 @@ impl Element for F32 {
 
 impl Element for Bf16 {
     const BYTES: usize = 2;
+    #[inline(always)]
     fn read(bytes: &[u8]) -> f32 {
         // As `half` does it, but for the NaNs that the sum makes quiet anyway: without a branch.
         f32::from_bits(u32::from(u16::from_le_bytes([bytes[0], bytes[1]])) << 16)
     }
+    #[inline(always)]
     fn write(value: f32, bytes: &mut [u8]) {
-        bytes.copy_from_slice(&bf16::from_f32(value).to_le_bytes());
+        // As `half` does it: denormals stay, NaN becomes quiet. Without a branch and checks, so that the compiler can use vectors.
+        let bits = value.to_bits();
+        let nearest = bits.wrapping_add(0x7fff + ((bits >> 16) & 1));
+        let rounded = if value.is_nan() { bits | 0x0040_0000 } else { nearest };
+        bytes.copy_from_slice(&((rounded >> 16) as u16).to_le_bytes());
     }
 }
 
-fn reduce_as<E: Element>(routed: &Routed, rows: &ExpertRows<'_>, shared: Option<&[u8]>, part: &mut Part<'_>) {
-    let row_bytes = rows.hidden * E::BYTES;
-    let mut sum = vec![0.0_f32; rows.hidden];
-    let token_rows = rows.rows.chunks_exact(routed.top_k).enumerate().skip(part.first);
-    for ((token, rows), output) in token_rows.zip(part.output.chunks_exact_mut(row_bytes)) {
-        sum.fill(0.0);
-        for ((_, weight), row) in routed.of(token).zip(rows) {
-            for (sum, element) in sum.iter_mut().zip(row.chunks_exact(E::BYTES)) {
-                let product = weight * E::read(element);
-                *sum += product;
+/// The sums of a part.
+struct Reduction<'a, 'part, E> {
+    routed: &'a Routed,
+    rows: &'a ExpertRows<'a>,
+    shared: Option<&'a [u8]>,
+    part: &'a mut Part<'part>,
+    element: PhantomData<E>,
+}
+
+impl<E: Element> Loops for Reduction<'_, '_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { routed, rows, shared, part, .. } = self;
+        let row_bytes = rows.hidden * E::BYTES;
+        let mut sum = vec![0.0_f32; rows.hidden];
+        let token_rows = rows.rows.chunks_exact(routed.top_k).enumerate().skip(part.first);
+        for ((token, rows), output) in token_rows.zip(part.output.chunks_exact_mut(row_bytes)) {
+            sum.fill(0.0);
+            for ((_, weight), row) in routed.of(token).zip(rows) {
+                for (sum, element) in sum.iter_mut().zip(row.chunks_exact(E::BYTES)) {
+                    let product = weight * E::read(element);
+                    *sum += product;
+                }
             }
-        }
-        if let Some(shared) = shared {
-            let row = &shared[token * row_bytes..][..row_bytes];
-            for (sum, element) in sum.iter_mut().zip(row.chunks_exact(E::BYTES)) {
-                *sum += E::read(element);
+            if let Some(shared) = shared {
+                let row = &shared[token * row_bytes..][..row_bytes];
+                for (sum, element) in sum.iter_mut().zip(row.chunks_exact(E::BYTES)) {
+                    *sum += E::read(element);
+                }
             }
-        }
-        for (sum, element) in sum.iter().zip(output.chunks_exact_mut(E::BYTES)) {
-            E::write(*sum, element);
+            for (sum, element) in sum.iter().zip(output.chunks_exact_mut(E::BYTES)) {
+                E::write(*sum, element);
+            }
         }
     }
 }
@@ -118,6 +141,7 @@ fn reduce_as<E: Element>(routed: &Routed, rows: &ExpertRows<'_>, shared: Option<
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use half::bf16;
     use remoe_kernels::PoolConfig;
 
     fn pool() -> Pool {

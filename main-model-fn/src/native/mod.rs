@@ -2,10 +2,9 @@
 //! for every number of threads, batch and instruction path.
 //!
 //! Products and attention are the kernels' ([`remoe_kernels`], where the order of their sums is written down); what
-//! goes element by element is plain Rust ([`elements`]). bfloat16 is rounded where the reference rounds: results of
+//! goes element by element is theirs too ([`remoe_kernels::elementwise`]). bfloat16 is rounded where the reference rounds: results of
 //! products, a norm before its weights, cosines and sines, each product of a rotation, every sum.
 
-mod elements;
 mod embedding;
 mod heads;
 mod pages;
@@ -17,18 +16,16 @@ use embedding::NativeEmbedding;
 use heads::NativeHeads;
 use pages::NativePages;
 use remoe_experts::{load_floats, load_gated, load_matrix, stored_dtype};
-use remoe_kernels::numerics::exp;
+use remoe_kernels::elementwise::{self, Norm, NormForm, Rotation, RowOperation};
+use remoe_kernels::numerics::{exp, round_bf16};
 use remoe_kernels::{
-    AttentionShape, AttentionSpan, Dtype, Job, KernelError, Loops, NumericsClass, PackedExpert, PackedMatrix,
-    Pool, Product, by_vectors,
+    AttentionShape, AttentionSpan, Dtype, Job, KernelError, NumericsClass, PackedExpert, PackedMatrix, Pool,
+    Product,
 };
 use remoe_model::{Activation, Checkpoint, MlaFacts, MlpTensors, NormKind, RopeFacts, RopeLayout, TensorRef};
 use rows::{Rows, Spare};
 use std::borrow::Cow;
 use std::sync::Arc;
-
-/// Elements of rows that are worth handing to another thread.
-const PART: usize = 1 << 14;
 
 /// Operations on the CPU.
 pub struct Native {
@@ -88,81 +85,22 @@ pub struct NativeAngles {
     dtype: Dtype,
 }
 
-/// Some rows that are written.
-struct Part<'a, W> {
-    first: usize,
-    part: &'a mut [u8],
-    row_bytes: usize,
-    width: usize,
-    work: &'a W,
-}
-
-impl<W: Fn(usize, &mut [u8], &mut [f32])> Loops for Part<'_, W> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(self) {
-        let mut elements = vec![0.0; self.width];
-        for (row, bytes) in (self.first..).zip(self.part.chunks_exact_mut(self.row_bytes)) {
-            (self.work)(row, bytes, &mut elements);
-        }
-    }
-}
-
 impl Native {
     fn tensor(&self, rows: usize, width: usize) -> Rows {
         Rows::new(&self.spare, self.dtype, rows, width)
     }
 
-    /// Writes every row of `to` with `work`, which gets the row's index, its bytes and room for its elements.
-    fn write_rows(
-        &self,
-        to: &mut Rows,
-        work: impl Fn(usize, &mut [u8], &mut [f32]) + Sync,
-    ) -> Result<(), KernelError> {
-        let (width, row_bytes) = (to.width, to.row_bytes());
-        self.write_bytes(to.bytes_mut(), row_bytes, width, work)
-    }
-
-    /// The same for rows of `row_bytes` and `width` elements.
-    fn write_bytes(
-        &self,
-        to: &mut [u8],
-        row_bytes: usize,
-        width: usize,
-        work: impl Fn(usize, &mut [u8], &mut [f32]) + Sync,
-    ) -> Result<(), KernelError> {
-        let part_rows = (PART / width.max(1)).max(1);
-        let write =
-            |first: usize, part: &mut [u8]| by_vectors(Part { first, part, row_bytes, width, work: &work });
-        if to.len() <= part_rows * row_bytes || self.pool.threads() == 1 {
-            write(0, to);
-            return Ok(());
-        }
-        let parts = to.chunks_mut(part_rows * row_bytes);
-        let mut parts: Vec<(usize, &mut [u8])> = (0..).step_by(part_rows).zip(parts).collect();
-        self.pool.each(&mut parts, |(first, part)| write(*first, part))
-    }
-
-    /// Changes every row of `x` in place.
-    fn change_rows(
-        &self,
-        x: &mut Rows,
-        change: impl Fn(usize, &mut [f32]) + Sync,
-    ) -> Result<(), KernelError> {
-        let dtype = x.dtype;
-        self.write_rows(x, |row, bytes, elements| {
-            elements::widen(dtype, bytes, elements);
-            change(row, elements);
-            elements::narrow(dtype, elements, bytes);
-        })
+    /// Applies an operation to every row of `x`.
+    fn apply(&self, operation: &RowOperation<'_>, x: &mut Rows) -> Result<(), KernelError> {
+        let (dtype, width) = (x.dtype, x.width);
+        self.pool.apply(operation, dtype, width, x.bytes_mut())
     }
 
     /// A tensor's elements as float32, rounded to the compute dtype.
     fn load_rounded(&self, checkpoint: &Checkpoint, tensor: &TensorRef) -> Result<Vec<f32>, LoadModelError> {
         let bytes = self.load_bytes(checkpoint, tensor)?;
         let mut values = vec![0.0; bytes.len() / self.dtype.bytes()];
-        elements::widen(self.dtype, &bytes, &mut values);
+        elementwise::widen(self.dtype, &bytes, &mut values);
         Ok(values)
     }
 
@@ -173,7 +111,7 @@ impl Native {
         }
         let values = load_floats(checkpoint, tensor)?;
         let mut converted = vec![0; values.len() * self.dtype.bytes()];
-        elements::narrow(self.dtype, &values, &mut converted);
+        elementwise::narrow(self.dtype, &values, &mut converted);
         Ok(converted)
     }
 
@@ -195,7 +133,7 @@ impl Native {
                 let Some(&id) = span.pages.get(page) else {
                     return Err(BackendError::Shape { what: "page", actual: page, expected });
                 };
-                write(&shape, &mut pages.page_mut(id)[part.clone()], at, span.first + row)?;
+                write(&shape, &mut pages.page_mut(id)?[part.clone()], at, span.first + row)?;
             }
         }
         let held: Vec<Vec<&[u8]>> = spans.iter().map(|span| pages.parts(&span.pages, &part)).collect();
@@ -328,8 +266,7 @@ impl Backend for Native {
     }
 
     fn copy_page(&self, pages: &mut NativePages, from: usize, to: usize) -> Result<(), BackendError> {
-        pages.copy(from, to);
-        Ok(())
+        Ok(pages.copy(from, to)?)
     }
 
     fn embed(&self, table: &NativeEmbedding, tokens: &[u32]) -> Result<Rows, BackendError> {
@@ -352,15 +289,15 @@ impl Backend for Native {
             x.bytes()
         } else {
             let mut values = vec![0.0; x.rows * x.width];
-            elements::widen(x.dtype, x.bytes(), &mut values);
+            elementwise::widen(x.dtype, x.bytes(), &mut values);
             let mut bytes = vec![0; values.len() * matrix.dtype().bytes()];
-            elements::narrow(matrix.dtype(), &values, &mut bytes);
+            elementwise::narrow(matrix.dtype(), &values, &mut bytes);
             converted = bytes;
             &converted
         };
         self.pool.multiply(&mut [Product { matrix, inputs, output: out.bytes_mut() }])?;
         if let Some(bias) = &weight.bias {
-            self.change_rows(&mut out, |_, row| elements::add(row, bias))?;
+            self.apply(&RowOperation::AddRow(bias), &mut out)?;
         }
         Ok(out)
     }
@@ -371,17 +308,13 @@ impl Backend for Native {
             return Err(BackendError::Shape { what: "weights of a norm", actual: x.width, expected: width });
         }
         let mut out = self.tensor(x.rows, x.width);
-        self.write_rows(&mut out, |index, bytes, elements| {
-            elements::widen(x.dtype, row(x, index), elements);
-            for part in elements.chunks_exact_mut(width) {
-                match norm.kind {
-                    NormKind::Rms => elements::norm(x.dtype, part, &norm.weight, norm.epsilon),
-                    NormKind::RmsInFloat32 => elements::norm(Dtype::F32, part, &norm.weight, norm.epsilon),
-                    NormKind::Layer => elements::layer_norm(part, &norm.weight, &norm.bias, norm.epsilon),
-                }
-            }
-            elements::narrow(x.dtype, elements, bytes);
-        })?;
+        let form = match norm.kind {
+            NormKind::Rms => NormForm::Rms,
+            NormKind::RmsInFloat32 => NormForm::RmsInFloat32,
+            NormKind::Layer => NormForm::Layer,
+        };
+        let norm = Norm { form, weight: &norm.weight, bias: &norm.bias, epsilon: norm.epsilon };
+        self.apply(&RowOperation::Norm { from: x.bytes(), norm }, &mut out)?;
         Ok(out)
     }
 
@@ -402,8 +335,7 @@ impl Backend for Native {
     }
 
     fn clamp(&self, mut x: Rows, bound: f64) -> Result<Rows, BackendError> {
-        let bound = bound as f32;
-        self.change_rows(&mut x, |_, row| row.iter_mut().for_each(|x| *x = x.clamp(-bound, bound)))?;
+        self.apply(&RowOperation::Clamp(bound as f32), &mut x)?;
         Ok(x)
     }
 
@@ -417,8 +349,8 @@ impl Backend for Native {
             all.map(|angle| function(angle) as f32 * rope.factor).collect()
         };
         let (mut cos, mut sin) = (of(f64::cos), of(f64::sin));
-        for x in cos.iter_mut().chain(&mut sin) {
-            *x = elements::rounded(rope.dtype, *x);
+        if rope.dtype == Dtype::Bf16 {
+            cos.iter_mut().chain(&mut sin).for_each(|x| *x = round_bf16(*x));
         }
         Ok(NativeAngles { cos, sin, half, layout: rope.layout, dtype: rope.dtype })
     }
@@ -443,16 +375,10 @@ impl Backend for Native {
                 expected: 2 * half,
             });
         }
-        self.change_rows(&mut x, |index, row| {
-            let (cos, sin) = (&angles.cos[index * half..][..half], &angles.sin[index * half..][..half]);
-            for head in row.chunks_exact_mut(head_dim) {
-                let part = &mut head[head_dim - 2 * half..];
-                match angles.layout {
-                    RopeLayout::Halves => elements::rotate_halves(dtype, part, cos, sin),
-                    RopeLayout::Interleaved => elements::rotate_pairs(dtype, part, cos, sin),
-                }
-            }
-        })?;
+        let is_interleaved = angles.layout == RopeLayout::Interleaved;
+        let (cos, sin) = (&angles.cos[..], &angles.sin[..]);
+        let rotation = Rotation { cos, sin, half, head_dim, is_interleaved, dtype };
+        self.apply(&RowOperation::Rotate(rotation), &mut x)?;
         Ok(x)
     }
 
@@ -486,10 +412,7 @@ impl Backend for Native {
 
     fn add(&self, mut x: Rows, y: &Rows) -> Result<Rows, BackendError> {
         y.expect("a sum", x.rows, x.width)?;
-        let dtype = x.dtype;
-        self.write_rows(&mut x, |index, bytes, elements| {
-            elements::sum(dtype, bytes, row(y, index), elements);
-        })?;
+        self.apply(&RowOperation::AddRows(y.bytes()), &mut x)?;
         Ok(x)
     }
 
@@ -504,9 +427,7 @@ impl Backend for Native {
         }
         let (dtype, row_bytes) = (x.dtype, x.row_bytes());
         let rows = &mut x.bytes_mut()[first * row_bytes..][..y.rows * row_bytes];
-        self.write_bytes(rows, row_bytes, y.width, |index, bytes, elements| {
-            elements::sum(dtype, bytes, row(y, index), elements);
-        })?;
+        self.pool.apply(&RowOperation::AddRows(y.bytes()), dtype, y.width, rows)?;
         Ok(())
     }
 
@@ -519,20 +440,20 @@ impl Backend for Native {
     }
 
     fn scale(&self, mut x: Rows, factor: f64) -> Result<Rows, BackendError> {
-        let factor = factor as f32;
-        self.change_rows(&mut x, |_, row| row.iter_mut().for_each(|x| *x *= factor))?;
+        self.apply(&RowOperation::Scale(factor as f32), &mut x)?;
         Ok(x)
     }
 
     fn scale_by_sigmoid(&self, mut x: Rows, gate: &Rows) -> Result<Rows, BackendError> {
         gate.expect("gates of rows", x.rows, 1)?;
-        let dtype = x.dtype;
-        self.change_rows(&mut x, |index, elements| {
-            let mut factor = [0.0];
-            elements::widen(gate.dtype, row(gate, index), &mut factor);
-            let factor = elements::rounded(dtype, 1.0 / (1.0 + exp(-factor[0])));
-            elements.iter_mut().for_each(|x| *x *= factor);
-        })?;
+        let mut factors = self.floats(gate)?;
+        for factor in &mut factors {
+            *factor = 1.0 / (1.0 + exp(-*factor));
+            if x.dtype == Dtype::Bf16 {
+                *factor = round_bf16(*factor);
+            }
+        }
+        self.apply(&RowOperation::ScaleRows(&factors), &mut x)?;
         Ok(x)
     }
 
@@ -553,7 +474,7 @@ impl Backend for Native {
 
     fn floats(&self, x: &Rows) -> Result<Vec<f32>, BackendError> {
         let mut values = vec![0.0; x.rows * x.width];
-        elements::widen(x.dtype, x.bytes(), &mut values);
+        elementwise::widen(x.dtype, x.bytes(), &mut values);
         Ok(values)
     }
 

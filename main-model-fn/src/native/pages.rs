@@ -1,13 +1,13 @@
 //! Keys and values of every layer in the host's memory.
 
 use crate::backend::BackendError;
-use remoe_kernels::AttentionShape;
+use remoe_kernels::{AttentionShape, KernelError, KvPage};
 use std::ops::Range;
 
 /// Pages of all layers. One that was ever used keeps its memory.
 pub struct NativePages {
     layers: Vec<(AttentionShape, Range<usize>)>,
-    pages: Vec<Vec<u8>>,
+    pages: Vec<Option<KvPage>>,
     pub(super) page_bytes: usize,
 }
 
@@ -32,28 +32,37 @@ impl NativePages {
     }
 
     /// The memory of page `id`.
-    pub(super) fn page_mut(&mut self, id: usize) -> &mut [u8] {
+    ///
+    /// # Errors
+    /// There is no memory for it.
+    pub(super) fn page_mut(&mut self, id: usize) -> Result<&mut [u8], KernelError> {
         if self.pages.len() <= id {
-            self.pages.resize_with(id + 1, Vec::new);
+            self.pages.resize_with(id + 1, || None);
         }
-        let page = &mut self.pages[id];
-        if page.is_empty() {
-            *page = vec![0; self.page_bytes];
+        match &mut self.pages[id] {
+            Some(page) => Ok(page),
+            page => Ok(page.insert(KvPage::zeroed(self.page_bytes)?)),
         }
-        page
     }
 
     /// The parts of pages `ids` that lie in `part`; nothing of a page that was never written.
     pub(super) fn parts(&self, ids: &[usize], part: &Range<usize>) -> Vec<&[u8]> {
         ids.iter()
-            .map(|&id| self.pages.get(id).and_then(|page| page.get(part.clone())).unwrap_or(&[]))
+            .map(|&id| self.written(id).and_then(|page| page.get(part.clone())).unwrap_or(&[]))
             .collect()
     }
 
-    pub(super) fn copy(&mut self, from: usize, to: usize) {
-        let content = self.pages.get(from).cloned().unwrap_or_default();
-        if !content.is_empty() {
-            self.page_mut(to).copy_from_slice(&content);
+    /// # Errors
+    /// There is no memory for page `to`.
+    pub(super) fn copy(&mut self, from: usize, to: usize) -> Result<(), KernelError> {
+        if let Some(content) = self.written(from).map(<[u8]>::to_vec) {
+            self.page_mut(to)?.copy_from_slice(&content);
         }
+        Ok(())
+    }
+
+    /// The memory of page `id` if it was ever written.
+    fn written(&self, id: usize) -> Option<&[u8]> {
+        self.pages.get(id).and_then(Option::as_deref)
     }
 }
