@@ -71,8 +71,7 @@ impl Credentials {
     pub fn from_pem(certificate: &[u8], key: &[u8], authorities: &[u8]) -> Result<Self, IdentityError> {
         let chain = certificates("the certificate", certificate)?;
         let first = chain.first().cloned().ok_or_else(|| unusable(&"missing certificate"))?;
-        let key = PrivateKeyDer::from_pem_slice(key)
-            .map_err(|error| IdentityError::Pem { what: "the key", reason: error.to_string() })?;
+        let key = private_key(key)?;
         let identity = identity_of(&first)?;
         let mut roots = RootCertStore::empty();
         for authority in certificates("the list of authorities", authorities)? {
@@ -145,6 +144,28 @@ fn server(
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     Ok(config)
+}
+
+/// Returns how connections are accepted with this certificate and key, as PEM, from clients without certificates.
+///
+/// # Errors
+/// One of them cannot be read, or the key is another certificate's.
+pub(super) fn server_without_clients(certificate: &[u8], key: &[u8]) -> Result<ServerConfig, IdentityError> {
+    let chain = certificates("the certificate", certificate)?;
+    if chain.is_empty() {
+        return Err(unusable(&"missing certificate"));
+    }
+    ServerConfig::builder_with_provider(PROVIDER.clone())
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .map_err(|error| unusable(&error))?
+        .with_no_client_auth()
+        .with_single_cert(chain, private_key(key)?)
+        .map_err(|error| unusable(&error))
+}
+
+fn private_key(pem: &[u8]) -> Result<PrivateKeyDer<'static>, IdentityError> {
+    PrivateKeyDer::from_pem_slice(pem)
+        .map_err(|error| IdentityError::Pem { what: "the key", reason: error.to_string() })
 }
 
 fn client(

@@ -15,7 +15,7 @@ pub const KEY: &str = "tls.key";
 pub const CERTIFICATES_OF_AUTHORITIES: &str = "ca.crt";
 
 /// Files are looked at again when a connection is made, this long after the last time.
-const LOOK: Duration = Duration::from_millis(500);
+pub(super) const LOOK: Duration = Duration::from_millis(500);
 /// Largest file in bytes; a Secret is no larger.
 const FILE_BYTES: u64 = 1 << 20;
 
@@ -98,13 +98,16 @@ impl State {
 }
 
 fn read(folder: &Path) -> Result<Files, IdentityError> {
-    let file = |name: &str| {
-        let path = folder.join(name);
-        let mut bytes = Vec::new();
-        let read = File::open(&path).and_then(|file| file.take(FILE_BYTES).read_to_end(&mut bytes));
-        read.map(|_| bytes).map_err(|source| IdentityError::Read { path, source })
-    };
+    let file = |name: &str| read_file(folder, name);
     Ok([file(CERTIFICATE)?, file(KEY)?, file(CERTIFICATES_OF_AUTHORITIES)?])
+}
+
+/// Reads the file `name` of `folder`, up to its largest size.
+pub(super) fn read_file(folder: &Path, name: &str) -> Result<Vec<u8>, IdentityError> {
+    let path = folder.join(name);
+    let mut bytes = Vec::new();
+    let read = File::open(&path).and_then(|file| file.take(FILE_BYTES).read_to_end(&mut bytes));
+    read.map(|_| bytes).map_err(|source| IdentityError::Read { path, source })
 }
 
 fn parse([certificate, key, authorities]: &Files) -> Result<Credentials, IdentityError> {

@@ -11,6 +11,7 @@ mod error;
 mod keyring;
 mod line;
 mod name;
+mod public;
 mod refusal;
 
 pub use connect::{Connector, Counterpart, Protocol, Trust};
@@ -19,6 +20,7 @@ pub use error::IdentityError;
 pub use keyring::{CERTIFICATE, CERTIFICATES_OF_AUTHORITIES, KEY, Keyring};
 pub use line::Line;
 pub use name::Identity;
+pub use public::PublicCertificate;
 pub use refusal::is_refusal;
 
 pub(crate) use connect::{Ends, HANDSHAKE_LIMIT};

@@ -1,6 +1,6 @@
 //! Who is let in.
 
-use crate::identity::{Ends, HANDSHAKE_LIMIT, Line, Protocol, Trust};
+use crate::identity::{Ends, HANDSHAKE_LIMIT, Line, Protocol, PublicCertificate, Trust};
 use std::io;
 use std::sync::Arc;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -32,18 +32,33 @@ impl Refusal {
     }
 }
 
-/// Lets in whom a [`Trust`] names.
+/// Handshake of the connections of a server.
 #[derive(Clone)]
 pub struct Door {
-    trust: Trust,
+    guard: Guard,
     refused: Arc<dyn Fn(Refusal) + Send + Sync>,
+}
+
+/// Rule for who is let in.
+#[derive(Clone)]
+enum Guard {
+    /// Whom a [`Trust`] names.
+    Named(Trust),
+    /// All clients that speak TLS.
+    Public(Arc<PublicCertificate>),
 }
 
 impl Door {
     /// Lets in whom `trust` names; `refused` hears of everybody else.
     #[must_use]
     pub fn new(trust: Trust, refused: impl Fn(Refusal) + Send + Sync + 'static) -> Self {
-        Self { trust, refused: Arc::new(refused) }
+        Self { guard: Guard::Named(trust), refused: Arc::new(refused) }
+    }
+
+    /// Lets in all clients that speak TLS, and shows them `certificate`.
+    #[must_use]
+    pub fn public(certificate: Arc<PublicCertificate>) -> Self {
+        Self { guard: Guard::Public(certificate), refused: Arc::new(|_| ()) }
     }
 
     /// The handshake over `stream` for `protocol`, and whether the other end is let in; none where it comes to nothing.
@@ -52,8 +67,16 @@ impl Door {
         protocol: Protocol,
         stream: S,
     ) -> Option<(Line<S>, bool)> {
-        let entering = timeout(HANDSHAKE_LIMIT, self.trust.accept(protocol, stream));
-        let (line, Ends { found, needed }) = match entering.await {
+        let entering = async {
+            Ok::<_, io::Error>(match &self.guard {
+                Guard::Named(trust) => {
+                    let (line, ends) = trust.accept(protocol, stream).await?;
+                    (line, Some(ends))
+                }
+                Guard::Public(certificate) => (certificate.accept(stream).await?, None),
+            })
+        };
+        let (line, ends) = match timeout(HANDSHAKE_LIMIT, entering).await {
             Ok(Ok(accepted)) => accepted,
             // It left, as who only asks whether a port is open does.
             Ok(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => return None,
@@ -67,6 +90,7 @@ impl Door {
                 return None;
             }
         };
+        let Some(Ends { found, needed }) = ends else { return Some((line, true)) };
         let welcome = found == needed;
         if !welcome {
             tracing::warn!(%found, %needed, reason = "identity", "connection refused");
