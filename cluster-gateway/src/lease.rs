@@ -8,12 +8,14 @@
 //! ([`LEASE_SECONDS`]), and may then end functions without asking it. Both count by their own clocks.
 
 use crate::settings::Settings;
+use crate::shared_budgets::{SPENDING_ANNOTATION, annotation};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, ResourceExt};
 use remoe_demand::{LEASE_LABEL, LEASE_SECONDS, RELEASE_LABEL, SHOWN_ANNOTATION};
+use remoe_gateway::Gateway;
 use remoe_wire::identity::Keyring;
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -50,10 +52,17 @@ pub(crate) struct Holder {
     uid: String,
     /// What is shown to main functions that want to know who asks.
     keyring: Option<Arc<Keyring>>,
+    /// What was spent at it.
+    gateway: Arc<Gateway>,
 }
 
 impl Holder {
-    pub(crate) fn new(client: Client, settings: &Settings, keyring: Option<Arc<Keyring>>) -> Self {
+    pub(crate) fn new(
+        client: Client,
+        settings: &Settings,
+        keyring: Option<Arc<Keyring>>,
+        gateway: Arc<Gateway>,
+    ) -> Self {
         Self {
             api: Api::namespaced(client, &settings.namespace),
             slots: settings.lease_slots,
@@ -63,6 +72,7 @@ impl Holder {
             pod: settings.pod.clone(),
             uid: settings.uid.clone(),
             keyring,
+            gateway,
         }
     }
 
@@ -116,7 +126,8 @@ impl Holder {
         let (key, value) = LEASE_LABEL;
         let shown =
             self.keyring.iter().map(|keyring| (SHOWN_ANNOTATION, keyring.current().identity().to_string()));
-        let shown: BTreeMap<&str, String> = shown.collect();
+        let spending = annotation(&self.gateway).map(|spending| (SPENDING_ANNOTATION, spending));
+        let annotations: BTreeMap<&str, String> = shown.chain(spending).collect();
         let mut lease = json!({
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
@@ -124,7 +135,7 @@ impl Holder {
                 "name": name,
                 "namespace": self.namespace,
                 "labels": {key: value, RELEASE_LABEL: self.release, "app.kubernetes.io/part-of": "remoe"},
-                "annotations": shown,
+                "annotations": annotations,
                 // Deleted with the pod, however that ends.
                 "ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": self.pod, "uid": self.uid}],
             },

@@ -14,6 +14,7 @@ mod run;
 mod seer;
 mod served;
 mod settings;
+mod shared_budgets;
 
 use clap::Parser;
 use remoe_function::{Role, init_logs, shutdown_on_signal};

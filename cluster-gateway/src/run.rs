@@ -4,14 +4,16 @@ use crate::catalogue::Catalogue;
 use crate::experience::Experience;
 use crate::lease::{self, Holder};
 use crate::seer::Means;
-use crate::settings::Settings;
+use crate::settings::{NameScope, Settings};
+use crate::shared_budgets;
 use kube::{Client, Config};
 use remoe_foresight::ForesightMetrics;
 use remoe_function::listen;
 use remoe_gateway::{Books, BooksError, Gateway, GatewayMetrics, GatewayOptions, KeyFile, Keys, KeysError};
 use remoe_ledger::{Ledger, LedgerLimits};
 use remoe_traces::{Traces, TracesError};
-use remoe_wire::identity::{IdentityError, Keyring};
+use remoe_wire::Door;
+use remoe_wire::identity::{IdentityError, Keyring, PublicCertificate};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -51,6 +53,9 @@ pub(crate) enum RunError {
     /// The certificate cannot be used.
     #[error("--identity-dir: {0}")]
     Identity(#[from] IdentityError),
+    /// The certificate for clients cannot be used.
+    #[error("--tls-dir: {0}")]
+    Tls(IdentityError),
     /// Traces are asked for in a way that there is not.
     #[error(transparent)]
     Traces(#[from] TracesError),
@@ -87,16 +92,21 @@ async fn serve(settings: Settings, shutdown: CancellationToken, traces: Traces) 
     let keys = within_means(keys.unwrap_or_default()).map_err(RunError::Budget)?;
     let predictions = ForesightMetrics::register(metrics.registry())?;
     let keyring = settings.identity_dir.as_deref().map(Keyring::of_folder).transpose()?;
+    warn_of_openness(&settings);
+    let door =
+        settings.tls_dir.as_deref().map(PublicCertificate::of_folder).transpose().map_err(RunError::Tls)?;
     let means = (settings.prediction_bytes, settings.experience_bytes);
     let means = Means::new(means, EXCHANGED, predictions, keyring.clone());
     let predicting = (means, settings.experience.as_deref().and_then(experience));
     let options = GatewayOptions {
         keys,
+        short_names: settings.short_names(),
         cors_origins: settings.cors_origins.clone().into(),
         body_limit: settings.body_limit,
         books: Some(books.clone()),
         traces,
         keyring: keyring.clone(),
+        door: door.map(Door::public),
         ..GatewayOptions::default()
     };
     let gateway = Gateway::new(options, Vec::new(), metrics.clone());
@@ -108,8 +118,11 @@ async fn serve(settings: Settings, shutdown: CancellationToken, traces: Traces) 
 
     // Held before anything is read: an operator that tells something later than that knows whom to wait for.
     let (holds, lease) = watch::channel(false);
-    let holder = Holder::new(client.clone(), &settings, keyring.clone());
+    let holder = Holder::new(client.clone(), &settings, keyring.clone(), gateway.clone());
     let keeping = tokio::spawn(lease::keep(holder.clone(), holds));
+    let (told, mut others_are_known) = watch::channel(false);
+    let sharing = shared_budgets::follow(client.clone(), settings.clone(), gateway.clone(), told);
+    let sharing = tokio::spawn(sharing);
     let accounts = (metrics, books);
     let mut catalogue =
         Catalogue::new(client, &settings, accounts, gateway.clone(), lease.clone(), keyring, predicting);
@@ -120,6 +133,8 @@ async fn serve(settings: Settings, shutdown: CancellationToken, traces: Traces) 
         () = async {
             // Its other end lives as long as the task above. What is waited for keeps that end from writing.
             drop(held.wait_for(|holds| *holds).await);
+            // Without it budgets are this gateway's own for a moment.
+            drop(timeout(CONNECT, others_are_known.wait_for(|known| *known)).await);
             catalogue.follow().await;
         } => Ok(()),
         served = &mut server => Err(ended_early(served)),
@@ -142,6 +157,7 @@ async fn serve(settings: Settings, shutdown: CancellationToken, traces: Traces) 
         holder.release().await;
     };
     let _late = timeout(LAST_WORDS, farewell).await;
+    sharing.abort();
     if let Some(following) = following {
         following.abort();
     }
@@ -150,6 +166,21 @@ async fn serve(settings: Settings, shutdown: CancellationToken, traces: Traces) 
     // What was answered last reaches clients.
     sleep(Duration::from_millis(50)).await;
     outcome
+}
+
+/// Logs what every tenant of the cluster may do here.
+fn warn_of_openness(settings: &Settings) {
+    if settings.open {
+        tracing::warn!(
+            "open gateway: every client may use and wake all models; set gateway.keysSecretName of the chart"
+        );
+    }
+    if settings.name_scope == NameScope::Any {
+        tracing::warn!(
+            "short names are not scoped: every namespace can take a name; have clients name NAMESPACE/NAME, \
+             grant names by gateway.shortNames, and set gateway.scopedNames of the chart to true"
+        );
+    }
 }
 
 /// A part of `folder` for this gateway; none where it cannot be used, which is no reason not to serve.
@@ -215,7 +246,7 @@ mod tests {
     /// What a gateway with this folder of ledgers has: its books, and which of two files of keys it takes, one without and
     /// one with a budget.
     fn opened(folder: &std::path::Path) -> (Arc<Books>, GatewayMetrics, [bool; 2]) {
-        let arguments = ["gateway", "--namespace=n", "--pod=p", "--uid=u", "--ledger"];
+        let arguments = ["gateway", "--open", "--namespace=n", "--pod=p", "--uid=u", "--ledger"];
         let arguments = arguments.map(Into::into).into_iter().chain([folder.into()]);
         let settings = Settings::try_parse_from::<_, std::ffi::OsString>(arguments).unwrap();
         let metrics = GatewayMetrics::new().unwrap();

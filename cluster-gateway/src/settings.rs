@@ -1,4 +1,6 @@
 use remoe_function::{sizes, whole_seconds};
+use remoe_gateway::ShortNames;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -35,13 +37,26 @@ pub(crate) struct Settings {
     /// UID of this pod.
     #[arg(long, env = "POD_UID")]
     pub(crate) uid: String,
-    /// File of API keys by tenant. Default: no authentication.
-    #[arg(long, env = "REMOE_KEYS", value_name = "FILE")]
+    /// Which short names of models requests may use beside NAMESPACE/NAME. With one watched namespace, all of its names count.
+    #[arg(long = "short-names", env = "REMOE_SHORT_NAMES", value_enum, default_value_t = NameScope::Scoped)]
+    pub(crate) name_scope: NameScope,
+    /// Grant of a short name: requests that name NAME go to the deployment of NAMESPACE that has this name or served name,
+    /// and to none of another namespace. Repeatable.
+    #[arg(long = "short-name", value_name = "NAME=NAMESPACE", value_parser = grant)]
+    pub(crate) granted: Vec<(String, String)>,
+    /// File of API keys by tenant. Without --open it is required.
+    #[arg(long, env = "REMOE_KEYS", value_name = "FILE", required_unless_present = "open")]
     pub(crate) keys: Option<PathBuf>,
+    /// Let every client that reaches this gateway use all models, without a key.
+    #[arg(long, env = "REMOE_OPEN", conflicts_with = "keys")]
+    pub(crate) open: bool,
     /// Folder with tls.crt, tls.key and ca.crt: client certificate for main functions that take requests from gateways
     /// alone. Files are reloaded on change.
     #[arg(long, env = "REMOE_IDENTITY_DIR", value_name = "DIR")]
     pub(crate) identity_dir: Option<PathBuf>,
+    /// Folder with tls.crt and tls.key: TLS for clients. Files are reloaded on change. Default: plaintext.
+    #[arg(long, env = "REMOE_TLS_DIR", value_name = "DIR")]
+    pub(crate) tls_dir: Option<PathBuf>,
     /// Folder of ledgers, one per pod, by its name. Default: costs are kept in memory.
     #[arg(long, env = "REMOE_LEDGER", value_name = "DIR")]
     pub(crate) ledger: Option<PathBuf>,
@@ -78,16 +93,76 @@ pub(crate) struct Settings {
     pub(crate) drain_seconds: u64,
 }
 
+/// Which short names of models requests may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum NameScope {
+    /// Granted ones, and those of the namespace of the request's key.
+    Scoped,
+    /// All that one deployment alone has, as up to version 0.1. Every namespace can take a name.
+    Any,
+}
+
+impl Settings {
+    /// Returns the rule for short names. One watched namespace has one owner: all of its names count.
+    pub(crate) fn short_names(&self) -> ShortNames {
+        let namespaces: std::collections::BTreeSet<&String> = self.watch_namespaces.iter().collect();
+        match self.name_scope {
+            NameScope::Scoped if namespaces.len() != 1 => {
+                ShortNames::Scoped(self.granted.iter().cloned().collect::<BTreeMap<_, _>>())
+            }
+            NameScope::Scoped | NameScope::Any => ShortNames::Any,
+        }
+    }
+}
+
+/// Parses `NAME=NAMESPACE`.
+fn grant(text: &str) -> Result<(String, String), String> {
+    let parts = text.rsplit_once('=').filter(|(name, namespace)| !name.is_empty() && !namespace.is_empty());
+    let (name, namespace) = parts.ok_or("expected NAME=NAMESPACE")?;
+    Ok((name.to_owned(), namespace.to_owned()))
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
     use clap::Parser;
 
+    fn parsed(flags: &[&str]) -> Result<Settings, String> {
+        let arguments = ["remoe-gateway", "--namespace", "n", "--pod", "p", "--uid", "u"];
+        let all = [&arguments[..], flags].concat();
+        Settings::try_parse_from(all).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn gateway_without_keys_starts_only_if_it_is_open() {
+        let error = parsed(&[]).unwrap_err();
+        assert!(error.contains("--keys"), "{error}");
+        assert!(parsed(&["--open"]).unwrap().open && !parsed(&["--keys", "k"]).unwrap().open);
+        assert!(parsed(&["--open", "--keys", "k"]).is_err());
+    }
+
+    #[test]
+    fn short_names_are_scoped_unless_one_namespace_is_watched() {
+        let of =
+            |flags: &[&str]| parsed(&[&["--open"], flags].concat()).map(|settings| settings.short_names());
+        let scoped = |granted: &[(&str, &str)]| {
+            let pair = |(name, namespace): &(&str, &str)| ((*name).to_owned(), (*namespace).to_owned());
+            Ok(ShortNames::Scoped(granted.iter().map(pair).collect()))
+        };
+        assert_eq!(of(&[]), scoped(&[]));
+        let granted = ["--short-name=org/m=a", "--short-name=n=b"];
+        assert_eq!(of(&granted), scoped(&[("org/m", "a"), ("n", "b")]));
+        assert_eq!(of(&["--watch-namespace=a,b"]), scoped(&[]));
+        assert_eq!(of(&["--watch-namespace=a"]), Ok(ShortNames::Any));
+        assert_eq!(of(&["--short-names=any"]), Ok(ShortNames::Any));
+        assert!(of(&["--short-name=a"]).is_err() && of(&["--short-name==a"]).is_err());
+    }
+
     #[test]
     fn durations_and_sizes_may_have_units() {
         let taken = |wake: &str, drain: &str, body: &str, history: &str| {
-            let arguments = ["remoe-gateway", "--namespace", "n", "--pod", "p", "--uid", "u"];
+            let arguments = ["remoe-gateway", "--open", "--namespace", "n", "--pod", "p", "--uid", "u"];
             let flags = ["--wake-seconds", wake, "--drain-seconds", drain, "--body-limit", body];
             let flags = [&arguments[..], &flags, &["--experience-bytes", history]].concat();
             let it = Settings::try_parse_from(flags).map_err(|error| error.to_string())?;

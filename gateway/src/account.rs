@@ -2,9 +2,9 @@
 
 use crate::answer::COST;
 use crate::bill::Bill;
-use crate::keys::Permit;
 use crate::metrics::StreamFailure;
 use crate::model::Wake;
+use crate::tenant::Permit;
 use crate::usage_bound::UsageBound;
 use crate::witness::Sighting;
 use axum::http::{HeaderMap, HeaderName};

@@ -2,6 +2,7 @@
 
 use crate::budget::Payer;
 use crate::cost_metrics::CostMetrics;
+use crate::spending::{DAY, DaySpending, Elsewhere};
 use prometheus::Registry;
 use remoe_ledger::{
     Account, AccountError, FunctionEvent, FunctionRecord, Ledger, Phases, Rates, Record, RequestCost,
@@ -10,8 +11,6 @@ use remoe_ledger::{
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-
-const DAY: u64 = 86_400_000_000_000;
 
 /// The functions that answer together for a model, for the ledger.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -65,15 +64,9 @@ pub struct Books {
 struct State {
     /// Everything since these books were opened.
     account: Account,
-    spent: Spent,
-}
-
-/// Nano-dollars that were spent on a day.
-#[derive(Default)]
-struct Spent {
-    day: u64,
-    tenants: BTreeMap<String, u64>,
-    models: BTreeMap<String, u64>,
+    spent: DaySpending,
+    /// At other gateways that share the budgets.
+    elsewhere: Elsewhere,
 }
 
 impl Books {
@@ -84,7 +77,7 @@ impl Books {
     pub fn open(ledger: Option<Ledger>, prices: &str, registry: &Registry) -> Result<Self, BooksError> {
         let now = now();
         let day = now / DAY;
-        let mut spent = Spent { day, ..Spent::default() };
+        let mut spent = DaySpending::at(now);
         if let Some(ledger) = &ledger {
             for record in records_since(ledger.folder(), day * DAY).map_err(AccountError::from)? {
                 match record.map_err(AccountError::from)? {
@@ -98,7 +91,7 @@ impl Books {
                 }
             }
         }
-        let state = State { account: Account::default(), spent };
+        let state = State { account: Account::default(), spent, elsewhere: Elsewhere::default() };
         let metrics = CostMetrics::new(registry, prices)?;
         let books = Self { ledger, should_be_kept: false, metrics, state: Mutex::new(state) };
         books.write(&Record::Opened { at: now, prices: prices.to_owned() });
@@ -227,12 +220,24 @@ impl Books {
         self.metrics.saved(model, "mix")
     }
 
+    /// Returns what `payers` have spent today at this gateway.
+    pub(crate) fn spending<'a>(&self, payers: impl Iterator<Item = Payer<'a>>) -> DaySpending {
+        let mut state = self.state();
+        state.spent.begin_day(now());
+        state.spent.only(payers)
+    }
+
+    /// Takes a report of what was spent at another `gateway` that shares the budgets.
+    pub(crate) fn spent_elsewhere(&self, gateway: &str, spending: DaySpending) {
+        self.state().elsewhere.report(gateway, now(), spending);
+    }
+
     /// Nano-dollars that `payer` has spent today, and how long today lasts.
     pub(crate) fn spent_today(&self, payer: Payer<'_>) -> (u64, Duration) {
         let now = now();
         let mut state = self.state();
         state.spent.begin_day(now);
-        (state.spent.of(payer), Duration::from_nanos(DAY - now % DAY))
+        (state.spent_by(payer, now), Duration::from_nanos(DAY - now % DAY))
     }
 
     /// Brings metrics up to date that follow from the clock; `budgets` with what may be spent.
@@ -241,7 +246,7 @@ impl Books {
         let mut state = self.state();
         state.spent.begin_day(now);
         for (payer, budget) in budgets {
-            self.metrics.budget(payer, budget, state.spent.of(payer));
+            self.metrics.budget(payer, budget, state.spent_by(payer, now));
         }
         drop(state);
         self.metrics.account(&self.so_far());
@@ -281,29 +286,10 @@ impl Books {
     }
 }
 
-impl Spent {
-    fn begin_day(&mut self, now: u64) {
-        if now / DAY > self.day {
-            *self = Self { day: now / DAY, ..Self::default() };
-        }
-    }
-
-    fn add(&mut self, at: u64, model: &str, tenant: &str, amount: u64) {
-        self.begin_day(at);
-        for (spent, name) in [(&mut self.models, model), (&mut self.tenants, tenant)] {
-            match spent.get_mut(name) {
-                Some(spent) => *spent = spent.saturating_add(amount),
-                None => drop(spent.insert(name.to_owned(), amount)),
-            }
-        }
-    }
-
-    fn of(&self, payer: Payer<'_>) -> u64 {
-        let spent = match payer {
-            Payer::Tenant(name) => self.tenants.get(name),
-            Payer::Model(name) => self.models.get(name),
-        };
-        spent.copied().unwrap_or(0)
+impl State {
+    /// Returns what `payer` has spent today, at this gateway and at others.
+    fn spent_by(&self, payer: Payer<'_>, now: u64) -> u64 {
+        self.spent.of(payer).saturating_add(self.elsewhere.of(payer, now))
     }
 }
 

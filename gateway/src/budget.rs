@@ -1,8 +1,8 @@
 //! What tenants, and the requests of models, may spend on a day.
 
 use crate::gateway::Gateway;
-use crate::keys::Tenant;
 use crate::model::Model;
+use crate::tenant::Tenant;
 use axum::http::HeaderValue;
 use remoe_http::ApiError;
 use remoe_wire::{ErrorCode, ServiceError};
@@ -41,7 +41,7 @@ pub(crate) fn within_budget(
 ) -> Result<Option<HeaderValue>, ApiError> {
     let Some(books) = gateway.books() else { return Ok(None) };
     let of_tenant = tenant.and_then(|tenant| Some((Payer::Tenant(tenant.name()), tenant.budget()?)));
-    let limit = gateway.keys().budget_of(model, &gateway.models());
+    let limit = gateway.keys().budget_of(model, &gateway.models(), &gateway.options().short_names);
     let of_model = limit.map(|budget| (Payer::Model(model.name()), budget));
     let mut most: f64 = 0.0;
     for (payer, budget) in of_tenant.into_iter().chain(of_model) {

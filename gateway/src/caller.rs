@@ -1,7 +1,7 @@
 //! Who asks: the tenant of the key, or the address where there are no keys.
 
 use crate::gateway::Gateway;
-use crate::keys::Tenant;
+use crate::tenant::Tenant;
 use axum::extract::{ConnectInfo, Request, State};
 use axum::middleware::Next;
 use axum::response::Response;

@@ -2,19 +2,19 @@
 
 use crate::caller::Caller;
 use crate::gateway::Gateway;
-use crate::keys::Tenant;
 use crate::model::Backend;
 use crate::picker;
 use crate::room::{Holder, Room};
+use crate::tenant::Tenant;
 use axum::Extension;
 use axum::extract::{ConnectInfo, State};
 use axum::http::response::Parts;
-use axum::http::{HeaderValue, Request, header};
+use axum::http::{HeaderMap, HeaderValue, Request, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt};
 use http_body_util::{BodyExt, Full};
-use remoe_http::ApiError;
+use remoe_http::{ApiError, presented_key};
 use remoe_wire::{ErrorCode, ServiceError};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write;
@@ -173,15 +173,29 @@ pub(crate) async fn all_metrics(
     })
 }
 
-/// The gateway's own alone: where functions are asked for theirs by whoever asks this.
+/// Returns the gateway's own metrics, without those of functions. Where there are keys, what was spent and which tenant used how
+/// much is shown to an admin's key alone.
 pub(crate) async fn own_metrics(
     State(gateway): State<Arc<Gateway>>,
+    headers: HeaderMap,
     scraper: Scraper,
 ) -> Result<Response, ApiError> {
+    let keys = gateway.keys();
+    let sees_all = match presented_key(&headers) {
+        _ if keys.is_empty() => true,
+        None => false,
+        Some(presented) => match keys.tenant(presented) {
+            Some(tenant) => tenant.sees_all(),
+            None => return Err(ServiceError::new(ErrorCode::Unauthenticated, "invalid API key").into()),
+        },
+    };
     let _turn = gateway.own_scrapes.turn(&name(scraper)).await?;
     Ok(match own(&gateway).await {
-        // What endpoint pickers read are sums over all models, which no tenant is shown.
-        Ok((head, own)) => with_head(&head, own + &picker::gauges(&gateway.models())),
+        Ok((head, own)) => {
+            let own = if sees_all { own } else { without_spending(&own) };
+            // What endpoint pickers read are sums over all models, which no tenant is shown.
+            with_head(&head, own + &picker::gauges(&gateway.models()))
+        }
         Err(failure) => failure,
     })
 }
@@ -190,7 +204,7 @@ pub(crate) async fn own_metrics(
 async fn own(gateway: &Gateway) -> Result<(Parts, String), Response> {
     gateway.forget_gone();
     if let Some(books) = gateway.books() {
-        books.refresh(gateway.keys().budgets(&gateway.models()));
+        books.refresh(gateway.keys().budgets(&gateway.models(), &gateway.options().short_names));
     }
     let page = remoe_function::render_metrics(gateway.metrics().registry());
     if !page.status().is_success() {
@@ -290,6 +304,21 @@ fn of_tenant(text: &str, tenant: &Tenant) -> String {
                 && !SPENT_BY_ALL.iter().any(|family| line.starts_with(family)))
     };
     text.lines().filter(is_own).fold(String::new(), |text, line| text + line + "\n")
+}
+
+/// Families of what is spent, in money.
+const SPENDING: [&str; 2] = ["remoe_cost_", "remoe_budget_"];
+
+/// Returns `text` without what was spent, and without samples of single tenants.
+fn without_spending(text: &str) -> String {
+    let is_spending = |line: &str| {
+        let described = line.strip_prefix("# HELP ").or_else(|| line.strip_prefix("# TYPE "));
+        let name = described.unwrap_or(line);
+        SPENDING.iter().any(|family| name.starts_with(family))
+            || (described.is_none() && label(line, "tenant").is_some())
+    };
+    let shown = text.lines().filter(|line| !is_spending(line));
+    shown.fold(String::new(), |text, line| text + line + "\n")
 }
 
 /// The value of a sample's label.

@@ -9,9 +9,11 @@ use crate::federation::Scrapes;
 use crate::keys::Keys;
 use crate::metrics::GatewayMetrics;
 use crate::model::Model;
+use crate::names::ShortNames;
 use crate::responses::{ResponseLimits, ResponseStore};
 use crate::room::Rooms;
 use crate::router::{metrics_routes, own_metrics_routes, routes};
+use crate::spending::DaySpending;
 use axum::Router;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -21,7 +23,7 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 use remoe_http::{ConnectionLimits, ConnectionMetrics, Lanes, Origins};
 use remoe_traces::Traces;
 use remoe_wire::identity::Keyring;
-use remoe_wire::{ErrorCode, ServiceError};
+use remoe_wire::{Door, ErrorCode, ServiceError};
 use std::io;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -37,6 +39,8 @@ const KEEP: Duration = Duration::from_secs(30);
 pub struct GatewayOptions {
     /// Who may ask, until others are [named](Gateway::replace_keys).
     pub keys: Keys,
+    /// Which short names of models select one.
+    pub short_names: ShortNames,
     /// Origins that browsers may call from.
     pub cors_origins: Origins,
     /// Largest body of a request in bytes.
@@ -59,16 +63,19 @@ pub struct GatewayOptions {
     pub traces: Traces,
     /// What is shown to functions that have to be somebody, if anything.
     pub keyring: Option<Arc<Keyring>>,
+    /// TLS of the connections of clients; none: plaintext.
+    pub door: Option<Door>,
     /// Responses that later requests go on from.
     pub responses: Arc<ResponseStore>,
 }
 
 impl Default for GatewayOptions {
-    /// No keys, no origins, 4 MiB bodies within 60 s, 256 MiB of them, 64 MiB of answers, connections as the environment says, no
-    /// access log, no traces, no certificate, responses in memory.
+    /// No keys, any short name, no origins, 4 MiB bodies within 60 s, 256 MiB of them, 64 MiB of answers, connections as the environment says, no
+    /// access log, no traces, no certificates, responses in memory.
     fn default() -> Self {
         Self {
             keys: Keys::none(),
+            short_names: ShortNames::Any,
             cors_origins: Origins::default(),
             body_limit: 4 << 20,
             body_timeout: Duration::from_secs(60),
@@ -80,6 +87,7 @@ impl Default for GatewayOptions {
             access_log: None,
             traces: Traces::off(),
             keyring: None,
+            door: None,
             responses: ResponseStore::in_memory(ResponseLimits::default()),
         }
     }
@@ -125,7 +133,7 @@ impl Gateway {
             .pool_idle_timeout(KEEP)
             .build(connector);
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        options.keys.warn_without(&models);
+        options.keys.warn_without(&models, &options.short_names);
         Arc::new(Self {
             lanes: Lanes::new(cores, options.body_limit),
             rooms: Arc::new(Rooms::new(options.bodies_limit, options.body_limit)),
@@ -163,7 +171,7 @@ impl Gateway {
 
     /// Lets in who has one of `keys` from now on. Requests that are there stay; what tenants have used up they have used up.
     pub fn replace_keys(&self, keys: Keys) {
-        keys.warn_without(&self.models());
+        keys.warn_without(&self.models(), &self.options.short_names);
         let mut known = self.keys.write().unwrap_or_else(PoisonError::into_inner);
         *known = Arc::new(keys.after(&known));
         drop(known);
@@ -194,7 +202,8 @@ impl Gateway {
         let clocks = models.iter().cloned().map(|model| async move { model.keep_time().await });
         let clocks = futures_util::future::join_all(clocks);
         let (limits, metrics) = (self.options.connections, self.metrics.connections.clone());
-        let served = remoe_http::serve(listener, None, routes(self.clone()), limits, metrics, stop);
+        let door = self.options.door.clone();
+        let served = remoe_http::serve(listener, door, routes(self.clone()), limits, metrics, stop);
         tokio::select! {
             served = served => served,
             // They never end; without models there is nothing to keep.
@@ -224,6 +233,22 @@ impl Gateway {
         stop: CancellationToken,
     ) -> BoxFuture<'static, io::Result<()>> {
         Box::pin(serve_pages(listener, own_metrics_routes(self), stop))
+    }
+
+    /// Returns what tenants and models with a budget have spent today at this gateway; none without books, or without budgets.
+    #[must_use]
+    pub fn spending(&self) -> Option<DaySpending> {
+        let (keys, models) = (self.keys(), self.models());
+        let mut budgets = keys.budgets(&models, &self.options.short_names).peekable();
+        budgets.peek()?;
+        Some(self.books()?.spending(budgets.map(|(payer, _)| payer)))
+    }
+
+    /// Takes a report of what was spent today at another gateway that shares the budgets of this one.
+    pub fn spent_elsewhere(&self, gateway: &str, spending: DaySpending) {
+        if let Some(books) = self.books() {
+            books.spent_elsewhere(gateway, spending);
+        }
     }
 
     pub(crate) fn options(&self) -> &GatewayOptions {
@@ -279,10 +304,14 @@ impl Gateway {
             let names: Vec<_> = models.iter().map(|model| format!("`{}`", model.name())).collect();
             if names.is_empty() { "none".to_owned() } else { names.join(", ") }
         };
-        let (code, message) = match (name, models.as_slice()) {
-            (None, [model]) => return Ok(model.clone()),
-            (None, _) => (ErrorCode::InvalidArgument, format!("missing `model`; available: {}", names())),
-            (Some(name), models) => match named(models, name) {
+        let home = caller.tenant.as_ref().and_then(|tenant| tenant.home());
+        let short_names = &self.options.short_names;
+        let (code, message) = match name {
+            None => match short_names.only(&models, home) {
+                Some(model) => return Ok(model.clone()),
+                None => (ErrorCode::InvalidArgument, format!("missing `model`; available: {}", names())),
+            },
+            Some(name) => match short_names.find(&models, name, home) {
                 Ok(model) => return Ok(model.clone()),
                 Err(0) => {
                     let message = format!("The model `{name}` does not exist; available: {}", names());
@@ -305,17 +334,4 @@ impl Gateway {
 async fn serve_pages(listener: TcpListener, pages: Router, stop: CancellationToken) -> io::Result<()> {
     let metrics = ConnectionMetrics::new().map_err(io::Error::other)?;
     remoe_http::serve(listener, None, pages, ConnectionLimits::PROBES, metrics, stop).await
-}
-
-/// The one of `models` that `name` means, or how many it might mean.
-pub(crate) fn named<'a>(models: &'a [Arc<Model>], name: &str) -> Result<&'a Arc<Model>, usize> {
-    if let Some(model) = models.iter().find(|model| model.name() == name) {
-        return Ok(model);
-    }
-    let short = |model: &&Arc<Model>| model.described().0.iter().any(|short| short == name);
-    let mut called = models.iter().filter(short);
-    match (called.next(), called.count()) {
-        (Some(model), 0) => Ok(model),
-        (first, others) => Err(usize::from(first.is_some()) + others),
-    }
 }

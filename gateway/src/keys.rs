@@ -1,18 +1,16 @@
 //! Who may ask what, and how often: keys and the tenants that they belong to.
 
 use crate::budget::Payer;
-use crate::gateway::named;
 use crate::model::Model;
-use crate::rates::Budget;
+use crate::names::ShortNames;
+use crate::tenant::Tenant;
 use remoe_http::same;
-use remoe_wire::{ErrorCode, ServiceError};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::{NonZeroU32, NonZeroU64};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
 /// What a digest begins with where a file has it in place of a key.
 const DIGEST: &str = "sha256:";
@@ -73,16 +71,19 @@ struct ModelEntry {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct TenantEntry {
-    name: String,
+pub(crate) struct TenantEntry {
+    pub(crate) name: String,
     keys: Vec<String>,
-    models: Option<BTreeSet<String>>,
-    requests_per_minute: Option<NonZeroU64>,
-    tokens_per_minute: Option<NonZeroU64>,
-    concurrent: Option<NonZeroU32>,
-    dollars_per_day: Option<f64>,
+    pub(crate) models: Option<BTreeSet<String>>,
+    pub(crate) namespaces: Option<BTreeSet<String>>,
     #[serde(default)]
-    privacy: Privacy,
+    pub(crate) admin: bool,
+    pub(crate) requests_per_minute: Option<NonZeroU64>,
+    pub(crate) tokens_per_minute: Option<NonZeroU64>,
+    pub(crate) concurrent: Option<NonZeroU32>,
+    pub(crate) dollars_per_day: Option<f64>,
+    #[serde(default)]
+    pub(crate) privacy: Privacy,
 }
 
 /// What may be known of a tenant's requests, for predictions of which experts are used.
@@ -188,8 +189,8 @@ impl Keys {
     pub(crate) fn after(mut self, before: &Self) -> Self {
         let mut tenants: BTreeMap<Arc<str>, Arc<Tenant>> = BTreeMap::new();
         for (_, tenant) in &mut self.keys {
-            let known = tenants.entry(tenant.name.clone()).or_insert_with(|| {
-                let same = |(_, other): &&([u8; 32], Arc<Tenant>)| other.name == tenant.name;
+            let known = tenants.entry(tenant.name().clone()).or_insert_with(|| {
+                let same = |(_, other): &&([u8; 32], Arc<Tenant>)| other.name() == tenant.name();
                 before.keys.iter().find(same).map_or_else(|| tenant.clone(), |(_, other)| tenant.after(other))
             });
             *tenant = known.clone();
@@ -203,13 +204,18 @@ impl Keys {
     }
 
     /// Whose spending is limited, and what each may spend on a day, in nano-dollars, where `models` are there.
-    pub(crate) fn budgets<'a>(&'a self, models: &'a [Arc<Model>]) -> impl Iterator<Item = (Payer<'a>, u64)> {
+    pub(crate) fn budgets<'a>(
+        &'a self,
+        models: &'a [Arc<Model>],
+        short_names: &ShortNames,
+    ) -> impl Iterator<Item = (Payer<'a>, u64)> {
         let mut budgets: BTreeMap<Payer<'_>, u64> = BTreeMap::new();
         let limited =
-            self.keys.iter().filter_map(|(_, tenant)| Some((Payer::Tenant(&tenant.name), tenant.budget?)));
+            self.keys.iter().filter_map(|(_, tenant)| Some((Payer::Tenant(tenant.name()), tenant.budget()?)));
         budgets.extend(limited);
-        let of_model =
-            |model: &'a Arc<Model>| Some((Payer::Model(model.name()), self.budget_of(model, models)?));
+        let of_model = |model: &'a Arc<Model>| {
+            Some((Payer::Model(model.name()), self.budget_of(model, models, short_names)?))
+        };
         budgets.extend(models.iter().filter_map(of_model));
         budgets.into_iter()
     }
@@ -217,22 +223,28 @@ impl Keys {
     /// A tenant or model whose spending is limited, where there is one.
     #[must_use]
     pub fn with_budget(&self) -> Option<&str> {
-        let tenants = self.keys.iter().filter(|(_, tenant)| tenant.budget.is_some());
-        let tenants = tenants.map(|(_, tenant)| &*tenant.name);
+        let tenants = self.keys.iter().filter(|(_, tenant)| tenant.budget().is_some());
+        let tenants = tenants.map(|(_, tenant)| &**tenant.name());
         tenants.chain(self.models.keys().map(String::as_str)).next()
     }
 
     /// What requests of `model`, one of `models`, may cost on a day, in nano-dollars, where that is limited: under any name
     /// that clients may call it by, the least of them.
-    pub(crate) fn budget_of(&self, model: &Model, models: &[Arc<Model>]) -> Option<u64> {
-        let is_its = |name: &str| named(models, name).is_ok_and(|found| found.name() == model.name());
+    pub(crate) fn budget_of(
+        &self,
+        model: &Model,
+        models: &[Arc<Model>],
+        short_names: &ShortNames,
+    ) -> Option<u64> {
+        let found = |name: &str| short_names.find(models, name, None);
+        let is_its = |name: &str| found(name).is_ok_and(|found| found.name() == model.name());
         let limits = self.models.iter().filter(|(name, _)| is_its(name));
         limits.map(|(_, budget)| *budget).min()
     }
 
     /// Says which budgets limit nothing, because none of `models`, or several, have that name.
-    pub(crate) fn warn_without(&self, models: &[Arc<Model>]) {
-        for name in self.models.keys().filter(|name| named(models, name).is_err()) {
+    pub(crate) fn warn_without(&self, models: &[Arc<Model>], short_names: &ShortNames) {
+        for name in self.models.keys().filter(|name| short_names.find(models, name, None).is_err()) {
             tracing::warn!(model = name, "dollarsPerDay ignored: expected exactly one model of this name");
         }
     }
@@ -251,7 +263,7 @@ impl Keys {
 }
 
 /// `dollars` of a budget; none where they are none.
-fn nanodollars(dollars: f64) -> Option<u64> {
+pub(crate) fn nanodollars(dollars: f64) -> Option<u64> {
     (1e-9..=1e9).contains(&dollars).then(|| (dollars * 1e9).round() as u64)
 }
 
@@ -270,171 +282,11 @@ fn digest(key: &str) -> Option<[u8; 32]> {
     (!key.is_empty() && key.bytes().all(|byte| byte.is_ascii_graphic())).then(|| Sha256::digest(key).into())
 }
 
-/// Somebody with keys.
-#[derive(Debug)]
-pub(crate) struct Tenant {
-    name: Arc<str>,
-    /// It may know what others do.
-    sees_all: bool,
-    models: Option<BTreeSet<String>>,
-    concurrent: usize,
-    /// Nano-dollars that it may spend on a day.
-    budget: Option<u64>,
-    privacy: Privacy,
-    /// Shared with what the tenant was before its limits changed.
-    usage: Arc<Mutex<Usage>>,
-}
-
-#[derive(Debug)]
-struct Usage {
-    requests: Option<Budget>,
-    tokens: Option<Budget>,
-    running: usize,
-}
-
-/// Why a tenant may not ask now.
-#[derive(Debug)]
-pub(crate) struct Limited {
-    pub(crate) error: ServiceError,
-    pub(crate) retry_after: Duration,
-}
-
-impl Tenant {
-    fn unlimited(name: &str) -> Self {
-        let usage = Usage { requests: None, tokens: None, running: 0 };
-        Self {
-            name: name.into(),
-            sees_all: true,
-            models: None,
-            concurrent: usize::MAX,
-            budget: None,
-            privacy: Privacy::None,
-            usage: Arc::new(Mutex::new(usage)),
-        }
-    }
-
-    fn of(entry: TenantEntry) -> Self {
-        let budget = |rate: Option<NonZeroU64>| rate.map(|rate| Budget::new(rate.get(), Instant::now()));
-        Self {
-            name: entry.name.into(),
-            sees_all: false,
-            models: entry.models,
-            concurrent: entry.concurrent.map_or(usize::MAX, |count| count.get() as usize),
-            budget: entry.dollars_per_day.and_then(nanodollars),
-            privacy: entry.privacy,
-            usage: Arc::new(Mutex::new(Usage {
-                requests: budget(entry.requests_per_minute),
-                tokens: budget(entry.tokens_per_minute),
-                running: 0,
-            })),
-        }
-    }
-
-    /// This tenant with what it had used up as `other`.
-    fn after(&self, other: &Self) -> Arc<Self> {
-        {
-            let mut own = self.usage();
-            let mut used = other.usage();
-            let Usage { requests, tokens, .. } = &mut *own;
-            used.requests = requests.take().map(|budget| budget.after(used.requests.take()));
-            used.tokens = tokens.take().map(|budget| budget.after(used.tokens.take()));
-        }
-        Arc::new(Self {
-            name: self.name.clone(),
-            sees_all: self.sees_all,
-            models: self.models.clone(),
-            concurrent: self.concurrent,
-            budget: self.budget,
-            privacy: self.privacy,
-            usage: other.usage.clone(),
-        })
-    }
-
-    pub(crate) fn name(&self) -> &Arc<str> {
-        &self.name
-    }
-
-    /// Nano-dollars that it may spend on a day, where that is limited.
-    pub(crate) fn budget(&self) -> Option<u64> {
-        self.budget
-    }
-
-    /// What may be known of its requests.
-    pub(crate) fn privacy(&self) -> Privacy {
-        self.privacy
-    }
-
-    /// Whether it may know what others do.
-    pub(crate) fn sees_all(&self) -> bool {
-        self.sees_all
-    }
-
-    /// Whether it may use `model`.
-    pub(crate) fn may_use(&self, model: &str) -> bool {
-        self.models.as_ref().is_none_or(|models| models.contains(model))
-    }
-
-    fn usage(&self) -> MutexGuard<'_, Usage> {
-        // Numbers that are right after every step.
-        self.usage.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Lets a request in, to be counted until the permit is dropped.
-    ///
-    /// # Errors
-    /// A limit is reached.
-    pub(crate) fn admit(self: &Arc<Self>, now: Instant) -> Result<Permit, Limited> {
-        let limited = |what: &str, retry_after: Duration| {
-            let seconds = retry_after.as_secs_f64().ceil().max(1.0);
-            let message = format!("limit of tenant {} reached: {what}; retry after {seconds} s", self.name);
-            Limited { error: ServiceError::new(ErrorCode::ResourceExhausted, message), retry_after }
-        };
-        let mut usage = self.usage();
-        if usage.running >= self.concurrent {
-            return Err(limited("concurrent requests", Duration::from_secs(1)));
-        }
-        // A request's tokens are known when it is over: it may be the one that exceeds the limit.
-        let tokens = usage.tokens.as_mut().map_or(Duration::ZERO, |tokens| tokens.wait(1.0, now));
-        if !tokens.is_zero() {
-            return Err(limited("tokens per minute", tokens));
-        }
-        if let Some(requests) = &mut usage.requests {
-            let wait = requests.wait(1.0, now);
-            if !wait.is_zero() {
-                return Err(limited("requests per minute", wait));
-            }
-            requests.spend(1.0, now);
-        }
-        usage.running += 1;
-        Ok(Permit { tenant: self.clone() })
-    }
-}
-
-/// A request of a tenant that is not over.
-pub(crate) struct Permit {
-    tenant: Arc<Tenant>,
-}
-
-impl Permit {
-    /// The request has taken `tokens`.
-    pub(crate) fn charge(&self, tokens: u64) {
-        if let Some(budget) = &mut self.tenant.usage().tokens {
-            budget.spend(tokens as f64, Instant::now());
-        }
-    }
-}
-
-impl Drop for Permit {
-    fn drop(&mut self) {
-        let mut usage = self.tenant.usage();
-        usage.running = usage.running.saturating_sub(1);
-    }
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use std::time::{Duration, Instant};
 
     fn parse(text: &str) -> Result<Keys, String> {
         Keys::parse(text, Path::new("keys.yaml")).map_err(|error| error.to_string())
@@ -457,6 +309,30 @@ mod tests {
         );
         let one = keys.tenant(b"first").unwrap();
         assert!(one.may_use("m") && !one.may_use("n"));
+    }
+
+    #[test]
+    fn tenant_may_use_its_models_and_namespaces_alone() {
+        let of = |says: &str| {
+            let keys = parse(&format!("tenants: [{{name: a, keys: [k]{says}}}]")).unwrap();
+            let tenant = keys.tenant(b"k").unwrap().clone();
+            let may = ["a/x", "a/y", "b/x", "x"].map(|model| tenant.may_use(model));
+            (may, tenant.home().map(str::to_owned), tenant.sees_all())
+        };
+        let home = |name: &str| Some(name.to_owned());
+        assert_eq!(of(""), ([true; 4], None, false));
+        assert_eq!(of(", models: [a/x]"), ([true, false, false, false], home("a"), false));
+        assert_eq!(of(", namespaces: [a]"), ([true, true, false, false], home("a"), false));
+        assert_eq!(of(", namespaces: [a], models: [b/x]"), ([true, true, true, false], None, false));
+        assert_eq!(of(", namespaces: [a, b]"), ([true, true, true, false], None, false));
+        assert_eq!(of(", namespaces: []"), ([false; 4], None, false), "an empty list is none, not all");
+        assert_eq!(of(", models: [x]"), ([false, false, false, true], None, false));
+        assert_eq!(of(", admin: true"), ([true; 4], None, true));
+        assert_eq!(
+            of(", admin: true, models: []"),
+            ([false; 4], None, true),
+            "it sees all, and uses nothing"
+        );
     }
 
     #[test]

@@ -33,6 +33,7 @@ mod keys;
 mod listing;
 mod metrics;
 mod model;
+mod names;
 mod overhead;
 mod page;
 mod picker;
@@ -43,6 +44,8 @@ mod relay;
 mod responses;
 mod room;
 mod router;
+mod spending;
+mod tenant;
 mod timeline;
 mod usage_bound;
 mod witness;
@@ -58,8 +61,10 @@ pub use metrics::{GatewayMetrics, WakeCause};
 pub use model::{
     ApartGroup, Backend, Directive, FunctionLine, Load, Model, ModelOptions, Running, Want, Wanted,
 };
+pub use names::ShortNames;
 pub use overhead::Overhead;
 pub use remoe_sleep::Phase;
 pub use responses::{ResponseFolderError, ResponseLimits, ResponseStore};
+pub use spending::DaySpending;
 pub use timeline::{ColdStart, WakeMarks};
 pub use witness::Witness;

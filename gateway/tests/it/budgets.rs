@@ -61,6 +61,19 @@ async fn a_models_budget_warns_and_ends() {
     assert!(!text.contains('$'), "nobody is told what others have spent: {text}");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn budget_counts_what_another_gateway_reports() {
+    let folder = tempfile::tempdir().unwrap();
+    let (one, other) = (stage(folder.path(), 600).await, stage(folder.path(), 500).await);
+    let (body, key) = (json!({"model": "m", "x": 1}), [("authorization", "Bearer k")]);
+    assert_eq!(other.ask(&body, &key).await.0.status().as_u16(), 200, "its own 500 of 1000");
+    let reported = serde_json::to_string(&one.gateway.spending().unwrap()).unwrap();
+    other.gateway.spent_elsewhere("one", serde_json::from_str(&reported).unwrap());
+    let (head, text) = other.ask(&body, &key).await;
+    assert_eq!(head.status().as_u16(), 429, "{text}");
+    assert_eq!(one.ask(&body, &key).await.0.status().as_u16(), 200, "it was told nothing");
+}
+
 /// The status says what a model costs: all of it to the operator's key, and to a tenant's nothing that others cause.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_status_says_what_a_model_costs() {

@@ -173,6 +173,7 @@ async fn placement() -> Json<Value> {
 /// A gateway with one model, `m`.
 pub(crate) struct Stage {
     pub(crate) address: SocketAddr,
+    pub(crate) gateway: Arc<Gateway>,
     pub(crate) model: Arc<Model>,
     pub(crate) functions: Arc<Functions>,
     pub(crate) client: Client<HttpConnector, Full<Bytes>>,
@@ -211,11 +212,11 @@ impl Stage {
         let listener = listen(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
         let address = listener.local_addr().unwrap();
         let gateway = Gateway::new(options, vec![model.clone()], metrics);
-        tokio::spawn(gateway.serve(listener, CancellationToken::new()));
+        tokio::spawn(gateway.clone().serve(listener, CancellationToken::new()));
         let launcher = tokio::spawn(launch(model.clone(), functions.clone(), room));
         // A kept connection may end at the moment when it is used again.
         let client = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build_http();
-        let stage = Self { address, model, functions, client, launcher };
+        let stage = Self { address, gateway, model, functions, client, launcher };
         stage.until(Self::serving).await;
         if let Some(idle) = idle {
             stage.model.sleep_when_idle(idle);

@@ -1,0 +1,190 @@
+//! As much of an API server as gateways use: MoEDemands to list, to watch and to report on, and Leases.
+
+use axum::body::{Body, Bytes};
+use axum::extract::{Path, State};
+use axum::http::Uri;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, patch};
+use axum::{Json, Router};
+use futures_util::{StreamExt, stream};
+use remoe_test_support::deadline::{SOON, until};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use tokio::sync::broadcast;
+
+/// An API server in memory. Clones are the same one.
+#[derive(Clone)]
+pub(crate) struct Api {
+    pub(crate) address: SocketAddr,
+    state: Arc<Mutex<Objects>>,
+    events: broadcast::Sender<(&'static str, Value)>,
+}
+
+#[derive(Default)]
+struct Objects {
+    version: u64,
+    /// By kind, namespace and name.
+    all: BTreeMap<(&'static str, String, String), Value>,
+    /// Reports of gateways, as they were written.
+    reports: Vec<(String, Value)>,
+}
+
+const DEMAND: &str = "MoEDemand";
+const LEASE: &str = "Lease";
+
+impl Api {
+    pub(crate) async fn start() -> Self {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let api = Self { address, state: Arc::default(), events: broadcast::channel(1024).0 };
+        let leases = "/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases";
+        let demands = "/apis/remoe.dev/v1alpha1/namespaces/{namespace}/moedemands";
+        let routes = Router::new()
+            .route("/apis/remoe.dev/v1alpha1/moedemands", get(all_demands))
+            .route(demands, get(demands_of))
+            .route(&format!("{demands}/{{name}}/status"), patch(report))
+            .route(leases, get(leases_of))
+            .route(&format!("{leases}/{{name}}"), patch(lease))
+            .with_state(api.clone());
+        tokio::spawn(async move { axum::serve(listener, routes).await.unwrap() });
+        api
+    }
+
+    /// Writes a deployment `NAMESPACE/NAME` that is served as `served`: by `main`, or asleep without one.
+    pub(crate) fn deploy(&self, name: &str, served: &str, main: Option<SocketAddr>) {
+        let (namespace, own) = name.split_once('/').unwrap();
+        let mains: Vec<Value> = main
+            .iter()
+            .map(|main| json!({"uid": format!("{name}-main"), "pod": "main", "address": main, "room": 8}))
+            .collect();
+        let spec = json!({
+            "servedName": served, "contextLength": 64, "turn": 1, "since": "2026-01-01T00:00:00.000000Z",
+            "phase": if main.is_some() { "Active" } else { "Asleep" }, "sleeps": true, "mains": mains,
+        });
+        self.put(DEMAND, namespace, own, json!({"spec": spec}));
+    }
+
+    /// Deletes a deployment.
+    pub(crate) fn delete(&self, name: &str) {
+        let (namespace, own) = name.split_once('/').unwrap();
+        let mut state = self.state.lock().unwrap();
+        let gone = state.all.remove(&(DEMAND, namespace.to_owned(), own.to_owned())).unwrap();
+        drop(self.events.send(("DELETED", gone)));
+    }
+
+    /// The largest number of requests that a gateway reported to wait for the deployment `name`. Only that wakes it.
+    pub(crate) fn waiting(&self, name: &str) -> u64 {
+        let state = self.state.lock().unwrap();
+        let of_it = state.reports.iter().filter(|(of, _)| of == name);
+        let entries = of_it.flat_map(|(_, report)| report["status"]["gateways"].as_array().cloned().unwrap());
+        entries.filter_map(|entry| entry["waiting"].as_u64()).max().unwrap_or(0)
+    }
+
+    /// Waits until a gateway has reported that a request waits for the deployment `name`.
+    pub(crate) async fn woken(&self, name: &str) {
+        until(SOON, &format!("a report that wakes {name}"), async || (self.waiting(name) > 0).then_some(()))
+            .await;
+    }
+
+    fn put(&self, kind: &'static str, namespace: &str, name: &str, object: Value) -> Value {
+        let mut state = self.state.lock().unwrap();
+        state.version += 1;
+        let version = state.version;
+        let key = (kind, namespace.to_owned(), name.to_owned());
+        let known = state.all.get(&key);
+        let (event, uid) = match known {
+            Some(known) => ("MODIFIED", known["metadata"]["uid"].clone()),
+            None => ("ADDED", json!(format!("{kind}-{version}"))),
+        };
+        let mut object = object;
+        object["apiVersion"] =
+            json!(if kind == LEASE { "coordination.k8s.io/v1" } else { "remoe.dev/v1alpha1" });
+        object["kind"] = json!(kind);
+        for (field, value) in [
+            ("namespace", json!(namespace)),
+            ("name", json!(name)),
+            ("uid", uid),
+            ("resourceVersion", json!(version.to_string())),
+        ] {
+            object["metadata"][field] = value;
+        }
+        state.all.insert(key, object.clone());
+        drop(self.events.send((event, object.clone())));
+        object
+    }
+
+    fn list_or_watch(&self, kind: &'static str, namespace: Option<&str>, uri: &Uri) -> Response {
+        let is_listed = |object: &Value| {
+            object["kind"] == kind
+                && namespace.is_none_or(|namespace| object["metadata"]["namespace"] == namespace)
+        };
+        let state = self.state.lock().unwrap();
+        if parameter(uri, "watch") != Some("true") {
+            let items: Vec<&Value> = state.all.values().filter(|object| is_listed(object)).collect();
+            let version = state.version.to_string();
+            return Json(json!({"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": version}, "items": items}))
+                .into_response();
+        }
+        // What was written since the list, then what comes.
+        let since: u64 = parameter(uri, "resourceVersion").unwrap().parse().unwrap();
+        let is_newer = |object: &&Value| {
+            object["metadata"]["resourceVersion"].as_str().unwrap().parse::<u64>().unwrap() > since
+        };
+        let missed: Vec<_> =
+            state.all.values().filter(|object| is_listed(object)).filter(is_newer).cloned().collect();
+        let coming = self.events.subscribe();
+        drop(state);
+        let namespace = namespace.map(str::to_owned);
+        let coming =
+            stream::unfold(coming, |mut coming| async move { Some((coming.recv().await.ok()?, coming)) });
+        let coming = coming.filter(move |(_, object)| {
+            let is_its = object["kind"] == kind
+                && namespace.as_ref().is_none_or(|namespace| object["metadata"]["namespace"] == **namespace);
+            std::future::ready(is_its)
+        });
+        let events = stream::iter(missed.into_iter().map(|object| ("MODIFIED", object))).chain(coming);
+        let lines = events.map(|(event, object)| {
+            Ok::<_, std::io::Error>(format!("{}\n", json!({"type": event, "object": object})))
+        });
+        Body::from_stream(lines).into_response()
+    }
+}
+
+fn parameter<'a>(uri: &'a Uri, name: &str) -> Option<&'a str> {
+    let mut pairs = uri.query()?.split('&').filter_map(|pair| pair.split_once('='));
+    pairs.find_map(|(key, value)| (key == name).then_some(value))
+}
+
+async fn all_demands(State(api): State<Api>, uri: Uri) -> Response {
+    api.list_or_watch(DEMAND, None, &uri)
+}
+
+async fn demands_of(State(api): State<Api>, Path(namespace): Path<String>, uri: Uri) -> Response {
+    api.list_or_watch(DEMAND, Some(&namespace), &uri)
+}
+
+async fn leases_of(State(api): State<Api>, Path(namespace): Path<String>, uri: Uri) -> Response {
+    api.list_or_watch(LEASE, Some(&namespace), &uri)
+}
+
+async fn lease(
+    State(api): State<Api>,
+    Path((namespace, name)): Path<(String, String)>,
+    body: Bytes,
+) -> Json<Value> {
+    let applied: Value = serde_json::from_slice(&body).unwrap();
+    Json(api.put(LEASE, &namespace, &name, applied))
+}
+
+async fn report(
+    State(api): State<Api>,
+    Path((namespace, name)): Path<(String, String)>,
+    body: Bytes,
+) -> Json<Value> {
+    let applied: Value = serde_json::from_slice(&body).unwrap();
+    let mut state = api.state.lock().unwrap();
+    state.reports.push((format!("{namespace}/{name}"), applied));
+    Json(state.all[&(DEMAND, namespace, name)].clone())
+}

@@ -1,0 +1,152 @@
+//! Which model a request's `model` selects, and whose short names count.
+
+use crate::model::Model;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Rule by which short names select models: all names but the full one.
+///
+/// A short name is a claim of the model's owner. Where models have several owners, another owner could claim it, too, and get the
+/// requests that were meant for the first.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum ShortNames {
+    /// A short name selects the only model that has it. For models of one owner.
+    #[default]
+    Any,
+    /// A short name selects a model of the namespace to which it is granted, or of the namespace of the request's key. For models
+    /// `NAMESPACE/NAME` whose namespaces have different owners. The map has the granted names and their namespaces.
+    Scoped(BTreeMap<String, String>),
+}
+
+impl ShortNames {
+    /// Returns the model that `name` selects among `models`, for a key of the namespace `home`.
+    ///
+    /// # Errors
+    /// The number of models that it might mean: 0, or several.
+    pub(crate) fn find<'a>(
+        &self,
+        models: &'a [Arc<Model>],
+        name: &str,
+        home: Option<&str>,
+    ) -> Result<&'a Arc<Model>, usize> {
+        if let Some(model) = models.iter().find(|model| model.name() == name) {
+            return Ok(model);
+        }
+        let scope = match self {
+            Self::Any => None,
+            Self::Scoped(granted) => {
+                Some(home.or_else(|| granted.get(name).map(String::as_str)).ok_or(0_usize)?)
+            }
+        };
+        let is_in_scope = |model: &Model| scope.is_none_or(|scope| namespace(model.name()) == Some(scope));
+        let has_name = |model: &Model| model.described().0.iter().any(|short| short == name);
+        let mut found = models.iter().filter(|model| is_in_scope(model) && has_name(model));
+        match (found.next(), found.count()) {
+            (Some(model), 0) => Ok(model),
+            (first, others) => Err(usize::from(first.is_some()) + others),
+        }
+    }
+
+    /// Returns the model of a request without a `model`: the only one of `models`. Where names are scoped, that holds only for a
+    /// key of one namespace: the only model of a cluster may be another owner's tomorrow.
+    pub(crate) fn only<'a>(&self, models: &'a [Arc<Model>], home: Option<&str>) -> Option<&'a Arc<Model>> {
+        match (self, home, models) {
+            (Self::Any, _, [model]) | (Self::Scoped(_), Some(_), [model]) => Some(model),
+            _ => None,
+        }
+    }
+}
+
+/// Returns the namespace of the model called `name`, if the name has one.
+pub(crate) fn namespace(name: &str) -> Option<&str> {
+    name.split_once('/').map(|(namespace, _)| namespace)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::metrics::GatewayMetrics;
+    use crate::{Beginnings, ModelOptions};
+    use std::time::Duration;
+
+    fn model(name: &str, served: &str) -> Arc<Model> {
+        let options = ModelOptions {
+            name: name.to_owned(),
+            short_names: vec![
+                served.to_owned(),
+                namespace(name).map_or(name, |space| &name[space.len() + 1..]).to_owned(),
+            ],
+            context_length: 64,
+            max_requests: 1,
+            waiting_bytes: 1,
+            wake_limit: Duration::from_secs(1),
+        };
+        Model::new(options, &GatewayMetrics::new().unwrap(), &Beginnings::default())
+    }
+
+    fn found(
+        names: &ShortNames,
+        models: &[Arc<Model>],
+        name: &str,
+        home: Option<&str>,
+    ) -> Result<String, usize> {
+        names.find(models, name, home).map(|model| model.name().to_owned())
+    }
+
+    #[test]
+    fn full_name_selects_its_model_whatever_others_serve_as() {
+        let models = [model("a/demo", "b/demo"), model("b/demo", "other")];
+        for names in [ShortNames::Any, ShortNames::Scoped(BTreeMap::new())] {
+            for home in [None, Some("a"), Some("b")] {
+                assert_eq!(found(&names, &models, "b/demo", home), Ok("b/demo".to_owned()));
+            }
+        }
+        let gone = [model("a/demo", "b/demo")];
+        assert_eq!(found(&ShortNames::Scoped(BTreeMap::new()), &gone, "b/demo", None), Err(0));
+    }
+
+    #[test]
+    fn short_name_needs_a_grant_or_a_key_of_the_namespace() {
+        let models = [model("a/demo", "gpt"), model("b/demo", "gpt")];
+        let none = ShortNames::Scoped(BTreeMap::new());
+        assert_eq!(found(&none, &models, "demo", None), Err(0));
+        for (home, name) in [("a", "demo"), ("a", "gpt"), ("b", "demo")] {
+            assert_eq!(found(&none, &models, name, Some(home)), Ok(format!("{home}/demo")));
+        }
+        let granted = ShortNames::Scoped([("gpt".to_owned(), "b".to_owned())].into());
+        assert_eq!(found(&granted, &models, "gpt", None), Ok("b/demo".to_owned()));
+        assert_eq!(found(&granted, &models, "demo", None), Err(0), "its other name is not granted");
+        assert_eq!(
+            found(&granted, &models, "gpt", Some("a")),
+            Ok("a/demo".to_owned()),
+            "a key stays at home"
+        );
+    }
+
+    #[test]
+    fn granted_name_is_not_inherited_by_another_namespace() {
+        let granted = ShortNames::Scoped([("gpt".to_owned(), "a".to_owned())].into());
+        // The original is gone, and another namespace has taken its names.
+        let left = [model("b/demo", "gpt")];
+        assert_eq!(found(&granted, &left, "gpt", None), Err(0));
+        assert_eq!(found(&ShortNames::Any, &left, "gpt", None), Ok("b/demo".to_owned()));
+    }
+
+    #[test]
+    fn names_that_two_models_of_a_scope_have_are_ambiguous() {
+        let models = [model("a/one", "gpt"), model("a/two", "gpt"), model("b/gpt", "gpt")];
+        let granted = ShortNames::Scoped([("gpt".to_owned(), "a".to_owned())].into());
+        assert_eq!(found(&granted, &models, "gpt", None), Err(2));
+        assert_eq!(found(&ShortNames::Any, &models, "gpt", None), Err(3));
+    }
+
+    #[test]
+    fn only_model_is_meant_where_it_cannot_become_anothers() {
+        let models = [model("a/demo", "gpt")];
+        let scoped = ShortNames::Scoped([("gpt".to_owned(), "a".to_owned())].into());
+        assert!(scoped.only(&models, None).is_none());
+        assert!(scoped.only(&models, Some("a")).is_some() && ShortNames::Any.only(&models, None).is_some());
+        assert!(ShortNames::Any.only(&[], None).is_none());
+    }
+}

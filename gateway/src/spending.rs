@@ -1,0 +1,153 @@
+//! Spending of tenants and models on a day: at this gateway, and at others that share their budgets.
+
+use crate::budget::Payer;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Nanoseconds of a day.
+pub(crate) const DAY: u64 = 86_400_000_000_000;
+/// Largest number of other gateways whose spending is remembered, those that have ended today included.
+const MOST_GATEWAYS: usize = 1024;
+
+/// Nano-dollars that were spent on a day in UTC.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DaySpending {
+    /// Days since 1970.
+    pub(crate) day: u64,
+    /// By tenant.
+    #[serde(default)]
+    pub(crate) tenants: BTreeMap<String, u64>,
+    /// By model.
+    #[serde(default)]
+    pub(crate) models: BTreeMap<String, u64>,
+}
+
+impl DaySpending {
+    /// Nothing yet on the day of `now`, in nanoseconds since 1970.
+    pub(crate) fn at(now: u64) -> Self {
+        Self { day: now / DAY, ..Self::default() }
+    }
+
+    /// Starts over if a new day has begun.
+    pub(crate) fn begin_day(&mut self, now: u64) {
+        if now / DAY > self.day {
+            *self = Self::at(now);
+        }
+    }
+
+    /// Adds `amount`, which a request of `tenant` to `model` cost.
+    pub(crate) fn add(&mut self, at: u64, model: &str, tenant: &str, amount: u64) {
+        self.begin_day(at);
+        for (spent, name) in [(&mut self.models, model), (&mut self.tenants, tenant)] {
+            match spent.get_mut(name) {
+                Some(spent) => *spent = spent.saturating_add(amount),
+                None => drop(spent.insert(name.to_owned(), amount)),
+            }
+        }
+    }
+
+    /// Returns what `payer` has spent.
+    pub(crate) fn of(&self, payer: Payer<'_>) -> u64 {
+        let spent = match payer {
+            Payer::Tenant(name) => self.tenants.get(name),
+            Payer::Model(name) => self.models.get(name),
+        };
+        spent.copied().unwrap_or(0)
+    }
+
+    /// Returns the part of `payers`.
+    pub(crate) fn only<'a>(&self, payers: impl Iterator<Item = Payer<'a>>) -> Self {
+        let mut part = Self { day: self.day, ..Self::default() };
+        for payer in payers {
+            let (spent, name) = match payer {
+                Payer::Tenant(name) => (&mut part.tenants, name),
+                Payer::Model(name) => (&mut part.models, name),
+            };
+            spent.insert(name.to_owned(), self.of(payer));
+        }
+        part
+    }
+}
+
+/// Spending at other gateways.
+#[derive(Debug, Default)]
+pub(crate) struct Elsewhere(BTreeMap<String, DaySpending>);
+
+impl Elsewhere {
+    /// Takes a report of `gateway`. Within a day no report takes back what an earlier one said: a gateway that was started again
+    /// may have forgotten it.
+    pub(crate) fn report(&mut self, gateway: &str, now: u64, reported: DaySpending) {
+        self.0.retain(|_, spent| spent.day >= now / DAY);
+        if reported.day < now / DAY {
+            return;
+        }
+        if let Some(known) = self.0.get_mut(gateway).filter(|known| known.day == reported.day) {
+            for (known, reported) in
+                [(&mut known.tenants, reported.tenants), (&mut known.models, reported.models)]
+            {
+                for (name, spent) in reported {
+                    let known = known.entry(name).or_default();
+                    *known = spent.max(*known);
+                }
+            }
+            return;
+        }
+        if self.0.len() < MOST_GATEWAYS || self.0.contains_key(gateway) {
+            self.0.insert(gateway.to_owned(), reported);
+        }
+    }
+
+    /// Returns what `payer` has spent there on the day of `now`.
+    pub(crate) fn of(&self, payer: Payer<'_>, now: u64) -> u64 {
+        let today = self.0.values().filter(|spent| spent.day == now / DAY);
+        today.fold(0, |sum, spent| sum.saturating_add(spent.of(payer)))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn spent(day: u64, amount: u64) -> DaySpending {
+        let mut spent = DaySpending::at(day * DAY);
+        spent.add(day * DAY, "m", "t", amount);
+        spent
+    }
+
+    #[test]
+    fn reports_of_gateways_add_up_and_never_fall() {
+        let mut elsewhere = Elsewhere::default();
+        let sum = |elsewhere: &Elsewhere, day| elsewhere.of(Payer::Tenant("t"), day * DAY);
+        elsewhere.report("a", DAY, spent(1, 5));
+        elsewhere.report("b", DAY, spent(1, 7));
+        elsewhere.report("a", DAY, spent(1, 6));
+        elsewhere.report("b", DAY, spent(1, 2));
+        assert_eq!((sum(&elsewhere, 1), elsewhere.of(Payer::Model("m"), DAY)), (13, 13));
+        assert_eq!(elsewhere.of(Payer::Tenant("other"), DAY), 0);
+        assert_eq!(sum(&elsewhere, 2), 0, "a new day");
+        elsewhere.report("a", 2 * DAY, spent(1, 100));
+        elsewhere.report("b", 2 * DAY, spent(2, 1));
+        assert_eq!((sum(&elsewhere, 1), sum(&elsewhere, 2)), (0, 1), "yesterday is forgotten");
+    }
+
+    #[test]
+    fn gateways_beyond_the_bound_are_left_out() {
+        let mut elsewhere = Elsewhere::default();
+        for number in 0..2 * MOST_GATEWAYS {
+            elsewhere.report(&number.to_string(), DAY, spent(1, 1));
+        }
+        assert_eq!(elsewhere.of(Payer::Tenant("t"), DAY), MOST_GATEWAYS as u64);
+        elsewhere.report("0", DAY, spent(1, u64::MAX));
+        assert_eq!(elsewhere.of(Payer::Tenant("t"), DAY), u64::MAX);
+    }
+
+    #[test]
+    fn report_names_payers_with_a_budget_alone() {
+        let all = spent(1, 5);
+        let told = all.only([Payer::Tenant("t"), Payer::Model("n")].into_iter());
+        let text = serde_json::to_string(&told).unwrap();
+        assert_eq!(text, r#"{"day":1,"tenants":{"t":5},"models":{"n":0}}"#);
+        assert_eq!(serde_json::from_str::<DaySpending>(&text).unwrap(), told);
+    }
+}
