@@ -84,6 +84,64 @@ $$(NAME). */}}
 {{- printf "%s-gateway-%s" .Release.Name (eq .Values.identity.signer "operator" | ternary "identity" "certificate") }}
 {{- end }}
 
+{{- /* Arguments of the release's gateways that run, in JSON. An upgrade keeps what values leave open as the release has it. */}}
+{{- define "remoe.gatewayArguments" -}}
+{{- $arguments := list }}
+{{- if .Release.IsUpgrade }}
+{{- $live := lookup "apps/v1" "Deployment" .Release.Namespace (include "remoe.gateway" .) | default dict }}
+{{- range (dig "spec" "template" "spec" "containers" list $live) }}
+{{- if eq .name "gateway" }}
+{{- $arguments = .args | default list }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- toJson $arguments }}
+{{- end }}
+
+{{- /* "yes" if gateways take requests without keys: by gateway.open, or because those that run do. */}}
+{{- define "remoe.gatewayOpen" -}}
+{{- $gateway := .Values.gateway }}
+{{- if $gateway.keysSecretName }}
+{{- if $gateway.open }}
+{{- fail "gateway.open and gateway.keysSecretName exclude each other: remove one" }}
+{{- end }}
+{{- else if kindIs "bool" $gateway.open }}
+{{- $gateway.open | ternary "yes" "" }}
+{{- else }}
+{{- $live := include "remoe.gatewayArguments" . | fromJsonArray }}
+{{- if and $live (not (regexMatch "(^| )--keys=" (join " " $live))) }}yes{{ end }}
+{{- end }}
+{{- end }}
+
+{{- /* "yes" if any namespace can take a short name, as in releases before they were scoped. */}}
+{{- define "remoe.anyShortName" -}}
+{{- $gateway := .Values.gateway }}
+{{- if kindIs "bool" $gateway.scopedNames }}
+{{- $gateway.scopedNames | ternary "" "yes" }}
+{{- else }}
+{{- $live := include "remoe.gatewayArguments" . | fromJsonArray }}
+{{- if and $live (not (has "--short-names=scoped" $live)) }}yes{{ end }}
+{{- end }}
+{{- end }}
+
+{{- /* "yes" if a NetworkPolicy stands before the gateways. */}}
+{{- define "remoe.gatewayPolicy" -}}
+{{- $policy := .Values.gateway.networkPolicy | default dict }}
+{{- if kindIs "bool" $policy.enabled }}
+{{- $policy.enabled | ternary "yes" "" }}
+{{- else }}
+{{- $live := include "remoe.gatewayArguments" . | fromJsonArray }}
+{{- if or (not $live) (lookup "networking.k8s.io/v1" "NetworkPolicy" .Release.Namespace (include "remoe.gateway" .)) }}yes{{ end }}
+{{- end }}
+{{- end }}
+
+{{- /* Secret with the keys file of the gateways. Empty for open ones. */}}
+{{- define "remoe.gatewayKeys" -}}
+{{- if not (include "remoe.gatewayOpen" .) }}
+{{- .Values.gateway.keysSecretName | default (printf "%s-keys" (include "remoe.gateway" .) | trunc 63 | trimSuffix "-") }}
+{{- end }}
+{{- end }}
+
 {{- define "remoe.gatewaySelector" -}}
 app.kubernetes.io/name: {{ include "remoe.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
