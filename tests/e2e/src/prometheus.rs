@@ -23,14 +23,18 @@ pub struct Prometheus {
 }
 
 impl Prometheus {
-    /// Starts `prometheus`, which is on PATH (Debian's package), with the chart's rules.
-    pub async fn start() -> Self {
+    /// Starts `prometheus`, which is on PATH (Debian's package), with the chart's rules. It presents `key` to what it scrapes.
+    pub async fn start(key: &str) -> Self {
         let folder = tempfile::tempdir().expect("a temporary folder can be made");
         let at = |name: &str| folder.path().join(name);
         let configuration = json!({
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
             "rule_files": [workspace().join("charts/remoe/files/rules/remoe.yaml")],
-            "scrape_configs": [{"job_name": "remoe", "file_sd_configs": [{"files": [at("targets.json")], "refresh_interval": "1s"}]}],
+            "scrape_configs": [{
+                "job_name": "remoe",
+                "authorization": {"credentials": key},
+                "file_sd_configs": [{"files": [at("targets.json")], "refresh_interval": "1s"}],
+            }],
         });
         fs::write(at("prometheus.yml"), configuration.to_string()).expect("a file can be written");
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("there is a free port");

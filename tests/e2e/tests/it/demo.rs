@@ -28,7 +28,8 @@ async fn the_demo_is_served_and_goes_away() {
         let direct = chat(doors[0], &name, PROMPT).await;
         let beside = Scene { namespace: release::NAMESPACE.to_owned(), ..scene.clone() };
         let forward = Forward::start(&beside, "service/remoe-gateway", 8000).await;
-        let forwarded = chat(forward.address, &name, PROMPT).await;
+        let full_name = format!("{}/{name}", scene.namespace);
+        let forwarded = chat(forward.address, &full_name, PROMPT).await;
         let local = Up::start(&workspace().join("demo/model"), 1).await;
         let local = chat(local.ready.http(), "model", PROMPT).await;
         for answer in [&direct, &forwarded] {

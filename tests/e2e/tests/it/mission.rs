@@ -14,7 +14,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::sleep;
 
-const KEYS: &str = "tenants: [{name: team, keys: [sk-team], dollarsPerDay: 1}]";
+const KEYS: &str = "tenants: [{name: team, keys: [sk-team], dollarsPerDay: 1}, \
+     {name: metrics, keys: [sk-metrics], admin: true, models: []}]";
 
 /// Follows the pods of functions for ever, and has Prometheus scrape those that there are.
 async fn follow(scene: Scene, lives: Lives, prometheus: Arc<Prometheus>, gateway: SocketAddr) {
@@ -53,7 +54,7 @@ async fn a_resource_serves_sleeps_wakes_and_says_what_it_cost() {
         alone.install(cluster, &["replicas=1", "gateway.keysSecretName=keys"]).await;
         let door = gateways::pods(cluster, 1).await.remove(0);
         let gateway = gateways::address(&door);
-        let (lives, prometheus) = (Lives::default(), Arc::new(Prometheus::start().await));
+        let (lives, prometheus) = (Lives::default(), Arc::new(Prometheus::start("sk-metrics").await));
         let following = tokio::spawn(follow(scene.clone(), lives.clone(), prometheus.clone(), gateway));
 
         let more = json!({
