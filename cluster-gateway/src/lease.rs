@@ -223,6 +223,7 @@ mod tests {
     use http::{Method, Request, Response, StatusCode};
     use http_body_util::BodyExt;
     use kube::client::Body;
+    use remoe_gateway::{GatewayMetrics, GatewayOptions};
     use serde_json::Value;
     use std::sync::Mutex;
     use tower::service_fn;
@@ -275,7 +276,9 @@ mod tests {
             let arguments =
                 ["gateway", "--namespace=n", "--pod=p", "--release=r", "--lease-slots=2", "--uid"];
             let settings = Settings::try_parse_from(arguments.into_iter().chain([uid])).unwrap();
-            Holder::new(client, &settings, None)
+            let metrics = GatewayMetrics::new().unwrap();
+            let gateway = Gateway::new(GatewayOptions::default(), Vec::new(), metrics);
+            Holder::new(client, &settings, None, gateway)
         }
     }
 
