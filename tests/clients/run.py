@@ -4,6 +4,7 @@ JavaScript, litellm, langchain-openai and llm. Agents also: LangChain, instructo
 
     make clients                          # or: tests/clients/run.py [NAME..]
 
+The snippets of docs/clients.md are run as they stand there: names that begin with `page-`, one for each section.
 Each client gets the same questions: which models there are, an answer, the same answer as a stream, and a refusal. Those
 that speak the Responses API or Anthropic's also call a tool, get a structured answer and go on with a conversation.
 Agents do so with a model that thinks: the demo model with thinking.jinja, which opens a thought in every answer.
@@ -17,6 +18,8 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import page
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 HERE = Path(__file__).resolve().parent
@@ -39,6 +42,8 @@ WORD = {
 FRAMEWORKS = {
     "langchain": ["langchain==1.5.2", "langchain-openai==1.7.4"],
     "instructor": ["instructor==1.17.0"],
+    "aider": ["aider-chat==0.86.2"],
+    "lm-eval": ["lm-eval[api]==0.4.13", "transformers==5.24.0"],
     "llamaindex": ["llama-index-core==0.14.25", "llama-index-llms-openai-like==0.8.1"],
 }
 
@@ -198,7 +203,8 @@ def anthropic(endpoint):
     refused(lambda: client.messages.create(**ask, thinking=thinking), library.BadRequestError, "a model's missing thought")
 
 
-def node(script, endpoint):
+def node_packages():
+    """The folder of Node's packages."""
     if not shutil.which("npm"):
         raise Skipped("there is no npm")
     packages = json.loads((HERE / "package.json").read_text())["dependencies"]
@@ -209,6 +215,11 @@ def node(script, endpoint):
             run(["npm", "install", "--silent", "--no-audit", "--no-fund"], cwd=NODE)
         except AssertionError as error:
             raise Skipped(f"npm could not install it: {error}") from error
+    return NODE / "node_modules"
+
+
+def node(script, endpoint):
+    node_packages()
     run(["node", HERE / script, endpoint, MODEL], cwd=ROOT)
 
 
@@ -296,7 +307,8 @@ def thoughts(endpoint):
     equal([block.type for block in silent.content], ["text"], "an answer without a thought")
 
 
-def framework(name, endpoint):
+def framework_packages(name):
+    """The folder of a framework's packages."""
     folder, pins = AGENTS / name, FRAMEWORKS[name]
     complete = folder / ".complete"
     if not complete.is_file() or complete.read_text().split() != pins:
@@ -305,7 +317,35 @@ def framework(name, endpoint):
         if subprocess.run([*pip, *pins], check=False).returncode:
             raise Skipped("pip could not install it")
         complete.write_text("\n".join(pins))
-    run([sys.executable, HERE / "agents.py", name, endpoint, MODEL], env=os.environ | {"PYTHONPATH": str(folder)})
+    return folder
+
+
+def framework(name, endpoint):
+    environment = os.environ | {"PYTHONPATH": str(framework_packages(name))}
+    run([sys.executable, HERE / "agents.py", name, endpoint, MODEL], env=environment)
+
+
+def snippets(section):
+    """Runs the snippets of a section of docs/clients.md."""
+
+    def client(endpoint):
+        for snippet in (it for it in page.snippets() if page.name(it.section) == section):
+            folders = [framework_packages(snippet.packages)] if snippet.packages in FRAMEWORKS else [PYTHON, SHARED]
+            path = [*(str(folder / "bin") for folder in folders), os.environ["PATH"]]
+            environment = os.environ | {
+                "PATH": os.pathsep.join(path),
+                "PYTHONPATH": os.pathsep.join(map(str, folders)),
+                "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+                "HF_HUB_OFFLINE": "1",
+                # Else it looks on the net, and opens a browser.
+                "AIDER_CHECK_UPDATE": "false",
+                "AIDER_SHOW_RELEASE_NOTES": "false",
+                "OPENAI_API_KEY": "none",
+            }
+            modules = node_packages() if snippet.language == "node" else NODE
+            page.run(snippet, endpoint, environment, modules)
+
+    return client
 
 
 def langchain_agent(endpoint):
@@ -346,6 +386,7 @@ CLIENTS = {
     "litellm": litellm,
     "langchain": langchain,
     "llm": llm,
+    **{name: snippets(name) for name in page.names()},
 }
 # Those that drive a model that thinks.
 AGENT_CLIENTS = {
@@ -385,7 +426,7 @@ def main():
     wanted = sys.argv[1:] or list(every)
     if unknown := set(wanted) - set(every):
         sys.exit(f"clients: there is no {', '.join(unknown)}; there are {', '.join(every)}")
-    without = {"curl", "langchain-agent", "instructor", "llamaindex"}
+    without = {"curl", "page-curl", "langchain-agent", "instructor", "llamaindex"}
     if any(name not in without and not name.endswith("-js") for name in wanted):
         install_python()
     failed, skipped = [], []
