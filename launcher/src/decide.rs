@@ -205,7 +205,14 @@ pub fn decide(desired: &Desired, instances: &[Instance], memory: &RestartMemory,
         },
         now,
     });
-    let ends = outcome.ends.into_iter().filter_map(|(at, end)| {
+    let mut ends = outcome.ends;
+    if desired.asleep {
+        // Main functions first: one that runs on would report remote functions that end before it.
+        let is_main =
+            |at: usize| instances.get(at).is_some_and(|instance| instance.observed.role == Role::Main);
+        ends.sort_by_key(|(at, _)| !is_main(*at));
+    }
+    let ends = ends.into_iter().filter_map(|(at, end)| {
         let Observed { id, name, phase, .. } = instances.get(at)?.observed.clone();
         Some(match (end, phase) {
             (End::GiveUp, Phase::Ended(ending)) => Action::GiveUp { id, name, ending },

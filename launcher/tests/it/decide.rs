@@ -135,6 +135,9 @@ fn a_sleep_is_not_a_failure() {
     desired.asleep = true;
     let now = seconds(1.0);
     assert_eq!(step(&desired, &instances, &mut memory, now), ["kill m", "kill a", "kill b"]);
+    // Wherever it stands, the main function ends first: it must not report that the others are gone.
+    let reversed: Vec<Instance> = instances.iter().rev().cloned().collect();
+    assert_eq!(step(&desired, &reversed, &mut memory, now), ["kill m", "kill b", "kill a"]);
     instances.iter_mut().for_each(|one| one.observed.phase = ended(None));
     assert_eq!(step(&desired, &instances, &mut memory, now), ["forget m", "forget a", "forget b"]);
     assert!(step(&desired, &[], &mut memory, now).is_empty());
