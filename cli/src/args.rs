@@ -13,6 +13,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use remoe_fetch::{ModelArgs, ModelLocation};
 use remoe_function::{parse_duration, parse_duration_or_seconds, sizes};
+use remoe_gateway::AccessLogTarget;
 use remoe_model::{DenseDtype, ExpertsDtype};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -327,9 +328,10 @@ pub(crate) struct UpArgs {
     /// API key that clients send as a bearer token, or as x-api-key [default: none]
     #[arg(long, value_name = "KEY", env = "REMOE_API_KEY", hide_env_values = true)]
     pub(crate) api_key: Option<String>,
-    /// File of the access log, with one line of JSON per answer; `-` writes to standard error [default: none]
-    #[arg(long, value_name = "FILE")]
-    pub(crate) access_log: Option<PathBuf>,
+    /// Access log, one line per request: `text` or `json` on standard error, `off`, or a file that gets JSON
+    /// [default: text if standard error is a terminal, else off]
+    #[arg(long, value_name = "off|text|json|FILE")]
+    pub(crate) access_log: Option<AccessLogTarget>,
     /// Additional port that serves /metrics of all tenants and needs no API key [default: none]
     #[arg(long, value_name = "PORT")]
     pub(crate) metrics_port: Option<u16>,

@@ -104,6 +104,7 @@ async fn serve(settings: Settings, shutdown: CancellationToken, traces: Traces) 
         cors_origins: settings.cors_origins.clone().into(),
         body_limit: settings.body_limit,
         books: Some(books.clone()),
+        access_log: settings.access_log.open_plain()?,
         traces,
         keyring: keyring.clone(),
         door: door.map(Door::public),

@@ -1,5 +1,5 @@
 use remoe_function::{sizes, whole_seconds};
-use remoe_gateway::ShortNames;
+use remoe_gateway::{AccessLogTarget, ShortNames};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -76,6 +76,9 @@ pub(crate) struct Settings {
     /// Memory of the predictors of all models, such as 512MiB or a number of bytes. Models beyond it get no predictions.
     #[arg(long, env = "REMOE_PREDICTION_BYTES", value_name = "SIZE", default_value_t = 512 << 20, value_parser = sizes::<u64>(0..=u64::MAX))]
     pub(crate) prediction_bytes: u64,
+    /// Access log, one line per request: `text` or `json` on standard error, `off`, or a file that gets JSON.
+    #[arg(long, env = "REMOE_ACCESS_LOG", value_name = "off|text|json|FILE", default_value = "off")]
+    pub(crate) access_log: AccessLogTarget,
     /// Origins that browsers may call from, separated by commas. Default: none.
     #[arg(long, env = "REMOE_CORS_ORIGINS", value_delimiter = ',')]
     pub(crate) cors_origins: Vec<String>,

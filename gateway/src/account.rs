@@ -1,5 +1,6 @@
 //! Usage of one request: tokens for its tenant's limits, and its cost as the main function tells it at the end.
 
+use crate::access_log::RequestFacts;
 use crate::answer::COST;
 use crate::bill::Bill;
 use crate::metrics::StreamFailure;
@@ -34,6 +35,8 @@ pub(crate) struct Account {
     sighting: Option<Sighting>,
     /// Span of the request.
     span: SpanRef,
+    /// For the access log.
+    facts: Arc<RequestFacts>,
 }
 
 impl Account {
@@ -42,7 +45,7 @@ impl Account {
         permit: Option<Permit>,
         (body_bytes, bound): (usize, UsageBound),
         sighting: Option<Sighting>,
-        span: SpanRef,
+        (span, facts): (SpanRef, Arc<RequestFacts>),
     ) -> Self {
         Self {
             bill,
@@ -54,6 +57,7 @@ impl Account {
             wake: None,
             sighting,
             span,
+            facts,
         }
     }
 
@@ -65,9 +69,12 @@ impl Account {
 
     /// Takes the backend's account out of headers or trailers, and writes it down. Returns the cost that is in the ledger.
     pub(crate) fn read(&mut self, headers: &mut HeaderMap) -> Option<RequestCost> {
-        if let Some(wake) = &self.wake
-            && let Some(seconds) = first_token(headers)
-        {
+        let first = first_token(headers);
+        if let Some(seconds) = first {
+            // The first answer that tells it is the one that the client gets.
+            let _first = self.facts.first_token.set(seconds);
+        }
+        if let (Some(wake), Some(seconds)) = (&self.wake, first) {
             let seconds = seconds.min(wake.so_far());
             wake.is_over(seconds);
             self.bill.gateway.metrics().first_token_after_cold_start(&self.bill.model, seconds);
@@ -89,6 +96,7 @@ impl Account {
             self.bill.implausible("tokens", &said, &(prompt, completion));
         }
         self.tokens = Some((prompt, completion));
+        let _first = self.facts.tokens.set((prompt, completion));
         self.span.set("gen_ai.usage.input_tokens", i64::try_from(prompt).unwrap_or(i64::MAX));
         self.span.set("gen_ai.usage.output_tokens", i64::try_from(completion).unwrap_or(i64::MAX));
         let told = told.and_then(|told| serde_json::from_slice(told.as_bytes()).ok());

@@ -1,5 +1,6 @@
 //! From a request to its answer: read, let in, sent to a backend, again where that broke off.
 
+use crate::access_log::RequestFacts;
 use crate::account::Account;
 use crate::api::Api;
 use crate::ask::{Asked, timeout};
@@ -102,6 +103,7 @@ pub(crate) async fn handle(
 ) -> Result<Response, ApiError> {
     let arrived = Instant::now();
     let span = request.extensions().get::<SpanRef>().cloned().unwrap_or_default();
+    let facts = request.extensions().get::<Arc<RequestFacts>>().cloned().unwrap_or_default();
     let options = gateway.options();
     let mut room = room(&gateway, &request, &caller)?;
     let mut headers = forwarded(request.headers(), &caller);
@@ -126,6 +128,8 @@ pub(crate) async fn handle(
     // A time that no clock can show is no limit.
     let until = timeout(&asked_headers, stream)?.and_then(|time| arrived.checked_add(time));
     let model = gateway.model(asked.model.as_deref(), &caller)?;
+    // One model per request.
+    let _first = facts.model.set(model.name().into());
     let course = Course::begin(span.clone(), &target, model.name(), &caller);
     let budget = within_budget(&gateway, caller.tenant.as_deref(), &model)?;
     let permit = match &caller.tenant {
@@ -153,7 +157,7 @@ pub(crate) async fn handle(
     let sighting = model.sight(tenant, privacy, &body);
     let is_sighted = sighting.is_some();
     let bound = UsageBound::new(&asked, &target, body.len(), model.longest_context());
-    let account = Account::new(bill.clone(), permit, (body.len(), bound), sighting, span);
+    let account = Account::new(bill.clone(), permit, (body.len(), bound), sighting, (span, facts));
     let answering = Answering { api, recording };
     let beginning = Beginning::of(tenant, &body);
     let queue_deadline = asked.queue_deadline().or(options.queue_deadline);

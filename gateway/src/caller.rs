@@ -1,5 +1,6 @@
 //! Who asks: the tenant of the key, or the address where there are no keys.
 
+use crate::access_log::RequestFacts;
 use crate::gateway::Gateway;
 use crate::tenant::Tenant;
 use axum::extract::{ConnectInfo, Request, State};
@@ -55,11 +56,12 @@ pub(crate) async fn identify(
         }
     };
     let caller = Caller { tenant, client };
-    request.extensions_mut().insert(caller.clone());
-    let mut response = next.run(request).await;
-    // For the access log.
-    response.extensions_mut().insert(caller);
-    Ok(response)
+    if let Some(facts) = request.extensions().get::<Arc<RequestFacts>>() {
+        // It is identified once.
+        let _first = facts.caller.set(caller.clone());
+    }
+    request.extensions_mut().insert(caller);
+    Ok(next.run(request).await)
 }
 
 /// Whether a path is for everybody.

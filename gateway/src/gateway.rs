@@ -57,7 +57,7 @@ pub struct GatewayOptions {
     pub connections: ConnectionLimits,
     /// Where money is accounted for, if anywhere.
     pub books: Option<Arc<Books>>,
-    /// Where a line for every answer goes, if anywhere.
+    /// Destination of a line per request, if any.
     pub access_log: Option<AccessLog>,
     /// Where spans of requests go.
     pub traces: Traces,

@@ -1,9 +1,12 @@
 //! Who may ask what, and how often: keys and the tenants that they belong to.
 
+mod remedy;
+
 use crate::budget::Payer;
 use crate::model::Model;
 use crate::names::ShortNames;
 use crate::tenant::Tenant;
+use remedy::remedy;
 use remoe_http::same;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
@@ -27,7 +30,7 @@ pub enum KeysError {
         error: std::io::Error,
     },
     /// The file is not of the form.
-    #[error("invalid keys file {path}{place}: unexpected content at `{field}`; see docs/gateway.md")]
+    #[error("invalid keys file {path}{place}: `{field}`: {remedy}")]
     Malformed {
         /// The file.
         path: PathBuf,
@@ -35,6 +38,8 @@ pub enum KeysError {
         field: String,
         /// The line, where it is known.
         place: String,
+        /// What was expected.
+        remedy: String,
     },
     /// The file contradicts itself.
     #[error("invalid keys file {path}: {problem}")]
@@ -136,6 +141,7 @@ impl Keys {
                     .inner()
                     .location()
                     .map_or_else(String::new, |at| format!(" (line {})", at.line())),
+                remedy: remedy(&error.inner().to_string()),
             })?;
         let wrong = |problem: String| KeysError::Wrong { path: path.clone(), problem };
         let (mut names, mut digests) = (BTreeSet::new(), BTreeSet::new());
@@ -339,7 +345,12 @@ mod tests {
     fn what_is_wrong_is_said_without_keys() {
         for (text, says) in [
             ("tenants: [{name: a, keys: top-secret}]", "tenants[0].keys"),
-            ("tenants: [{name: a, keys: [top-secret], modls: [x]}]", "tenants[0]"),
+            (
+                "tenants: [{name: a, keys: [top-secret], modls: [x]}]",
+                "tenants[0].modls`: unknown field, expected",
+            ),
+            ("tenants: [{name: a}]", "missing field `keys`; add it"),
+            ("tenants: [{name: a, keys: [top-secret], concurrent: top-secret}]", "expected a nonzero u32"),
             ("tenants: [{name: a, keys: [top-secret], requestsPerMinute: 0}]", "requestsPerMinute"),
             ("tenants: [{name: a, keys: [top-secret, top-secret]}]", "key 1 of tenant a"),
             ("tenants: [{name: a, keys: ['top-secret x']}]", "key 0 of tenant a"),

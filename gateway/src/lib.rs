@@ -50,7 +50,7 @@ mod timeline;
 mod usage_bound;
 mod witness;
 
-pub use access_log::AccessLog;
+pub use access_log::{AccessLog, AccessLogFormat, AccessLogTarget, AccessLogTargetError};
 pub use beginnings::Beginnings;
 pub use books::{Answered, Billing, Books, BooksError};
 pub use connector::{Connector, uri};

@@ -29,8 +29,8 @@ use keeper::{End, Keeper};
 use measuring::Measuring;
 use remoe_foresight::ForesightMetrics;
 use remoe_gateway::{
-    AccessLog, Beginnings, Books, BooksError, Gateway, GatewayMetrics, GatewayOptions, KeyFile, Keys, Model,
-    ModelOptions, Overhead, ResponseLimits, ResponseStore,
+    AccessLog, AccessLogFormat, AccessLogTarget, Beginnings, Books, BooksError, Gateway, GatewayMetrics,
+    GatewayOptions, KeyFile, Keys, Model, ModelOptions, Overhead, ResponseLimits, ResponseStore,
 };
 use remoe_ledger::{Ledger, LedgerLimits};
 use remoe_planner::Pricing;
@@ -40,7 +40,7 @@ use remoe_traces::{Traces, TracesError};
 use report::{Report, reachable};
 use seer::Seer;
 use start::{Asked, Started};
-use std::io::Read;
+use std::io::{IsTerminal, Read};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -77,7 +77,7 @@ pub(crate) async fn run(args: &UpArgs, as_json: bool, progress: &Arc<Progress>) 
     let prices = args.planning.prices()?;
     let pricing = args.planning.pricing_of(&prices)?;
     let traces = traces()?;
-    let front = Front::open(args, &asked, (keys, key_file), &prices, listener, traces.clone())?;
+    let front = Front::open(args, &asked, (keys, key_file), &prices, listener, (traces.clone(), progress))?;
     let names = front.models.iter().map(|model| model.name().to_owned()).collect();
     let _registered =
         running::register("up", names, Some(format!("http://{}", front.address))).inspect_err(|error| {
@@ -237,7 +237,7 @@ impl Front {
         (keys, key_file): (Keys, Option<KeyFile>),
         prices: &Prices,
         listener: TcpListener,
-        traces: Traces,
+        (traces, progress): (Traces, &Arc<Progress>),
     ) -> Result<Self, CliError> {
         let metrics_listener = args
             .metrics_port
@@ -277,12 +277,7 @@ impl Front {
         if let Some(limit) = args.body_limit {
             options.body_limit = usize::try_from(limit).unwrap_or(usize::MAX);
         }
-        if let Some(path) = &args.access_log {
-            options.access_log = Some(AccessLog::open(path).map_err(|error| CliError {
-                path: Some(path.clone()),
-                ..CliError::arguments("--access-log", format!("cannot write {}: {error}", path.display()))
-            })?);
-        }
+        options.access_log = access_log(args.access_log.as_ref(), progress)?;
         if let Some(folder) = &args.state {
             options.responses = responses(folder)?;
         }
@@ -349,6 +344,31 @@ impl Front {
         // A writer that hangs has said so.
         let _crashed = tokio::task::spawn_blocking(move || responses.flush(LAST_WORDS)).await;
     }
+}
+
+/// Opens the access log: by default lines of text, if they go to a terminal.
+fn access_log(
+    target: Option<&AccessLogTarget>,
+    progress: &Arc<Progress>,
+) -> Result<Option<AccessLog>, CliError> {
+    let by_default = match std::io::stderr().is_terminal() {
+        true => AccessLogTarget::StandardError(AccessLogFormat::Text),
+        false => AccessLogTarget::Off,
+    };
+    let target = target.unwrap_or(&by_default);
+    let progress = progress.clone();
+    // Lines must not cut through a spinner.
+    let lines = move |line: &str| {
+        progress.line(line);
+        Ok(())
+    };
+    target.open(lines).map_err(|error| match target {
+        AccessLogTarget::File(path) => CliError {
+            path: Some(path.clone()),
+            ..CliError::arguments("--access-log", format!("cannot write {}: {error}", path.display()))
+        },
+        _ => CliError::runtime(format!("cannot start the access log: {error}")),
+    })
 }
 
 /// The store of responses in the folder `state`.

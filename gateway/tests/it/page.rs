@@ -158,7 +158,7 @@ async fn a_tenant_sees_its_own_metrics_and_an_operator_all() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_is_a_line_of_the_access_log() {
+async fn access_log_has_one_line_per_request() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("access.jsonl");
     let options = GatewayOptions {
@@ -176,24 +176,56 @@ async fn an_answer_is_a_line_of_the_access_log() {
         Instant::now(),
     );
     drop(response);
+    let (whole, _) = stage.ask(&json!({"model": "m", "x": "the prompt"}), &headers).await;
+    assert_eq!(whole.status(), 200);
+    let (unknown, _) = stage.ask(&json!({"model": "secret-model"}), &headers).await;
+    assert_eq!(unknown.status(), 404);
+    // One whose client leaves before the answer begins.
+    stage.functions.turns.forget_permits(usize::MAX >> 4);
+    let body = json!({"model": "m", "x": "unanswered"});
+    let unanswered = stage.send(&body, &headers);
+    let arrived =
+        stage.until(|stage| stage.functions.asked.lock().unwrap().last() == Some(&json!("unanswered")));
+    tokio::select! {
+        _ = unanswered => panic!("answered"),
+        () = arrived => {}
+    }
     let lines = loop {
         let text = std::fs::read_to_string(&file).unwrap();
-        if text.lines().count() == 3 {
+        if text.lines().count() == 6 {
             break text;
         }
         assert!(begun.elapsed() < LONG, "{text}");
         tokio::time::sleep(Duration::from_millis(2)).await;
     };
-    assert!(!lines.contains("the prompt") && !lines.contains("-key") && !lines.contains("wrong"), "{lines}");
+    let secrets = ["the prompt", "-key", "wrong", "secret-model"];
+    assert!(!secrets.iter().any(|secret| lines.contains(secret)), "{lines}");
     let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let of = |status: u16, complete: bool| {
         lines.iter().find(|line| line["status"] == status && line["complete"] == complete).unwrap()
     };
+    let fields =
+        |line: &Value, names: &[&str]| names.iter().map(|name| line[name].clone()).collect::<Vec<_>>();
     let answered = of(200, true);
     assert_eq!(
-        (&answered["client"], &answered["route"], &answered["request_id"], &answered["bytes"]),
-        (&json!("mine"), &json!("/v1/completions"), &json!("abc"), &json!(answer.len()))
+        fields(answered, &["client", "tenant", "model", "method", "route", "request_id", "bytes"]),
+        [
+            json!("mine"),
+            json!("mine"),
+            json!("m"),
+            json!("POST"),
+            json!("/v1/completions"),
+            json!("abc"),
+            json!(answer.len())
+        ]
     );
-    assert_eq!(of(401, true)["client"], "");
+    let whole = lines.iter().find(|line| !line["prompt_tokens"].is_null()).unwrap();
+    assert_eq!(
+        fields(whole, &["status", "prompt_tokens", "completion_tokens", "ttft_ms", "complete"]),
+        [json!(200), json!(3), json!(4), json!(250.0), json!(true)]
+    );
+    assert_eq!(fields(of(401, true), &["client", "tenant", "model"]), [json!(""), Value::Null, Value::Null]);
+    assert_eq!(fields(of(404, true), &["tenant", "model"]), [json!("mine"), Value::Null]);
     assert_eq!(of(200, false)["client"], "mine");
+    assert_eq!(fields(of(499, false), &["tenant", "model", "bytes"]), [json!("mine"), json!("m"), json!(0)]);
 }
