@@ -1,5 +1,6 @@
 //! The command line.
 
+use crate::commands::check::CheckArgs;
 use crate::commands::convert::ConvertArgs;
 use crate::commands::dashboards::scrape_interval;
 use crate::commands::eval::EvalArgs;
@@ -61,11 +62,11 @@ pub(crate) enum Command {
     Rm(RmArgs),
     /// List the deployments on this machine
     #[command(after_help = PS_EXAMPLES)]
-    Ps,
+    Ps(PsArgs),
     /// Stop a deployment on this machine, by model name or process id
     #[command(after_help = STOP_EXAMPLES)]
     Stop(StopArgs),
-    /// Show running and waiting requests and the state of each model at an endpoint, every second until Ctrl-C
+    /// Show requests, rates, latencies, memory and cost of each model at an endpoint, every second until q or Ctrl-C
     #[command(after_help = TOP_EXAMPLES)]
     Top(TopArgs),
     /// Show the cost of requests and of functions in US dollars, from a ledger
@@ -93,11 +94,14 @@ pub(crate) enum Command {
     /// Check this machine for serving models, and advise on what is missing
     #[command(after_help = DOCTOR_EXAMPLES)]
     Doctor(DoctorArgs),
+    /// Check files before they are used: keys, workloads, plans, problems, profiles, nodes, prices, MoEDeployments
+    #[command(after_help = CHECK_EXAMPLES)]
+    Check(CheckArgs),
     /// Print the JSON schema of a file that planning reads, or list these files
     #[command(after_help = SCHEMA_EXAMPLES)]
     Schema(SchemaArgs),
     /// Print the completion script of a shell
-    #[command(after_help = COMPLETIONS_EXAMPLES)]
+    #[command(visible_alias = "completion", after_help = COMPLETIONS_EXAMPLES)]
     Completions(CompletionsArgs),
     /// Write the manual pages into a folder
     #[command(after_help = MAN_EXAMPLES)]
@@ -144,6 +148,16 @@ pub(crate) struct RmArgs {
     /// Cache folder of fetched models [env: REMOE_MODEL_CACHE] [default: remoe/models in the user's cache folder]
     #[arg(long, value_name = "DIR")]
     pub(crate) model_cache: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PsArgs {
+    /// Print the names of models and nothing else, one per line
+    #[arg(long, short)]
+    pub(crate) quiet: bool,
+    /// API key to read the state of models with, if their gateway needs one
+    #[arg(long, value_name = "KEY", env = "REMOE_API_KEY", hide_env_values = true)]
+    pub(crate) api_key: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -386,6 +400,9 @@ pub(crate) struct TopArgs {
     /// API key, if the gateway needs one
     #[arg(long, value_name = "KEY", env = "REMOE_API_KEY", hide_env_values = true)]
     pub(crate) api_key: Option<String>,
+    /// Print one table and end
+    #[arg(long)]
+    pub(crate) once: bool,
 }
 
 #[derive(Debug, Args)]
@@ -817,7 +834,11 @@ const RM_EXAMPLES: &str = "Examples:
 
 const PS_EXAMPLES: &str = "Examples:
   remoe ps
-  remoe ps --json";
+  remoe ps --quiet
+  remoe ps --json
+
+States are those of `remoe top`: `active`, `asleep`, `waking` or `draining`; `loading` before a model
+answers for the first time, `locked` if its gateway needs a key, `unreachable` if it does not answer.";
 
 const STOP_EXAMPLES: &str = "Examples:
   remoe stop model
@@ -829,9 +850,12 @@ const STOP_EXAMPLES: &str = "Examples:
 const TOP_EXAMPLES: &str = "Examples:
   remoe top
   remoe top --endpoint http://10.0.0.7:8000 --api-key secret
+  remoe top --once
   remoe top --json
 
-With --json, or if the output is not a terminal, `top` prints once and ends.";
+Keys: q or Ctrl-C quits, s and the arrow keys choose the column to sort by, r reverses the order.
+Rates and times to first token (TTFT) are those of the last 10 s. With --once or --json, or if the
+output is not a terminal, `top` measures for a second, prints once and ends.";
 
 const COST_EXAMPLES: &str = "Examples:
   remoe cost ./ledger
@@ -863,10 +887,20 @@ const SCHEMA_EXAMPLES: &str = "Examples:
   remoe schema
   remoe schema problem > problem.schema.json";
 
+const CHECK_EXAMPLES: &str = "Examples:
+  remoe check keys.yaml
+  remoe check deployments/*.yaml prices.yaml --json
+  remoe check --kind workload workload.yaml
+
+The exit code is 0 if all files can be used, else 2. Of MoEDeployments, fields that only a cluster
+uses are checked by name; `kubectl apply --dry-run=server` checks their values.";
+
 const COMPLETIONS_EXAMPLES: &str = "Examples:
   remoe completions bash > ~/.local/share/bash-completion/completions/remoe
   remoe completions zsh > ~/.zfunc/_remoe
-  remoe completions fish > ~/.config/fish/completions/remoe.fish";
+  remoe completions fish > ~/.config/fish/completions/remoe.fish
+
+In bash, zsh and fish, `remoe stop` completes the names of running models.";
 
 const PROFILE_EXAMPLES: &str = "Examples:
   remoe profile --model ./model --quick

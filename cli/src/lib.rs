@@ -9,6 +9,7 @@ mod choice;
 mod commands;
 mod constraints;
 mod deployment;
+mod endpoint;
 mod exit;
 mod figures;
 mod loading;
@@ -108,9 +109,12 @@ fn run(cli: &Cli) -> Result<ExitCode, CliError> {
         Command::Pull(args) => commands::models::pull(args, json)?,
         Command::List(args) => commands::models::list(args, json)?,
         Command::Rm(args) => commands::models::remove(args, json)?,
-        Command::Ps => commands::ps::run(json)?,
+        Command::Ps(args) => {
+            with_functions(cli, async |_| commands::ps::run(args, json).await)?;
+        }
         Command::Stop(args) => commands::ps::stop(args, json)?,
         Command::Doctor(args) => return commands::doctor::run(args, json),
+        Command::Check(args) => return commands::check::run(args, json),
         Command::Schema(args) => commands::schema::run(args, json)?,
         Command::Completions(args) => commands::completions::run(args)?,
         Command::Man(args) => commands::completions::man(args)?,

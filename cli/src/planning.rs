@@ -303,12 +303,7 @@ impl PlanningArgs {
             None => Ok(Prices::default()),
             Some(path) => {
                 let text = read("--pricing", path)?;
-                match part_of_spec(&text, "pricing").map_err(|error| in_file("--pricing", path, &error))? {
-                    None => Prices::from_yaml(&text).map_err(|error| in_file("--pricing", path, &error)),
-                    Some(part) => Prices::from_yaml(&part).map_err(|PricesError { field, message }| {
-                        in_file("--pricing", path, &in_spec("pricing", FieldError { field, message }))
-                    }),
-                }
+                prices_of(&text).map_err(|error| in_file("--pricing", path, &error))
             }
         }
     }
@@ -356,6 +351,15 @@ pub(crate) async fn plan(problem: &Problem, remote: RemoteArg, origin: Origin) -
 /// layer may be lost at the same time.
 pub(crate) fn fallback_bytes(model: &Inspection, dtype: &str) -> u64 {
     2 * model.top_k as u64 * model.resident_expert_bytes(dtype)
+}
+
+/// Reads a price list, or the prices of a MoEDeployment.
+pub(crate) fn prices_of(text: &str) -> Result<Prices, FieldError> {
+    let wrong = |PricesError { field, message }| FieldError { field, message };
+    match part_of_spec(text, "pricing")? {
+        None => Prices::from_yaml(text).map_err(wrong),
+        Some(part) => Prices::from_yaml(&part).map_err(|error| in_spec("pricing", wrong(error))),
+    }
 }
 
 /// The text of a file that a flag names.

@@ -1,8 +1,10 @@
 //! A MoEDeployment in a file, as a cluster takes it, for one machine: what it means is said in flags, and what
 //! only a cluster has is named and left out.
 
+mod check;
 mod part;
 
+pub(crate) use check::{check, is_one};
 pub(crate) use part::{in_spec, part_of_spec};
 
 use crate::exit::CliError;
@@ -188,6 +190,15 @@ pub(crate) fn expand(path: &Path, matches: &ArgMatches) -> Result<Expanded, CliE
     if !found.is_empty() {
         return Err(wrong(format!("expected one {KIND}, got {}; use one file for each", found.len() + 1)));
     }
+    expand_document(path, document, matches)
+}
+
+/// Reads one resource of the file at `path`.
+fn expand_document(path: &Path, document: Value, matches: &ArgMatches) -> Result<Expanded, CliError> {
+    let wrong = |message: String| CliError {
+        path: Some(path.to_owned()),
+        ..CliError::arguments("--file", format!("{}: {message}", path.display()))
+    };
     let resource: Resource = serde_path_to_error::deserialize(document)
         .map_err(|error| in_file("--file", path, &unreadable_resource(error)))?;
     if resource.api_version != API_VERSION {

@@ -215,6 +215,11 @@ impl ArrivalsForm {
     }
 }
 
+/// Checks a file of `--workload`.
+pub(crate) fn check(text: &str) -> Result<(), FieldError> {
+    Workload::from_yaml(text).map(drop)
+}
+
 fn wrong(field: &str, message: impl Into<String>) -> FieldError {
     FieldError { field: field.to_owned(), message: message.into() }
 }

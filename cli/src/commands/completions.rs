@@ -3,14 +3,67 @@
 use crate::args::{Cli, CompletionsArgs, ManArgs};
 use crate::exit::CliError;
 use clap::CommandFactory;
+use clap_complete::Shell;
 use std::io::Write;
+
+/// Completes the models of `remoe stop` in bash, as `complete` of the generated script does everything else. Names are
+/// quoted, and never expanded.
+const BASH_MODELS: &str = r#"
+_remoe_or_models() {
+    local word=${COMP_WORDS[COMP_CWORD]}
+    if [[ ${COMP_WORDS[1]} != stop || $COMP_CWORD -lt 2 || $word == -* ]]; then
+        _remoe "$@"
+        return
+    fi
+    COMPREPLY=()
+    local name
+    while IFS= read -r name; do
+        [[ $name == "$word"* ]] && COMPREPLY+=("$(printf %q "$name")")
+    done < <(remoe ps --quiet 2>/dev/null)
+}
+complete -F _remoe_or_models -o bashdefault -o default remoe
+"#;
+
+const FISH_MODELS: &str = r#"
+complete -c remoe -n "__fish_remoe_using_subcommand stop" -f -a "(remoe ps --quiet 2>/dev/null)"
+"#;
+
+const ZSH_MODELS: &str = r#"
+(( $+functions[_remoe_models] )) ||
+_remoe_models() {
+    local -a names
+    names=(${(f)"$(remoe ps --quiet 2>/dev/null)"})
+    compadd -a names
+}
+"#;
 
 /// Prints the completion script of a shell.
 pub(crate) fn run(args: &CompletionsArgs) -> Result<(), CliError> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "remoe", &mut script);
-    std::io::stdout().write_all(&script)?;
+    let script = String::from_utf8_lossy(&script);
+    let script = match args.shell {
+        Shell::Bash => format!("{script}{BASH_MODELS}"),
+        Shell::Fish => format!("{script}{FISH_MODELS}"),
+        Shell::Zsh => zsh(&script),
+        _ => script.into_owned(),
+    };
+    std::io::stdout().write_all(script.as_bytes())?;
     Ok(())
+}
+
+/// Returns the script for zsh, in which the models of `remoe stop` have a function.
+fn zsh(script: &str) -> String {
+    let lines = script.lines().map(|line| match line.starts_with("'::what -- Model name") {
+        true => line.replacen(":_default'", ":_remoe_models'", 1),
+        false => line.to_owned(),
+    });
+    let script = lines.collect::<Vec<_>>().join("\n");
+    // Before the end, which calls what is defined.
+    match script.rfind("\nif [ \"$funcstack[1]\"") {
+        Some(end) => format!("{}{ZSH_MODELS}{}\n", &script[..end], &script[end..]),
+        None => script + "\n",
+    }
 }
 
 /// Writes a page for every command into a folder.

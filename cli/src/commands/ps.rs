@@ -1,13 +1,16 @@
 //! `remoe ps` and `remoe stop`: what runs on this machine, and its end.
 
-use crate::args::StopArgs;
+use crate::args::{PsArgs, StopArgs};
+use crate::endpoint::Endpoint;
 use crate::exit::CliError;
 use crate::machine::{self, ProcessLine};
 use crate::output::{json, table};
 use crate::running::{self, Running};
+use futures_util::future::join_all;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::Timespec;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -15,62 +18,142 @@ use std::time::{Duration, Instant};
 /// What a command may take to end: its requests are let come to their end first.
 const END: Duration = Duration::from_secs(60);
 
+/// Limits of an answer about states: `ps` is fast, whatever a gateway does.
+const ANSWER: Duration = Duration::from_secs(1);
+const PAGE: usize = 4 << 20;
+
 #[derive(Serialize)]
 struct Line {
     pid: u32,
     command: String,
     models: Vec<String>,
+    /// State of each model by its name; empty for `run`, which has no gateway.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    states: Option<BTreeMap<String, String>>,
     endpoint: Option<String>,
     since: String,
+    uptime_s: u64,
     /// Its function processes.
     functions: usize,
     /// Memory that it and its functions have resident.
     memory_bytes: u64,
 }
 
+impl Line {
+    /// Returns the states of its models in their order, once if all have the same.
+    fn state(&self) -> String {
+        let Some(states) = &self.states else { return "active".to_owned() };
+        let shown: Vec<&str> =
+            self.models.iter().map(|model| states.get(model).map_or("-", String::as_str)).collect();
+        match shown.split_first() {
+            Some((first, rest)) if rest.iter().all(|other| other == first) => (*first).to_owned(),
+            _ => shown.join(", "),
+        }
+    }
+}
+
 /// Shows what runs.
-pub(crate) fn run(as_json: bool) -> Result<(), CliError> {
+pub(crate) async fn run(args: &PsArgs, as_json: bool) -> Result<(), CliError> {
     #[derive(Serialize)]
     struct List {
         processes: Vec<Line>,
     }
     let processes = machine::processes();
-    let lines: Vec<Line> = running::all()?.into_iter().map(|running| line(running, &processes)).collect();
+    let mut lines: Vec<Line> = running::all()?.into_iter().map(|running| line(running, &processes)).collect();
+    let mut out = anstream::stdout();
+    if args.quiet && !as_json {
+        for model in lines.iter().flat_map(|line| &line.models) {
+            writeln!(out, "{model}")?;
+        }
+        return Ok(());
+    }
+    let states = lines.iter().map(|line| states(line, args.api_key.as_deref()));
+    let states = join_all(states).await;
+    lines.iter_mut().zip(states).for_each(|(line, states)| line.states = states);
     if as_json {
         return Ok(json::print(&List { processes: lines })?);
     }
-    let mut out = anstream::stdout().lock();
     if lines.is_empty() {
         writeln!(out, "no deployments; start one with `remoe up MODEL` or `remoe run MODEL`")?;
         return Ok(());
     }
     let rows = lines.into_iter().map(|line| {
         vec![
-            line.pid.to_string(),
-            line.command,
             line.models.join(", "),
+            line.state(),
             line.endpoint.unwrap_or_else(|| "-".to_owned()),
+            uptime(line.uptime_s),
             line.functions.to_string(),
             table::bytes(line.memory_bytes),
-            line.since,
+            line.pid.to_string(),
+            line.command,
         ]
     });
-    let header = ["pid", "command", "models", "endpoint", "functions", "memory", "since"];
+    let header = ["name", "state", "endpoint", "uptime", "functions", "memory", "pid", "command"];
     writeln!(out, "{}", table::with_header(&header, rows.collect()))?;
     Ok(())
+}
+
+/// Returns the states of the models of a deployment, as its gateway says them; `None` if it has no gateway.
+async fn states(line: &Line, api_key: Option<&str>) -> Option<BTreeMap<String, String>> {
+    #[derive(Deserialize)]
+    struct Status {
+        models: Vec<ModelState>,
+    }
+    #[derive(Deserialize)]
+    struct ModelState {
+        model: String,
+        state: String,
+    }
+    let all = |state: &str| line.models.iter().map(|model| (model.clone(), state.to_owned())).collect();
+    let endpoint = Endpoint::new(line.endpoint.as_deref()?, api_key);
+    let Ok(page) = endpoint.get("/status", PAGE, ANSWER).await else {
+        // Health needs no key.
+        return Some(match endpoint.get("/health", PAGE, ANSWER).await {
+            Ok(_) => all("locked"),
+            Err(_) => all("unreachable"),
+        });
+    };
+    let is_well = endpoint.get("/health", PAGE, ANSWER).await.is_ok();
+    let Ok(status) = serde_json::from_slice::<Status>(&page) else { return Some(all("unreachable")) };
+    Some(
+        status.models.into_iter().map(|ModelState { model, state }| (model, shown(state, is_well))).collect(),
+    )
+}
+
+/// Returns the state of a model; one that wakes before its gateway has answered anything is loading.
+fn shown(state: String, is_well: bool) -> String {
+    if is_well || state != "waking" { state } else { "loading".to_owned() }
+}
+
+/// Returns a time in its two largest units.
+fn uptime(seconds: u64) -> String {
+    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds}s"),
+        (0, 0, minutes) => format!("{minutes}m{}s", seconds % 60),
+        (0, hours, minutes) => format!("{hours}h{}m", minutes % 60),
+        (days, hours, _) => format!("{days}d{}h", hours % 24),
+    }
 }
 
 fn line(running: Running, processes: &[ProcessLine]) -> Line {
     let own = |process: &&ProcessLine| process.pid == running.pid || process.parent == running.pid;
     let of_it: Vec<_> = processes.iter().filter(own).collect();
+    let since = running.since.parse::<jiff::Timestamp>();
+    let uptime =
+        since.map_or(0, |since| jiff::Timestamp::now().as_second().saturating_sub(since.as_second()));
     Line {
         functions: of_it.iter().filter(|process| process.parent == running.pid).count(),
         memory_bytes: of_it.iter().map(|process| process.resident_bytes).sum(),
         pid: running.pid,
         command: running.command,
         models: running.models,
+        states: None,
         endpoint: running.endpoint,
         since: running.since,
+        // Clocks may be set back.
+        uptime_s: u64::try_from(uptime).unwrap_or(0),
     }
 }
 
@@ -151,6 +234,13 @@ fn ends_until(process: &OwnedFd, deadline: Instant) -> Result<bool, CliError> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn uptime_has_its_two_largest_units() {
+        for (seconds, text) in [(0, "0s"), (59, "59s"), (61, "1m1s"), (3_700, "1h1m"), (90_000, "1d1h")] {
+            assert_eq!(uptime(seconds), text);
+        }
+    }
 
     #[test]
     fn what_is_to_stop_is_a_process_or_a_model() {

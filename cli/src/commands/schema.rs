@@ -36,7 +36,7 @@ pub(crate) enum Form {
 }
 
 impl Form {
-    fn schema(self) -> Schema {
+    pub(crate) fn schema(self) -> Schema {
         match self {
             Self::Problem => of::<Problem>(),
             Self::Plan => plan_file_schema(),

@@ -1,25 +1,32 @@
 //! `remoe top`: what runs, waits, sleeps and costs behind an address, again and again.
 
-use super::cost::dollars;
-use crate::args::TopArgs;
-use crate::exit::CliError;
-use crate::output::{json, table};
-use bytes::Bytes;
-use console::Term;
-use http_body_util::{BodyExt, Full, Limited};
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioExecutor;
-use serde::{Deserialize, Serialize};
-use std::time::Duration;
+mod figures;
+mod screen;
+mod view;
 
-/// Between two looks.
+use crate::args::TopArgs;
+use crate::endpoint::Endpoint;
+use crate::exit::CliError;
+use crate::machine;
+use crate::output::json;
+use crate::signals::EndSignals;
+use console::Term;
+use figures::{Figures, Readings, WINDOW};
+use screen::{Key, Screen};
+use serde::{Deserialize, Serialize};
+use std::time::{Duration, Instant};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+use view::Order;
+
+/// Between two readings.
 const REFRESH: Duration = Duration::from_secs(1);
-/// What an answer may take, and how large it may be.
+/// Limits of an answer.
 const ANSWER: Duration = Duration::from_secs(5);
 const PAGE: usize = 4 << 20;
+const METRICS: usize = 16 << 20;
 
-/// What the gateway says.
+/// Status of a gateway.
 #[derive(Debug, Serialize, Deserialize)]
 struct StatusPage {
     models: Vec<ModelLine>,
@@ -45,6 +52,9 @@ struct ModelLine {
     #[serde(default)]
     cost: Option<Cost>,
     functions: Vec<FunctionLine>,
+    /// Not part of the status: from `/metrics`.
+    #[serde(skip_deserializing)]
+    figures: Figures,
 }
 
 /// In nano-dollars.
@@ -65,90 +75,98 @@ struct FunctionLine {
     pid: Option<u32>,
 }
 
-/// Shows the status once where nobody watches or JSON is asked for, else until it is interrupted.
+/// Shows the status until `q` or Ctrl-C; once with `--once` or `--json`, or if standard output is no terminal.
 pub(crate) async fn run(args: &TopArgs, as_json: bool) -> Result<(), CliError> {
-    let client = Client::builder(TokioExecutor::new()).build_http();
-    let terminal = Term::stdout();
-    loop {
-        let page = look(&client, args).await?;
-        if as_json {
-            return Ok(json::print(&page)?);
-        }
-        let text = show(&page);
-        terminal.write_line(&text)?;
-        if !terminal.is_term() {
-            return Ok(());
-        }
-        tokio::time::sleep(REFRESH).await;
-        terminal.clear_last_lines(text.lines().count())?;
+    let endpoint = Endpoint::new(&args.endpoint, args.api_key.as_deref());
+    let mut source = Source { endpoint, readings: Readings::default() };
+    let first = source.look().await?;
+    if !args.once && !as_json && Term::stdout().is_term() {
+        return watch(source, first).await;
     }
+    // Rates need two readings.
+    tokio::time::sleep(REFRESH).await;
+    let mut page = source.look().await?;
+    if as_json {
+        return Ok(json::print(&page)?);
+    }
+    Order::default().sort(&mut page.models);
+    Term::stdout().write_line(&view::text(&page.models, None))?;
+    Ok(())
 }
 
-async fn look(client: &Client<HttpConnector, Full<Bytes>>, args: &TopArgs) -> Result<StatusPage, CliError> {
-    let endpoint = args.endpoint.trim_end_matches('/');
-    let failed = |problem: &dyn std::fmt::Display| CliError {
-        field: Some("--endpoint".to_owned()),
-        ..CliError::runtime(format!("cannot read {endpoint}/status: {problem}"))
-    };
-    let mut request = axum::http::Request::get(format!("{endpoint}/status"));
-    if let Some(key) = args.api_key.as_deref().filter(|key| !key.is_empty()) {
-        request = request.header("authorization", format!("Bearer {key}"));
-    }
-    let request = request.body(Full::default()).map_err(|error| failed(&error))?;
-    let answered = async {
-        let response = client.request(request).await.map_err(|error| match error.is_connect() {
-            true => failed(&"connection failed; see `remoe ps` for the endpoints on this machine"),
-            false => failed(&error),
-        })?;
-        let status = response.status();
-        let body =
-            Limited::new(response.into_body(), PAGE).collect().await.map_err(|error| failed(&error))?;
-        Ok::<_, CliError>((status, body.to_bytes()))
-    };
-    let (status, body) = tokio::time::timeout(ANSWER, answered)
-        .await
-        .map_err(|_late| failed(&format!("no answer within {} s", ANSWER.as_secs())))??;
-    if !status.is_success() {
-        return Err(failed(&format!("{status}: {}", String::from_utf8_lossy(&body).trim())));
-    }
-    serde_json::from_slice(&body).map_err(|error| failed(&error))
-}
-
-fn show(page: &StatusPage) -> String {
-    let seconds = |value: f64| format!("{value:.1} s");
-    let rows = page.models.iter().map(|model| {
-        let functions = model.functions.iter().map(|function| match function.pid {
-            Some(pid) => format!("{} {} ({pid})", function.name, function.state),
-            None => format!("{} {}", function.name, function.state),
-        });
-        vec![
-            model.model.clone(),
-            model.state.clone(),
-            model.in_flight.to_string(),
-            model.waiting.to_string(),
-            seconds(model.quiet_s),
-            model.idle_s.map_or_else(|| "never".to_owned(), seconds),
-            model.wakes.to_string(),
-            model.last_wake_s.map_or_else(String::new, seconds),
-            model.group_wakes.to_string(),
-            model.cost.as_ref().map_or_else(String::new, |cost| dollars(cost.per_hour)),
-            model.cost.as_ref().and_then(|cost| cost.paid).map_or_else(String::new, dollars),
-            functions.collect::<Vec<_>>().join(", "),
-        ]
+/// Shows the status on a screen of its own, beginning with `page`.
+async fn watch(mut source: Source, mut page: StatusPage) -> Result<(), CliError> {
+    let mut signals = EndSignals::catch()?;
+    let mut resized = signal(SignalKind::window_change())
+        .map_err(|error| CliError::runtime(format!("cannot handle signals: {error}")))?;
+    let endpoint = source.endpoint.url().to_owned();
+    let (says, mut pages) = mpsc::channel(1);
+    // Keys are answered while the gateway is slow.
+    let looking = tokio::spawn(async move {
+        loop {
+            tokio::time::sleep(REFRESH).await;
+            if says.send(source.look().await).await.is_err() {
+                return;
+            }
+        }
     });
-    let header = [
-        "model",
-        "state",
-        "running",
-        "waiting",
-        "idle for",
-        "idle window",
-        "wakes",
-        "last wake",
-        "group wakes",
-        "cost/hour",
-        "paid",
-        "functions",
-    ];
-    table::with_header(&header, rows.collect())
+    let screen = Screen::enter()?;
+    let mut keys = screen.keys();
+    let (mut order, mut problem) = (Order::default(), None::<String>);
+    loop {
+        order.sort(&mut page.models);
+        let footer = problem.clone().unwrap_or_else(|| {
+            let seconds = WINDOW.as_secs();
+            format!("{endpoint}, rates of the last {seconds} s   q quit   s, arrows sort   r reverse")
+        });
+        screen.draw(&view::text(&page.models, Some(order)), &footer)?;
+        tokio::select! {
+            () = signals.next() => break,
+            Some(()) = resized.recv() => {}
+            Some(looked) = pages.recv() => match looked {
+                Ok(next) => (page, problem) = (next, None),
+                // What was last known stays on the screen.
+                Err(error) => problem = Some(format!("{}; retrying", error.message)),
+            },
+            Some(key) = keys.recv() => match key {
+                Key::Quit => break,
+                Key::Next => order.column = order.column.step(true),
+                Key::Previous => order.column = order.column.step(false),
+                Key::Reverse => order.is_reversed = !order.is_reversed,
+            },
+        }
+    }
+    looking.abort();
+    Ok(())
+}
+
+/// The gateway, and what it said of late.
+struct Source {
+    endpoint: Endpoint,
+    readings: Readings,
+}
+
+impl Source {
+    /// Reads status and figures. Without metrics, as from a gateway that is busy, figures are missing.
+    async fn look(&mut self) -> Result<StatusPage, CliError> {
+        let status = self.endpoint.get("/status", PAGE, ANSWER).await?;
+        let mut page: StatusPage =
+            serde_json::from_slice(&status).map_err(|error| self.endpoint.failed("/status", &error))?;
+        let asked = Instant::now();
+        if let Ok(metrics) = self.endpoint.get("/metrics", METRICS, ANSWER).await {
+            self.readings.add(asked, &String::from_utf8_lossy(&metrics));
+        }
+        let processes = if self.endpoint.is_here() { machine::processes() } else { Vec::new() };
+        for line in &mut page.models {
+            line.figures = self.readings.of(&line.model);
+            let pids: Vec<u32> = line.functions.iter().filter_map(|function| function.pid).collect();
+            let of_it = processes.iter().filter(|process| pids.contains(&process.pid));
+            let resident: u64 = of_it.map(|process| process.resident_bytes).sum();
+            // Of processes on this machine it is measured, of others it is what they were given.
+            if resident > 0 {
+                line.figures.memory_bytes = Some(resident);
+            }
+        }
+        Ok(page)
+    }
 }

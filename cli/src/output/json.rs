@@ -32,6 +32,8 @@ pub(crate) fn print_error(error: &CliError) {
 /// An event of `up`, with all functions as they are.
 #[derive(Debug, Serialize)]
 pub(crate) struct Event<'a> {
+    /// RFC 3339 in UTC.
+    pub(crate) time: String,
     pub(crate) event: &'a str,
     pub(crate) model: &'a str,
     pub(crate) endpoint: &'a str,

@@ -1,11 +1,11 @@
-//! What is used on one machine beside `up`: `run`, `ps`, `stop`, `doctor`, `completions`, `man` and
+//! What is used on one machine beside `up`: `run`, `ps`, `top`, `stop`, `doctor`, `completions`, `man` and
 //! `up --file`. The functions are fakes.
 
 use remoe_test_support::fake;
 
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
-use rustix::termios::tcgetattr;
+use rustix::termios::{Winsize, tcgetattr, tcsetwinsize};
 use serde_json::{Value, json};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -45,14 +45,22 @@ impl Machine {
 
     /// `remoe up` of the fixture under this name, ready.
     fn up(&self, name: &str) -> Child {
+        self.up_with(name, &[]).0
+    }
+
+    /// The same with more arguments, and its endpoint.
+    fn up_with(&self, name: &str, more: &[&str]) -> (Child, String) {
         let model = fixture("mixtral-basic");
         let arguments =
             ["up", &model, "--port", "0", "--replicas", "1", "--served-model-name", name, "--json"];
+        let arguments = [&arguments[..], more].concat();
         let mut up = self.remoe(&arguments).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(up.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-        assert!(line.contains("\"ready\""), "{line}");
-        up
+        let event: Value = serde_json::from_str(&line).unwrap();
+        assert_eq!(event["event"], "ready", "{line}");
+        assert!(event["time"].as_str().unwrap().parse::<jiff::Timestamp>().is_ok(), "{line}");
+        (up, event["endpoint"].as_str().unwrap().to_owned())
     }
 }
 
@@ -84,6 +92,13 @@ fn what_runs_is_shown_and_stopped_by_name_and_number() {
     assert_eq!((&of_first["models"], &of_first["functions"]), (&json!(["one"]), &json!(2)));
     assert!(of_first["endpoint"].as_str().unwrap().starts_with("http://127.0.0.1:"));
     assert!(of_first["memory_bytes"].as_u64().unwrap() > 100_000);
+    assert_eq!(of_first["states"], json!({"one": "active"}));
+    assert!(of_first["uptime_s"].is_u64(), "{of_first}");
+    let names = machine.remoe(&["ps", "--quiet"]).output().unwrap();
+    assert_eq!(String::from_utf8(names.stdout).unwrap().split_whitespace().count(), 3);
+    let table = String::from_utf8(machine.remoe(&["ps"]).output().unwrap().stdout).unwrap();
+    let header: Vec<&str> = table.lines().next().unwrap().split_whitespace().collect();
+    assert_eq!(header, ["name", "state", "endpoint", "uptime", "functions", "memory", "pid", "command"]);
 
     let (code, nobody) = machine.json(&["stop", "three"]);
     assert_eq!(code, Some(1));
@@ -260,6 +275,104 @@ fn the_doctor_looks_at_everything_and_fails_where_nothing_can_be_served() {
     let functions = &object(&output)["checks"][1];
     assert_eq!(functions["status"], "fail");
     assert!(functions["advice"].as_str().unwrap().contains("make build"));
+}
+
+#[test]
+fn states_behind_a_key_are_shown_to_who_has_it() {
+    let machine = Machine::new();
+    let (mut up, endpoint) = machine.up_with("kept", &["--api-key", "secret"]);
+    let shown = |arguments: &[&str]| {
+        let output = machine.remoe(arguments).env_remove("REMOE_API_KEY").output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let table = shown(&["top", "--once", "--endpoint", &endpoint, "--api-key", "secret"]);
+    let mut lines = table.lines();
+    assert!(lines.next().unwrap().contains("TTFT p99"), "{table}");
+    assert!(lines.next().unwrap().starts_with("kept"), "{table}");
+    assert!(shown(&["ps"]).contains("locked"));
+    assert!(shown(&["ps", "--api-key", "secret"]).contains("active"));
+    kill_process(Pid::from_child(&up), Signal::TERM).unwrap();
+    assert!(up.wait().unwrap().success());
+}
+
+#[test]
+fn top_sorts_resizes_and_gives_the_terminal_back() {
+    let machine = Machine::new();
+    let (mut up, endpoint) = machine.up_with("one", &[]);
+    let start = || AtTerminal::start(machine.remoe(&["top", "--endpoint", &endpoint]));
+    let resize = |top: &AtTerminal, ws_col: u16| {
+        let size = Winsize { ws_row: 30, ws_col, ws_xpixel: 0, ws_ypixel: 0 };
+        tcsetwinsize(&top.terminal, size).unwrap();
+        kill_process(Pid::from_child(&top.child), Signal::WINCH).unwrap();
+    };
+    let mut top = start();
+    let before = tcgetattr(&top.terminal).unwrap().local_modes;
+    top.shows("\x1b[?1049h");
+    top.shows("model ▼");
+    top.shows("active");
+    assert_ne!(tcgetattr(&top.terminal).unwrap().local_modes, before);
+    resize(&top, 200);
+    top.types("s");
+    top.shows("state ▼");
+    top.types("\x1b[C");
+    top.shows("running ▼");
+    top.types("r");
+    top.shows("running ▲");
+    // Columns that have no room go on below.
+    resize(&top, 40);
+    top.shows("TTFT p99");
+    top.types("q");
+    top.shows("\x1b[?1049l");
+    assert_eq!(top.child.wait().unwrap().code(), Some(0));
+    assert_eq!(tcgetattr(&top.terminal).unwrap().local_modes, before);
+    for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
+        let mut top = start();
+        let before = tcgetattr(&top.terminal).unwrap().local_modes;
+        top.shows("active");
+        kill_process(Pid::from_child(&top.child), signal).unwrap();
+        top.shows("\x1b[?1049l");
+        assert_eq!(top.child.wait().unwrap().code(), Some(0));
+        assert_eq!(tcgetattr(&top.terminal).unwrap().local_modes, before);
+    }
+    // A gateway that ends is said at the bottom, and nothing else changes.
+    let mut top = start();
+    top.shows("active");
+    resize(&top, 200);
+    kill_process(Pid::from_child(&up), Signal::TERM).unwrap();
+    assert!(up.wait().unwrap().success());
+    top.shows("retrying");
+    top.types("q");
+    assert_eq!(top.child.wait().unwrap().code(), Some(0));
+    let gone = AtTerminal::start(machine.remoe(&["top", "--endpoint", &endpoint])).child.wait().unwrap();
+    assert_eq!(gone.code(), Some(1), "an endpoint that never answered is an error");
+}
+
+#[test]
+fn bash_completes_names_of_running_models() {
+    let machine = Machine::new();
+    let mut up = machine.up("odd $(name)");
+    let script = machine.remoe(&["completions", "bash"]).output().unwrap().stdout;
+    let file = machine.folder().join("remoe.bash");
+    std::fs::write(&file, script).unwrap();
+    let completed = |words: &str, at: usize| {
+        let lines = format!(
+            "source '{}'; COMP_WORDS=({words}); COMP_CWORD={at}; \
+             _remoe_or_models remoe \"${{COMP_WORDS[$COMP_CWORD]}}\" \"${{COMP_WORDS[$((COMP_CWORD - 1))]}}\"; \
+             printf '%s\\n' \"${{COMPREPLY[@]}}\"",
+            file.display()
+        );
+        let path = Path::new(env!("CARGO_BIN_EXE_remoe")).parent().unwrap();
+        let mut bash = Command::new("bash");
+        bash.args(["-c", &lines]).env("PATH", format!("{}:/usr/bin:/bin", path.display()));
+        let output = bash.env("XDG_RUNTIME_DIR", machine.folder()).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert_eq!(completed("remoe stop od", 2), "odd\\ \\$\\(name\\)\n");
+    assert_eq!(completed("remoe stop x", 2), "\n");
+    assert!(completed("remoe sto", 1).contains("stop"), "other words are completed as before");
+    kill_process(Pid::from_child(&up), Signal::TERM).unwrap();
+    assert!(up.wait().unwrap().success());
 }
 
 #[test]

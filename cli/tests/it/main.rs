@@ -1,6 +1,7 @@
 //! Tests of the `remoe` command, in one program.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
 
+mod check;
 mod commands;
 mod eval;
 mod machine;

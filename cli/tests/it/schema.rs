@@ -197,6 +197,17 @@ fn every_example_is_valid_and_read() {
 }
 
 #[test]
+fn every_example_is_recognised_and_passes_the_check() {
+    for name in NAMES {
+        for example in examples(name) {
+            let folder = tempfile::tempdir().unwrap();
+            let (code, report) = remoe(&["check", &write(folder.path(), &example), "--json"]);
+            assert_eq!((code, &report["files"][0]["kind"]), (Some(0), &json!(name)), "{report}: {example}");
+        }
+    }
+}
+
+#[test]
 fn unknown_field_at_any_level_is_refused_by_schema_and_reader() {
     for name in NAMES {
         let schema = schema(name);

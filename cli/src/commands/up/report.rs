@@ -5,6 +5,7 @@ use super::summary::Summary;
 use crate::choice::Choice;
 use crate::deployment::Wanted;
 use crate::exit::{CliError, Code};
+use crate::machine;
 use crate::output::json::{self, Event, Function};
 use crate::output::progress::Progress;
 use crate::output::table;
@@ -56,6 +57,7 @@ impl Report {
         if self.as_json {
             let functions = status.functions.iter();
             json::print(&Event {
+                time: machine::now_micros(),
                 event,
                 model: &model,
                 endpoint,

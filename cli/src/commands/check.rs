@@ -1,0 +1,217 @@
+//! `remoe check`: reads files as the commands that use them do, and says what is wrong before they are used.
+
+use super::schema::Form;
+use crate::exit::{CliError, Code};
+use crate::output::{json, progress::print_error};
+use crate::{planning, resource, workload};
+use clap::{Args, ValueEnum};
+use remoe_gateway::KeyFile;
+use remoe_planner::{Account, FieldError, PlanError, Problem};
+use remoe_profile::{NodeList, NodesError, Profile, ProfileError};
+use serde::Serialize;
+use serde_json::{Map, Value};
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+#[derive(Debug, Args)]
+pub(crate) struct CheckArgs {
+    /// Files to check
+    #[arg(value_name = "FILE", required = true)]
+    pub(crate) files: Vec<PathBuf>,
+    /// Kind of all files [default: recognised by the fields of each file]
+    #[arg(long, value_enum, value_name = "KIND")]
+    pub(crate) kind: Option<Kind>,
+}
+
+/// Kinds of files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Kind {
+    /// API keys by tenant: `up --keys`, `gateway.keysSecretName` of the chart
+    Keys,
+    /// Requests to plan for: `--workload`
+    Workload,
+    /// Remote experts and the functions that host them: `up --plan`, `plan --evaluate`
+    Plan,
+    /// Model, workload, prices and limits: `plan --problem`
+    Problem,
+    /// Measured times of a model on a machine: `--profile`
+    Profile,
+    /// Nodes with their prices: `plan --nodes`
+    Nodes,
+    /// Prices of cores, memory and GPUs: `--pricing`
+    Prices,
+    /// `MoEDeployment` manifests: `up --file`, `kubectl apply`
+    Deployment,
+}
+
+impl Kind {
+    const WITH_SCHEMA: [(Self, Form); 6] = [
+        (Self::Workload, Form::Workload),
+        (Self::Plan, Form::Plan),
+        (Self::Problem, Form::Problem),
+        (Self::Profile, Form::Profile),
+        (Self::Nodes, Form::Nodes),
+        (Self::Prices, Form::Prices),
+    ];
+
+    fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+
+    /// Returns the kind whose fields `text` has most of, of equal ones the kind that lacks the fewest required fields. `None` if
+    /// there is no such kind, or several.
+    fn of(text: &str) -> Option<Self> {
+        if resource::is_one(text) {
+            return Some(Self::Deployment);
+        }
+        let fields = top_fields(text);
+        if fields.contains("tenants") {
+            return Some(Self::Keys);
+        }
+        let mut fits: Vec<_> = Self::WITH_SCHEMA
+            .into_iter()
+            .map(|(kind, form)| {
+                let forms = Fields::of_forms(&form.schema().to_value());
+                let known = forms.iter().map(|form| fields.intersection(&form.known).count()).max();
+                let missing = forms.iter().map(|form| form.required.difference(&fields).count()).min();
+                ((known.unwrap_or(0), Reverse(missing.unwrap_or(0))), kind)
+            })
+            .collect();
+        fits.sort_by_key(|(fit, _)| Reverse(*fit));
+        match fits[..] {
+            [((0, _), _), ..] | [] => None,
+            [(first, _), (second, _), ..] if first == second => None,
+            [(_, kind), ..] => Some(kind),
+        }
+    }
+
+    /// Reads the file at `path`, which has `text`.
+    fn check(self, path: &Path, text: &str) -> Result<(), CliError> {
+        let wrong = |error: FieldError| {
+            let field = Some(error.field.clone()).filter(|field| !field.is_empty());
+            CliError { field, ..planning::in_file("", path, &error) }
+        };
+        let profile = |ProfileError { field, message }| wrong(FieldError { field, message });
+        let nodes = |NodesError { field, message }| wrong(FieldError { field, message });
+        match self {
+            Self::Keys => {
+                // It says which file, and quotes no key.
+                let opened = KeyFile::open(path.to_owned());
+                opened.map(drop).map_err(|error| CliError {
+                    path: Some(path.to_owned()),
+                    field: None,
+                    ..CliError::arguments("", error.to_string())
+                })
+            }
+            Self::Workload => workload::check(text).map_err(wrong),
+            Self::Plan => Account::from_plan_file(text).map(drop).map_err(|error| match error {
+                PlanError::Plan(error) | PlanError::Problem(error) => wrong(error),
+                other => CliError { path: Some(path.to_owned()), ..other.into() },
+            }),
+            Self::Problem => Problem::from_json(text).map(drop).map_err(wrong),
+            Self::Profile => Profile::from_json(text).map(drop).map_err(profile),
+            Self::Nodes => NodeList::from_yaml(text).map(drop).map_err(nodes),
+            Self::Prices => planning::prices_of(text).map(drop).map_err(wrong),
+            Self::Deployment => resource::check(path, text),
+        }
+    }
+}
+
+/// Returns the names of the fields of a file in JSON or YAML; none if it is neither.
+fn top_fields(text: &str) -> BTreeSet<String> {
+    // Plans are long, and JSON is read faster.
+    let value = serde_json::from_str::<Value>(text).ok();
+    let value = value.or_else(|| serde_yaml::from_str::<Value>(text).ok());
+    match value {
+        Some(Value::Object(fields)) => fields.into_iter().map(|(name, _)| name).collect(),
+        _ => BTreeSet::new(),
+    }
+}
+
+/// Names of the fields of one form.
+struct Fields {
+    known: BTreeSet<String>,
+    required: BTreeSet<String>,
+}
+
+impl Fields {
+    /// Returns the fields of a schema: of itself, or of each of its alternatives.
+    fn of_forms(schema: &Value) -> Vec<Self> {
+        let alternatives = schema["anyOf"].as_array().into_iter().flatten();
+        let referred = alternatives.filter_map(|form| {
+            let place = form["$ref"].as_str()?.strip_prefix('#')?;
+            schema.pointer(place)
+        });
+        let forms = std::iter::once(schema).chain(referred);
+        forms.filter_map(|form| Some(Self::of(form, form["properties"].as_object()?))).collect()
+    }
+
+    fn of(form: &Value, properties: &Map<String, Value>) -> Self {
+        let required = form["required"].as_array().into_iter().flatten();
+        Self {
+            known: properties.keys().cloned().collect(),
+            required: required.filter_map(|name| name.as_str().map(str::to_owned)).collect(),
+        }
+    }
+}
+
+/// Outcome of one file.
+#[derive(Serialize)]
+struct Checked<'a> {
+    path: &'a Path,
+    /// `None` if the file could not be read or recognised.
+    kind: Option<Kind>,
+    error: Option<CliError>,
+}
+
+fn checked(path: &Path, stated: Option<Kind>) -> Checked<'_> {
+    let text = match planning::read("", path) {
+        Ok(text) => text,
+        Err(error) => {
+            let error = CliError { field: None, ..error };
+            return Checked { path, kind: stated, error: Some(error) };
+        }
+    };
+    let Some(kind) = stated.or_else(|| Kind::of(&text)) else {
+        let kinds: Vec<String> = Kind::value_variants().iter().map(|kind| kind.name()).collect();
+        let message = format!(
+            "{}: cannot recognise the kind of file; state it with --kind: {}",
+            path.display(),
+            kinds.join(", ")
+        );
+        let error = CliError { path: Some(path.to_owned()), ..CliError::arguments("--kind", message) };
+        return Checked { path, kind: None, error: Some(error) };
+    };
+    Checked { path, kind: Some(kind), error: kind.check(path, &text).err() }
+}
+
+/// Checks all files. The exit code is that of a wrong argument if one of them cannot be used.
+pub(crate) fn run(args: &CheckArgs, as_json: bool) -> Result<ExitCode, CliError> {
+    #[derive(Serialize)]
+    struct Report<'a> {
+        files: Vec<Checked<'a>>,
+    }
+    let files: Vec<_> = args.files.iter().map(|path| checked(path, args.kind)).collect();
+    let code = match files.iter().any(|file| file.error.is_some()) {
+        true => ExitCode::from(Code::Arguments as u8),
+        false => ExitCode::SUCCESS,
+    };
+    if as_json {
+        json::print(&Report { files })?;
+        return Ok(code);
+    }
+    for file in &files {
+        match (&file.error, file.kind) {
+            (Some(error), _) => print_error(&error.text()),
+            (None, Some(kind)) => {
+                writeln!(anstream::stdout().lock(), "{}: ok ({})", file.path.display(), kind.name())?;
+            }
+            (None, None) => {}
+        }
+    }
+    Ok(code)
+}
