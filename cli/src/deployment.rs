@@ -264,10 +264,8 @@ impl Wanted {
         let http = self.serves_http.then(|| SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
         let patience = Patience::with_ready(self.ready_timeout);
         let mut desired = deployment(&self.options, &self.placement, http, Duration::ZERO, patience);
-        if let Some(cache) = &self.source.model_cache {
-            for function in &mut desired.functions {
-                function.arguments.extend(["--model-cache".into(), cache.clone().into()]);
-            }
+        for function in &mut desired.functions {
+            function.arguments.extend(self.source.options());
         }
         desired
     }

@@ -100,6 +100,7 @@ struct ModelSpec {
     revision: Option<String>,
     endpoint: Option<Value>,
     credentials_secret_name: Option<Value>,
+    ambient_credentials: Option<Value>,
     cache_claim_name: Option<Value>,
     dtype: Option<String>,
     experts_dtype: Option<String>,
@@ -295,6 +296,7 @@ fn expand_document(path: &Path, document: Value, matches: &ArgMatches) -> Result
     let of_clusters = [
         ("spec.model.endpoint (set HF_ENDPOINT or AWS_ENDPOINT_URL)", &model.endpoint),
         ("spec.model.credentialsSecretName (read from the environment)", &model.credentials_secret_name),
+        ("spec.model.ambientCredentials (use --ambient-credentials)", &model.ambient_credentials),
         ("spec.model.cacheClaimName (use --model-cache)", &model.cache_claim_name),
         ("spec.mode", &spec.mode),
         ("spec.acceptedPlan", &spec.accepted_plan),

@@ -1,10 +1,11 @@
 //! The model and `--model-cache`, for every program that reads a model.
 
 use crate::demo;
+use crate::egress::{Egress, Rule};
 use crate::error::FetchError;
 use crate::location::{LocationError, ModelLocation};
 use crate::patience::Patience;
-use crate::store::FetchedStore;
+use crate::store::{Access, FetchedStore};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgMatches, Args, Command, FromArgMatches};
@@ -20,6 +21,43 @@ pub struct ModelArgs {
     pub model: ModelLocation,
     /// Folder that keeps what is fetched of a model from elsewhere.
     pub model_cache: Option<PathBuf>,
+    /// Hosts and credentials that may be used to fetch it.
+    pub sources: SourceArgs,
+}
+
+/// `--allow-source` and `--ambient-credentials`.
+// Not read from the environment: that of a pod comes from a Secret of its user.
+#[derive(Debug, Clone, Default, PartialEq, Eq, clap::Args)]
+pub struct SourceArgs {
+    /// Allowed sources of models, separated by commas: HOST[:PORT] with * for any characters, CIDR for addresses that
+    /// are not public, !CIDR to refuse addresses. Default: any host with a public, private or loopback address
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub allow_source: Vec<Rule>,
+    /// Use the AWS role of this machine or pod for s3:// if AWS_ACCESS_KEY_ID is not set. Default: unsigned requests
+    #[arg(long)]
+    pub ambient_credentials: bool,
+}
+
+impl SourceArgs {
+    fn access(&self) -> Access {
+        let egress = match &self.allow_source[..] {
+            [] => Egress::default(),
+            rules => rules.iter().cloned().collect(),
+        };
+        Access { egress, ambient_credentials: self.ambient_credentials, ..Access::default() }
+    }
+
+    fn arguments(&self) -> Vec<OsString> {
+        let rules: Vec<String> = self.allow_source.iter().map(Rule::to_string).collect();
+        let mut arguments = Vec::new();
+        if !rules.is_empty() {
+            arguments.extend(["--allow-source".into(), rules.join(",").into()]);
+        }
+        if self.ambient_credentials {
+            arguments.push("--ambient-credentials".into());
+        }
+        arguments
+    }
 }
 
 /// What a model's place can be, for people.
@@ -42,6 +80,8 @@ struct Form {
     // Not read from the environment here: a variable alone would make these arguments present.
     #[arg(long, value_name = "DIR")]
     model_cache: Option<PathBuf>,
+    #[command(flatten)]
+    sources: SourceArgs,
 }
 
 /// Parses the place of a model, for arguments that are none of [`ModelArgs`].
@@ -55,7 +95,7 @@ pub fn location() -> impl TypedValueParser<Value = ModelLocation> {
 // By hand, so that the model is one value whichever way it is written.
 impl FromArgMatches for ModelArgs {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let Form { positional, model, model_cache } = Form::from_arg_matches(matches)?;
+        let Form { positional, model, model_cache, sources } = Form::from_arg_matches(matches)?;
         let model = positional.or(model).ok_or_else(|| {
             let mut error = clap::Error::new(ErrorKind::MissingRequiredArgument);
             // What to give, which most people do without the flag.
@@ -63,7 +103,7 @@ impl FromArgMatches for ModelArgs {
             error.insert(ContextKind::InvalidArg, ContextValue::Strings(vec![missing]));
             error
         })?;
-        Ok(Self { model, model_cache })
+        Ok(Self { model, model_cache, sources })
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
@@ -167,7 +207,7 @@ impl ModelArgs {
             FetchedStore::connect(
                 &self.model,
                 &cache_folder(self.model_cache.as_deref())?,
-                Patience::default(),
+                &self.sources.access(),
             )
         };
         let store = connect().map_err(|error| CheckpointError::Store {
@@ -187,16 +227,25 @@ impl ModelArgs {
             }
             (location, _) => location.clone(),
         };
-        Self { model, model_cache: self.model_cache.clone() }
+        Self { model, ..self.clone() }
     }
 
     /// These arguments, for another program that takes them.
     #[must_use]
     pub fn arguments(&self) -> Vec<OsString> {
         let mut arguments = vec!["--model".into(), self.model.to_os_string()];
+        arguments.extend(self.options());
+        arguments
+    }
+
+    /// These arguments without the model.
+    #[must_use]
+    pub fn options(&self) -> Vec<OsString> {
+        let mut arguments = Vec::new();
         if let Some(cache) = &self.model_cache {
             arguments.extend(["--model-cache".into(), cache.clone().into()]);
         }
+        arguments.extend(self.sources.arguments());
         arguments
     }
 }
@@ -263,6 +312,12 @@ mod tests {
         }
         assert_eq!(parse(&["a", "--model", "b"]).unwrap_err().kind(), ErrorKind::ArgumentConflict);
         assert!(parse(&["hf://nowhere"]).unwrap_err().to_string().contains("organisation"));
+        let limited = parse(&["a", "--allow-source", "*.hf.co,10.0.0.0/8", "--ambient-credentials"]).unwrap();
+        assert_eq!(
+            limited.arguments(),
+            ["--model", "a", "--allow-source", "*.hf.co,10.0.0.0/8", "--ambient-credentials"]
+        );
+        assert!(parse(&["a", "--allow-source", "https://a"]).is_err());
         for nothing in [&[][..], &["--model-cache", "c"]] {
             let error = parse(nothing).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::MissingRequiredArgument);

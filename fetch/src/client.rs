@@ -1,17 +1,17 @@
 //! One request: sent where redirects lead, its answer checked.
 
 use crate::answer::{
-    causes, content_length, content_range, describe, error_text, failure, is_lost, is_redirect, redirect,
-    unanswered,
+    content_length, content_range, describe, error_text, failure, is_lost, is_redirect, redirect,
 };
 use crate::checksum::Sha256Sum;
+use crate::egress::CheckedClient;
 use crate::error::FetchError;
 use crate::identity::Identity;
-use crate::patience::{Again, Failed, Patience};
+use crate::patience::{Again, Failed};
 use crate::progress;
 use crate::source::Source;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
-use reqwest::{Client, Response, Url};
+use reqwest::{Response, Url};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -58,7 +58,7 @@ pub(crate) struct Bytes {
 /// Asks one source.
 #[derive(Debug)]
 pub(crate) struct SourceClient {
-    http: Client,
+    http: CheckedClient,
     pub(crate) source: Source,
     root: PathBuf,
     /// Where the source sent us for the bytes of a file, for as long as that works.
@@ -77,29 +77,9 @@ fn whole_files(root: &Path) -> String {
     )
 }
 
-/// A client for sources, with the machine's certificates.
-pub(crate) fn http_client(patience: &Patience) -> Result<Client, FetchError> {
-    // Where another part of the program has chosen a provider, it is the same one.
-    let _chosen = rustls::crypto::ring::default_provider().install_default();
-    let mut headers = HeaderMap::new();
-    // Ranges of a compressed form would be ranges of something else.
-    headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-    Client::builder()
-        .user_agent(concat!("remoe/", env!("CARGO_PKG_VERSION")))
-        .default_headers(headers)
-        .redirect(reqwest::redirect::Policy::none())
-        .connect_timeout(patience.connect)
-        .read_timeout(patience.idle)
-        .build()
-        .map_err(|error| FetchError::Settings {
-            what: "cannot start the HTTPS client".to_owned(),
-            problem: causes(&error),
-        })
-}
-
 impl SourceClient {
     /// `root` is what messages call the source.
-    pub(crate) fn new(http: Client, source: Source, root: PathBuf) -> Self {
+    pub(crate) fn new(http: CheckedClient, source: Source, root: PathBuf) -> Self {
         Self { http, source, root, targets: Mutex::default(), tells_whole: AtomicBool::new(false) }
     }
 
@@ -278,7 +258,7 @@ impl SourceClient {
         if url.origin() == self.source.url(name).origin() {
             request.headers_mut().extend(self.source.credentials(method, url).await?);
         }
-        self.http.execute(request).await.map_err(|error| unanswered(self.place(name), error))
+        self.http.execute(request, self.place(name)).await
     }
 
     fn targets(&self) -> MutexGuard<'_, HashMap<String, Url>> {

@@ -1,11 +1,12 @@
 //! What the hub says of a revision of a repository.
 
 use crate::answer::{failure, is_redirect, redirect, unanswered};
+use crate::egress::CheckedClient;
 use crate::error::FetchError;
 use crate::patience::{Attempts, Failed, Patience};
 use crate::source::{Description, HubServer};
-use http::StatusCode;
-use reqwest::Client;
+use http::{Method, StatusCode};
+use reqwest::Request;
 
 /// Longest description that is read: some repositories have many files.
 const LIMIT: usize = 16 << 20;
@@ -21,7 +22,7 @@ const ADVICE: &str = "set HF_TOKEN to a token that may read this repository; wit
 /// # Errors
 /// There is no such revision, the credentials are refused, or the hub does not answer.
 pub(crate) async fn describe(
-    http: &Client,
+    http: &CheckedClient,
     server: &HubServer,
     repository: &str,
     revision: &str,
@@ -38,7 +39,7 @@ pub(crate) async fn describe(
 }
 
 async fn attempt(
-    http: &Client,
+    http: &CheckedClient,
     server: &HubServer,
     repository: &str,
     revision: &str,
@@ -51,8 +52,9 @@ async fn attempt(
         if url.origin() != origin.origin() {
             return Err(answer("redirect to another server".to_owned()).into());
         }
-        let request = http.get(url.clone()).headers(server.credentials());
-        let mut response = request.send().await.map_err(|error| unanswered(place.to_owned(), error))?;
+        let mut request = Request::new(Method::GET, url.clone());
+        *request.headers_mut() = server.credentials();
+        let mut response = http.execute(request, place.to_owned()).await?;
         if is_redirect(&response) {
             url = redirect(&response, &url).map_err(answer)?;
             continue;

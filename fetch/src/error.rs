@@ -1,5 +1,6 @@
 //! Why bytes cannot be had.
 
+use crate::egress::NotAllowed;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
@@ -14,6 +15,17 @@ pub enum FetchError {
         place: String,
         /// What happened last.
         problem: String,
+    },
+    /// Egress rules do not allow the source, or where it leads.
+    #[error(
+        "cannot fetch {place}: {refused}; add it to --allow-source, in a cluster to sources.allowed or \
+         sources.allowedRanges of the chart"
+    )]
+    NotAllowed {
+        /// What was asked for.
+        place: String,
+        /// The host that was to be connected to.
+        refused: NotAllowed,
     },
     /// The source does not let us have it.
     #[error("access denied to {place} ({answer}); {advice}")]
@@ -116,6 +128,8 @@ impl From<FetchError> for io::Error {
             FetchError::Cache { source, .. } => source.kind(),
             FetchError::Missing { .. } => ErrorKind::NotFound,
             FetchError::Refused { .. } => ErrorKind::PermissionDenied,
+            // As sockets report connections that an administrator has prohibited.
+            FetchError::NotAllowed { .. } => ErrorKind::HostUnreachable,
             FetchError::Changed { .. }
             | FetchError::NoRanges { .. }
             | FetchError::Answer { .. }

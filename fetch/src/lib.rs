@@ -5,6 +5,9 @@
 //! killed goes on where it ended; locks on byte ranges see to it that processes which share the folder
 //! fetch nothing twice. Every wait ends: with bytes, or with an error once nothing came for a while.
 //!
+//! Every connection is made under [`Egress`] rules: where a source, its redirects and its DNS answers lead is not
+//! believed.
+//!
 //! [`ModelArgs`] is what programs take on their command line. A model in a folder is opened by
 //! [`remoe_model`] alone: no thread is started and no connection prepared for it.
 
@@ -16,6 +19,7 @@ mod checksum;
 mod client;
 mod demo;
 mod describe;
+mod egress;
 mod error;
 mod identity;
 mod kept;
@@ -28,10 +32,11 @@ mod store;
 mod transfer;
 mod whole;
 
-pub use args::{Known, ModelArgs, Opened, cache_folder, location};
+pub use args::{Known, ModelArgs, Opened, SourceArgs, cache_folder, location};
+pub use egress::{Egress, NotAllowed, Rule, RuleError};
 pub use error::FetchError;
 pub use kept::{Kept, allocated, kept};
 pub use location::{LocationError, ModelLocation};
 pub use patience::Patience;
-pub use store::FetchedStore;
+pub use store::{Access, FetchedStore};
 pub use whole::WholeModel;

@@ -2,8 +2,9 @@
 
 use crate::background::Background;
 use crate::cache::{CachedFile, SourceFolder};
-use crate::client::{SourceClient, http_client};
+use crate::client::SourceClient;
 use crate::describe::describe;
+use crate::egress::{CheckedClient, Egress};
 use crate::error::FetchError;
 use crate::kept;
 use crate::location::ModelLocation;
@@ -14,7 +15,6 @@ use crate::source::{Hub, HubServer, S3, Source, Web, is_commit};
 use crate::transfer::{Missing, Transfer, total};
 use rangemap::RangeSet;
 use remoe_model::{FileRange, Store, StoredFile};
-use reqwest::Client;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -43,6 +43,17 @@ pub struct FetchedStore {
     said_cached: AtomicBool,
 }
 
+/// How a source is connected with.
+#[derive(Debug, Clone, Default)]
+pub struct Access {
+    /// Limits of waiting.
+    pub patience: Patience,
+    /// Hosts and addresses that may be connected to.
+    pub egress: Egress,
+    /// Credentials of the machine or pod may be asked for: a web identity, or a metadata service.
+    pub ambient_credentials: bool,
+}
+
 /// A hub commit as the cache keeps it.
 #[derive(Debug, Serialize, Deserialize)]
 struct Contents {
@@ -55,11 +66,12 @@ impl FetchedStore {
     /// is read without a connection.
     ///
     /// # Errors
-    /// There is no such source, its credentials are refused, it does not answer, or the cache folder
-    /// cannot be used.
-    pub fn connect(location: &ModelLocation, cache: &Path, patience: Patience) -> Result<Self, FetchError> {
+    /// There is no such source, it is not an allowed one, its credentials are refused, it does not answer, or
+    /// the cache folder cannot be used.
+    pub fn connect(location: &ModelLocation, cache: &Path, access: &Access) -> Result<Self, FetchError> {
+        let patience = access.patience;
         let runtime = Arc::new(Background::start()?);
-        let http = http_client(&patience)?;
+        let http = CheckedClient::new(access.egress.clone(), &patience)?;
         let mut revision = None;
         let mut pinned = location.clone();
         let (source, folder) = match location {
@@ -71,7 +83,7 @@ impl FetchedStore {
                 (Source::Web(Web::new(url.clone())), SourceFolder::open(cache, url.as_str())?)
             }
             ModelLocation::S3 { bucket, prefix } => {
-                let s3 = S3::from_environment(bucket, prefix)?;
+                let s3 = S3::from_environment(bucket, prefix, access)?;
                 let folder = SourceFolder::open(cache, &format!("s3 {} {prefix}", s3.base()))?;
                 (Source::S3(s3), folder)
             }
@@ -125,7 +137,7 @@ impl FetchedStore {
 /// The commit that is `wanted`, with what the cache or the hub knows of it.
 fn open_hub(
     runtime: &Background,
-    http: &Client,
+    http: &CheckedClient,
     cache: &Path,
     repository: &str,
     wanted: &str,

@@ -148,6 +148,7 @@ impl CheckpointError {
             | Self::ShortRead { tensor, .. } => Some(tensor),
             Self::Json { field, .. } => field.as_deref(),
             Self::Store { source, .. } if source.kind() == ErrorKind::PermissionDenied => Some("credentials"),
+            Self::Store { source, .. } if source.kind() == ErrorKind::HostUnreachable => Some("source"),
             _ => None,
         }
     }

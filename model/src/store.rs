@@ -15,7 +15,8 @@ use rustix::fs::OFlags;
 /// Reading gives the bytes of one version of each file: a store that notices that a file has changed
 /// gives an error. An error with another one inside (as [`io::Error::new`] makes it) names the file and says
 /// what to do; one without is the system's. [`ErrorKind::TimedOut`] says that the source did not answer and
-/// may do so later.
+/// may do so later, [`ErrorKind::PermissionDenied`] that it refused the credentials, and
+/// [`ErrorKind::HostUnreachable`] that it may not be connected to.
 pub trait Store: Debug + Send + Sync {
     /// What messages call the whole: its folder or URL.
     fn root(&self) -> &Path;

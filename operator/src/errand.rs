@@ -121,6 +121,7 @@ fn explained(trouble: Trouble, reason: &'static str) -> Trouble {
     };
     let reason = match (code.as_str(), field.as_deref()) {
         (_, Some("credentials")) => "CredentialsRefused",
+        (_, Some("source")) => "SourceNotAllowed",
         // Nothing is wrong with the model: what it is read from failed.
         ("runtime", _) if reason == UNREADABLE => "SourceUnavailable",
         _ => reason,

@@ -46,6 +46,7 @@ mod replacement;
 mod rollout;
 mod routing;
 mod source;
+mod sources;
 
 // What runs it.
 mod calls;

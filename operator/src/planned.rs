@@ -3,7 +3,7 @@
 use super::api::{
     DemandPhase, MixOf, MoEDeployment, MoEPlan, MoEPlanSpec, Mode, PlannedPrediction, Replan, WakePlanning,
 };
-use super::build::{BuildError, Revision, Surroundings, inspector, plan_name, plan_object, revision};
+use super::build::{Revision, Surroundings, inspector, plan_name, plan_object, revision};
 use super::errand::Errand;
 use super::events::Happening;
 use super::facts::ModelFacts;
@@ -131,6 +131,9 @@ pub(crate) fn task(owner: &MoEDeployment, observed: &Observed, known: &Known, ar
     if let Some(trouble) = around.allowed.refusal(owner) {
         return Task::Done(PlanState::Refused(trouble));
     }
+    if let Err(refusal) = around.sources.check_spec(&owner.spec.model) {
+        return Task::Done(PlanState::Refused(Trouble::new(refusal.reason(), refusal.to_string())));
+    }
     let (Some(facts), Some(hardware)) = (known.model.facts(), &known.hardware) else {
         return Task::Done(uninspected(owner, known, around));
     };
@@ -227,7 +230,7 @@ fn uninspected(owner: &MoEDeployment, known: &Known, around: &Surroundings) -> P
         Inspecting::Sent(Errand::Start { incarnation, after }) => {
             match inspector(owner, &known.model.subject, *incarnation, around) {
                 Ok(_) => PlanState::Inspecting { trouble: after.clone() },
-                Err(error) => PlanState::Refused(invalid_source(&error)),
+                Err(error) => PlanState::Refused(Trouble::new(error.reason(), error.to_string())),
             }
         }
         Inspecting::Known(_) | Inspecting::Sent(Errand::Done { .. }) => {
@@ -327,7 +330,7 @@ impl Planned {
             match revision(owner, &hash, &plan, &Surroundings { strange_gateways, ..around.clone() }) {
                 Ok(revision) => Some(Target { revision, plan }),
                 Err(error) => {
-                    planned.troubles.push(Trouble::new("InvalidSpec", error.to_string()));
+                    planned.troubles.push(Trouble::new(error.reason(), error.to_string()));
                     None
                 }
             }
@@ -464,10 +467,6 @@ fn hash_of(owner: &MoEDeployment, plan: &MoEPlan) -> Option<String> {
     let name = plan.name_any();
     let hash = name.strip_prefix(&owner.name_any())?.strip_prefix('-')?;
     Some(hash.to_owned())
-}
-
-fn invalid_source(error: &BuildError) -> Trouble {
-    Trouble::new("InvalidSpec", format!("spec.model.source: {error}"))
 }
 
 fn refused(error: &PlanningError) -> Trouble {

@@ -2,9 +2,11 @@ use super::allowed::{Allowed, Names, PriceList};
 use super::build::{PodExtras, Surroundings};
 use super::collector::{Collector, Endpoint, Peers, Ratio, UnknownCollector};
 use super::identity::{Identities, IssuerRef, Signer};
+use super::sources::Sources;
 use clap::{Parser, Subcommand};
 use kube::Client;
 use prometheus::IntCounterVec;
+use remoe_fetch::Rule;
 use remoe_function::whole_seconds;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -52,6 +54,13 @@ pub struct RunSettings {
     /// cluster assigns the user.
     #[arg(long, env = "REMOE_PODS", value_name = "JSON", default_value = "{}")]
     pub pods: PodExtras,
+    /// Allowed sources of models, separated by commas: HOST[:PORT] with * for any characters, CIDR for addresses that
+    /// are not public, !CIDR to refuse addresses.
+    #[arg(long, env = "REMOE_ALLOW_SOURCE", value_name = "LIST", value_delimiter = ',', default_value = "*")]
+    pub allow_source: Vec<Rule>,
+    /// Allow spec.model.ambientCredentials: pods that fetch from s3:// may use the role of their account or node.
+    #[arg(long, env = "REMOE_ALLOW_AMBIENT_CREDENTIALS")]
+    pub allow_ambient_credentials: bool,
     /// Namespaces whose MoEDeployments are served, separated by commas. Default: all.
     #[arg(
         long = "watch-namespace",
@@ -172,6 +181,7 @@ impl RunSettings {
             main_cuda_image: self.main_cuda_image.clone(),
             remote_image: self.remote_image.clone(),
             pull_policy: self.image_pull_policy.clone(),
+            sources: Sources::new(&self.allow_source, self.allow_ambient_credentials),
             pods: self.pods.clone(),
             operator_namespace: self.namespace.clone(),
             metrics_namespace: self.metrics_namespace.clone(),

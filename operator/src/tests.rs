@@ -27,6 +27,7 @@ mod rotation;
 mod scaling;
 mod scene;
 mod sleeping;
+mod sources;
 mod specs;
 mod status;
 mod stored;

@@ -70,6 +70,16 @@ $$(NAME). */}}
 {{- end }}
 {{- end }}
 
+{{- /* Rules of --allow-source. Empty: any host with a public address. */}}
+{{- define "remoe.sources" -}}
+{{- $sources := .Values.sources | default dict }}
+{{- $rules := concat ($sources.allowed | default list) ($sources.allowedRanges | default list) }}
+{{- range $sources.refusedRanges }}
+{{- $rules = append $rules (printf "!%s" .) }}
+{{- end }}
+{{- join "," $rules }}
+{{- end }}
+
 {{- define "remoe.gateway" -}}
 {{- printf "%s-gateway" (include "remoe.fullname" .) | trunc 63 | trimSuffix "-" }}
 {{- end }}

@@ -4,7 +4,7 @@ use crate::exit::CliError;
 use crate::output::{json, table};
 use clap::{Args, Subcommand};
 use remoe_convert::{ConvertError, Converted, Options, gpt2_moe};
-use remoe_fetch::{ModelArgs, ModelLocation};
+use remoe_fetch::{ModelArgs, ModelLocation, SourceArgs};
 use remoe_model::{Checkpoint, Inspection};
 use serde::Serialize;
 use std::io::Write;
@@ -47,6 +47,8 @@ struct Gpt2MoeArgs {
     /// user's cache folder]
     #[arg(long, value_name = "DIR")]
     model_cache: Option<PathBuf>,
+    #[command(flatten)]
+    sources: SourceArgs,
 }
 
 /// What was written.
@@ -90,7 +92,8 @@ impl Report {
 /// Converts, and says what came of it.
 pub(crate) fn run(args: &ConvertArgs, as_json: bool) -> Result<(), CliError> {
     let Target::Gpt2Moe(args) = &args.to;
-    let source = ModelArgs { model: args.from.clone(), model_cache: args.model_cache.clone() };
+    let (model_cache, sources) = (args.model_cache.clone(), args.sources.clone());
+    let source = ModelArgs { model: args.from.clone(), model_cache, sources };
     let (store, _) = source.store()?;
     let options = Options { experts: args.experts, top_k: args.top_k };
     let converted = gpt2_moe(&*store, &args.to, options).map_err(failed)?;

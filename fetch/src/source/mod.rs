@@ -60,7 +60,7 @@ impl Source {
             }
             Self::S3(_) => {
                 "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN and AWS_REGION, the permissions of \
-                 the key, and the clock"
+                 the key, and the clock; the role of the machine or pod is used with --ambient-credentials only"
             }
             Self::Web(_) => "credentials for web servers are not supported",
         }

@@ -1,11 +1,15 @@
 //! Objects of an S3 bucket, at Amazon or at a server that speaks its protocol.
 
 use super::{below, encoded, url_variable, variable};
+use crate::egress::CheckedClient;
 use crate::error::FetchError;
+use crate::store::Access;
 use http::{HeaderMap, Method};
-use object_store::aws::{AmazonS3Builder, AwsAuthorizer, AwsCredentialProvider};
-use object_store::client::{HttpRequest, HttpRequestBody};
-use reqwest::Url;
+use object_store::aws::{AmazonS3Builder, AwsAuthorizer, AwsCredential, AwsCredentialProvider};
+use object_store::client::{HttpClient, HttpConnector, HttpRequest, HttpRequestBody};
+use object_store::{ClientOptions, RetryConfig, StaticCredentialProvider};
+use reqwest::{Client, Url};
+use std::sync::Arc;
 
 /// The region of servers that have none of their own.
 const DEFAULT_REGION: &str = "us-east-1";
@@ -21,9 +25,9 @@ pub(crate) struct S3 {
 }
 
 impl S3 {
-    /// The bucket at AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL or Amazon's server for AWS_REGION, with the
-    /// credentials that the environment offers: keys, a web identity or the machine's role.
-    pub(crate) fn from_environment(bucket: &str, prefix: &str) -> Result<Self, FetchError> {
+    /// The bucket at AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL or Amazon's server for AWS_REGION, with the keys of the
+    /// environment. Without keys requests are not signed, unless ambient credentials may be used.
+    pub(crate) fn from_environment(bucket: &str, prefix: &str, access: &Access) -> Result<Self, FetchError> {
         let settings = |problem: String| FetchError::Settings { what: "AWS credentials".to_owned(), problem };
         let region = variable("AWS_REGION")
             .or_else(|| variable("AWS_DEFAULT_REGION"))
@@ -41,12 +45,14 @@ impl S3 {
             None => parse(&format!("https://{bucket}.s3.{region}.amazonaws.com/")).map_err(settings)?,
         };
         let unsigned = variable("AWS_SKIP_SIGNATURE").is_some_and(|value| value.eq_ignore_ascii_case("true"));
-        let credentials = if unsigned {
+        let credentials: Option<AwsCredentialProvider> = if unsigned {
             None
+        } else if let Some(keys) = keys()? {
+            Some(Arc::new(StaticCredentialProvider::new(keys)))
+        } else if access.ambient_credentials {
+            Some(ambient(bucket, &region, access)?)
         } else {
-            let store = AmazonS3Builder::from_env().with_bucket_name(bucket).with_region(region.as_str());
-            let store = store.build().map_err(|error| settings(error.to_string()))?;
-            Some(store.credentials().clone())
+            None
         };
         Ok(Self { base, prefix: prefix.to_owned(), region, credentials })
     }
@@ -65,13 +71,11 @@ impl S3 {
         let Some(provider) = &self.credentials else {
             return Ok(HeaderMap::new());
         };
-        let failed = |error: &dyn std::fmt::Display| {
-            FetchError::Refused {
+        let failed = |error: &dyn std::fmt::Display| FetchError::Refused {
             place: format!("s3 at {}", self.base.host_str().unwrap_or_default()),
             answer: format!("no credentials: {error}"),
-            advice: "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket"
+            advice: "check --ambient-credentials, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
                 .to_owned(),
-        }
         };
         let credential = provider.get_credential().await.map_err(|error| failed(&error))?;
         let mut request = HttpRequest::new(HttpRequestBody::empty());
@@ -86,6 +90,59 @@ impl S3 {
     }
 }
 
+/// The keys of the environment, if any.
+fn keys() -> Result<Option<AwsCredential>, FetchError> {
+    match (variable(KEY), variable(SECRET)) {
+        (None, None) => Ok(None),
+        (Some(key_id), Some(secret_key)) => {
+            Ok(Some(AwsCredential { key_id, secret_key, token: variable("AWS_SESSION_TOKEN") }))
+        }
+        (Some(_), None) | (None, Some(_)) => Err(FetchError::Settings {
+            what: "AWS credentials".to_owned(),
+            problem: format!("expected both {KEY} and {SECRET}, or neither"),
+        }),
+    }
+}
+
+/// Credentials of the machine or pod: a web identity, a container's role or the instance's role. What they are asked of
+/// is reached under the same rules as sources, but that metadata services are allowed.
+fn ambient(bucket: &str, region: &str, access: &Access) -> Result<AwsCredentialProvider, FetchError> {
+    let client = CheckedClient::new(access.egress.clone().with_credential_services(), &access.patience)?;
+    for name in CREDENTIAL_URLS {
+        if let Some(url) = url_variable(name)? {
+            client.egress().check_url(&url).map_err(|refused| FetchError::NotAllowed {
+                place: format!("credentials of {name}"),
+                refused,
+            })?;
+        }
+    }
+    let store = AmazonS3Builder::from_env().with_bucket_name(bucket).with_region(region);
+    let retry = RetryConfig { max_retries: CREDENTIAL_RETRIES, ..RetryConfig::default() };
+    let store = store.with_http_connector(Connector(client.resolving())).with_retry(retry).build();
+    let store = store.map_err(|error| FetchError::Settings {
+        what: "AWS credentials".to_owned(),
+        problem: error.to_string(),
+    })?;
+    Ok(store.credentials().clone())
+}
+
+/// Gives the client of the fetcher to the library that asks for ambient credentials.
+#[derive(Debug)]
+struct Connector(Client);
+
+impl HttpConnector for Connector {
+    fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
+        Ok(HttpClient::new(self.0.clone()))
+    }
+}
+
+/// Retries of a question for ambient credentials. What answers it is nearby.
+const CREDENTIAL_RETRIES: usize = 3;
+const KEY: &str = "AWS_ACCESS_KEY_ID";
+const SECRET: &str = "AWS_SECRET_ACCESS_KEY";
+/// Variables with URLs that ambient credentials are asked of.
+const CREDENTIAL_URLS: [&str; 3] =
+    ["AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_ENDPOINT_URL_STS", "AWS_METADATA_ENDPOINT"];
 const CHECKSUM_MODE: (&str, &str) = ("x-amz-checksum-mode", "ENABLED");
 
 fn parse(text: &str) -> Result<Url, String> {

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod egress;
+mod network;
 mod sources;
 mod support;
 mod transfers;

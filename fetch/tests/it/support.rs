@@ -1,6 +1,6 @@
 //! A model, its bytes, and a program that copies it.
 
-use remoe_fetch::{FetchedStore, Patience};
+use remoe_fetch::{Access, FetchedStore, Patience};
 use remoe_model::Store;
 use remoe_test_sources::Content;
 use remoe_test_support::checkpoint::{Sizes, generate};
@@ -55,8 +55,9 @@ pub(crate) fn hasty() -> Patience {
 /// The store of `model` with a cache, from a thread that may block.
 pub(crate) async fn connect(model: &str, cache: &Path) -> Result<Arc<FetchedStore>, String> {
     let (location, cache) = (model.parse().unwrap(), cache.to_owned());
+    let access = Access { patience: hasty(), ..Access::default() };
     let connecting =
-        tokio::task::spawn_blocking(move || FetchedStore::connect(&location, &cache, hasty()).map(Arc::new));
+        tokio::task::spawn_blocking(move || FetchedStore::connect(&location, &cache, &access).map(Arc::new));
     connecting.await.unwrap().map_err(|error| error.to_string())
 }
 
@@ -86,11 +87,23 @@ pub(crate) struct Copying {
 
 /// Starts to copy `model` into `to` through `cache`.
 pub(crate) fn start_copy(model: &str, cache: &Path, to: &Path, environment: &[(&str, String)]) -> Copying {
+    start_copy_with(model, cache, to, environment, &[])
+}
+
+/// The same with further flags.
+pub(crate) fn start_copy_with(
+    model: &str,
+    cache: &Path,
+    to: &Path,
+    environment: &[(&str, String)],
+    flags: &[&str],
+) -> Copying {
     let mut command = Command::new(env!("CARGO_BIN_EXE_remoe-fetch"));
     for name in [
         "HF_ENDPOINT",
         "HF_TOKEN",
         "AWS_ENDPOINT_URL",
+        "AWS_ENDPOINT_URL_S3",
         "AWS_ACCESS_KEY_ID",
         "AWS_SECRET_ACCESS_KEY",
         "AWS_REGION",
@@ -104,7 +117,7 @@ pub(crate) fn start_copy(model: &str, cache: &Path, to: &Path, environment: &[(&
     ] {
         command.env_remove(name);
     }
-    command.arg("--model").arg(model).arg("--model-cache").arg(cache).arg("--to").arg(to);
+    command.arg("--model").arg(model).arg("--model-cache").arg(cache).arg("--to").arg(to).args(flags);
     command.envs(environment.iter().map(|(name, value)| (name, value)));
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     Copying { child, to: to.to_owned() }

@@ -128,6 +128,8 @@ pub struct MoEDeploymentSpec {
         .message("endpoint is valid for s3:// and hf:// sources only").field_path(".endpoint"),
     validation = Rule::new("!has(self.credentialsSecretName) || !self.source.startsWith('pvc://')")
         .message("credentialsSecretName is not valid for pvc:// sources").field_path(".credentialsSecretName"),
+    validation = Rule::new("!has(self.ambientCredentials) || !self.ambientCredentials || self.source.startsWith('s3://')")
+        .message("ambientCredentials is valid for s3:// sources only").field_path(".ambientCredentials"),
     validation = Rule::new("!has(self.cacheClaimName) || !self.source.startsWith('pvc://')")
         .message("cacheClaimName is not valid for pvc:// sources").field_path(".cacheClaimName")
 )]
@@ -154,6 +156,10 @@ pub struct ModelSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253), regex(pattern = "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
     pub credentials_secret_name: Option<String>,
+    /// Use the AWS role of the pod's service account or node if the Secret has no AWS_ACCESS_KEY_ID. The cluster must
+    /// allow it. Default: unsigned requests.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub ambient_credentials: bool,
     /// PersistentVolumeClaim of this namespace that caches fetched weights. If absent, every function fetches
     /// its weights into a volume of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]

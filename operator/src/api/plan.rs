@@ -111,6 +111,9 @@ pub struct PlannedModel {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub credentials_secret_name: Option<String>,
+    /// Use the AWS role of the pod's service account or node if the Secret has no keys.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub ambient_credentials: bool,
     /// PersistentVolumeClaim that caches fetched weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]

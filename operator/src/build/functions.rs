@@ -18,7 +18,7 @@ use crate::names::{
 };
 use crate::quantity::{MB, megabytes, millicores_of, threads, vcpus};
 use crate::settings::SignerName;
-use crate::source::SourceError;
+use crate::sources::SourceRefusal;
 use k8s_openapi::api::core::v1::{
     Affinity, ContainerPort, Lifecycle, LifecycleHandler, Pod, PodAffinity, PodAffinityTerm, PodSpec,
     SleepAction, TopologySpreadConstraint, WeightedPodAffinityTerm,
@@ -103,7 +103,7 @@ impl Revision {
 pub(crate) enum BuildError {
     /// The source of the weights.
     #[error(transparent)]
-    Source(#[from] SourceError),
+    Source(#[from] SourceRefusal),
     /// The experts of its functions.
     #[error("invalid plan: {0}")]
     Experts(String),
@@ -112,17 +112,27 @@ pub(crate) enum BuildError {
     Json(String),
 }
 
+impl BuildError {
+    /// Returns the reason of the condition.
+    pub(crate) fn reason(&self) -> &'static str {
+        match self {
+            Self::Source(refusal) => refusal.reason(),
+            Self::Experts(_) | Self::Json(_) => "InvalidSpec",
+        }
+    }
+}
+
 /// The functions of `plan` for `owner`.
 ///
 /// # Errors
-/// The plan's source or one of its listings cannot be read, or its functions contradict each other.
+/// The plan's source is not allowed, it or one of its listings cannot be read, or its functions contradict each other.
 pub(crate) fn revision(
     owner: &MoEDeployment,
     hash: &str,
     plan: &MoEPlanSpec,
     around: &Surroundings,
 ) -> Result<Revision, BuildError> {
-    let model = ModelAccess::new(&plan.model)?;
+    let model = ModelAccess::new(&plan.model, &around.sources)?;
     let spec = main_pod(owner, plan, &model, around);
     let bytes = |megabytes: u32| u64::from(megabytes) * MB;
     let replicas = (owner.spec.main_functions(), bytes(plan.main.limit_mb));

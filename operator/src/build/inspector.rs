@@ -25,7 +25,7 @@ pub(crate) fn inspector_place(deployment: &str, subject: &str) -> String {
 /// service account.
 ///
 /// # Errors
-/// The source cannot be read.
+/// The source cannot be read, or is not allowed.
 pub(crate) fn inspector(
     owner: &MoEDeployment,
     subject: &str,
@@ -33,11 +33,12 @@ pub(crate) fn inspector(
     around: &Surroundings,
 ) -> Result<Pod, BuildError> {
     let model = &owner.spec.model;
-    let access = ModelAccess::new(&PlannedModel {
+    let planned = PlannedModel {
         source: model.source.clone(),
         revision: model.revision.clone(),
         endpoint: model.endpoint.clone(),
         credentials_secret_name: model.credentials_secret_name.clone(),
+        ambient_credentials: model.ambient_credentials,
         cache_claim_name: model.cache_claim_name.clone(),
         // None is asked for when headers are read.
         dtype: ComputeDtype::Float32,
@@ -45,7 +46,8 @@ pub(crate) fn inspector(
         dense_dtype: None,
         max_model_len: None,
         digest: String::new(),
-    })?;
+    };
+    let access = ModelAccess::new(&planned, &around.sources)?;
     let mut arguments = vec!["inspect".to_owned(), "--json".to_owned()];
     arguments.extend(access.arguments.iter().cloned());
     let program = Program {

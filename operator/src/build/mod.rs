@@ -31,6 +31,7 @@ use super::api::{Device, MoEDeployment};
 use super::collector::Collector;
 use super::names;
 use super::settings::SignerName;
+use super::sources::Sources;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::api::ObjectMeta;
@@ -59,6 +60,8 @@ pub(crate) struct Surroundings {
     pub remote_image: String,
     /// When nodes fetch images: Always, IfNotPresent or Never.
     pub pull_policy: String,
+    /// What pods that fetch may reach.
+    pub sources: Sources,
     /// What the pods of functions have in addition.
     pub pods: PodExtras,
     /// Where the operator runs: main functions take orders from there only.

@@ -2,21 +2,24 @@ use super::{CONTROL_PORT, EXPERT_PORT, HEALTH_PORT, HTTP_PORT, METRICS_PORT, Sur
 use crate::api::{MoEDeployment, RELEASE_LABEL};
 use crate::names::{COMPONENT, Component, component_selector};
 use crate::source::ModelSource;
+use ipnet::IpNet;
 use k8s_openapi::api::networking::v1::{
-    NetworkPolicy, NetworkPolicyEgressRule, NetworkPolicyIngressRule, NetworkPolicyPeer, NetworkPolicyPort,
-    NetworkPolicySpec,
+    IPBlock, NetworkPolicy, NetworkPolicyEgressRule, NetworkPolicyIngressRule, NetworkPolicyPeer,
+    NetworkPolicyPort, NetworkPolicySpec,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt;
+use remoe_fetch::Egress;
 use std::collections::BTreeMap;
 
 /// Who may talk to whom; everything else is denied where a network plug-in enforces it.
 ///
 /// Gateways reach the HTTP port of main functions, everybody does where there are no gateways, and the operator
 /// reaches their control port. Remote functions answer to the main ones only, and say to the operator whether they
-/// serve. Prometheus reaches the metrics of both. Pods that fetch weights may reach any address: buckets and hubs have no fixed ones. Others reach the port of a collector
-/// where that is known to be, and where it has a name that of DNS, which may be on their node.
+/// serve. Prometheus reaches the metrics of both. Pods that fetch weights reach public addresses, the allowed ranges and
+/// DNS: buckets and hubs have no fixed addresses. All reach the port of a collector where that is known to be, and where it
+/// has a name that of DNS, which may be on their node.
 pub(super) fn policies(owner: &MoEDeployment, around: &Surroundings) -> Vec<NetworkPolicy> {
     // What cannot be read is refused before any pod is made.
     let fetched = ModelSource::parse(&owner.spec.model.source).is_ok_and(|source| source.is_fetched());
@@ -34,21 +37,19 @@ pub(super) fn policies(owner: &MoEDeployment, around: &Surroundings) -> Vec<Netw
     };
     let prometheus = || peer(Some(in_namespace(&around.metrics_namespace)), None);
     let clients = around.gateway.as_ref().map(|_| vec![of_release("gateway")]);
-    let anywhere = || fetched.then(NetworkPolicyEgressRule::default);
+    let to_sources = || if fetched { sources(owner, around) } else { Vec::new() };
     let to_experts = NetworkPolicyEgressRule {
         to: Some(vec![pods(Component::RemoteExpert)]),
         ports: Some(tcp(EXPERT_PORT)),
     };
-    // What may go anywhere may go there too.
     let to_collector = || {
-        let collector = around.collector.as_ref().filter(|_| !fetched);
-        collector.into_iter().flat_map(|collector| {
+        let collector = around.collector.as_ref();
+        collector.into_iter().flat_map(move |collector| {
             let port = NetworkPolicyEgressRule {
                 to: Some(collector.peers().to_vec()),
                 ports: Some(tcp(collector.port())),
             };
-            let names =
-                collector.has_name().then(|| NetworkPolicyEgressRule { to: None, ports: Some(dns()) });
+            let names = (collector.has_name() && !fetched).then(to_dns);
             std::iter::once(port).chain(names)
         })
     };
@@ -61,7 +62,7 @@ pub(super) fn policies(owner: &MoEDeployment, around: &Surroundings) -> Vec<Netw
                 from(vec![of_release("operator")], CONTROL_PORT),
                 from(vec![prometheus()], METRICS_PORT),
             ],
-            std::iter::once(to_experts).chain(anywhere()).chain(to_collector()).collect(),
+            std::iter::once(to_experts).chain(to_sources()).chain(to_collector()).collect(),
         ),
         policy(
             owner,
@@ -71,11 +72,34 @@ pub(super) fn policies(owner: &MoEDeployment, around: &Surroundings) -> Vec<Netw
                 from(vec![of_release("operator")], HEALTH_PORT),
                 from(vec![prometheus()], METRICS_PORT),
             ],
-            anywhere().into_iter().chain(to_collector()).collect(),
+            to_sources().into_iter().chain(to_collector()).collect(),
         ),
-        policy(owner, Component::Inspector, Vec::new(), anywhere().into_iter().collect()),
-        policy(owner, Component::Profiler, Vec::new(), anywhere().into_iter().collect()),
+        policy(owner, Component::Inspector, Vec::new(), to_sources()),
+        policy(owner, Component::Profiler, Vec::new(), to_sources()),
     ]
+}
+
+/// The ways of pods that fetch: to sources, DNS, and where credentials may be asked for to what hands them out.
+fn sources(owner: &MoEDeployment, around: &Surroundings) -> Vec<NetworkPolicyEgressRule> {
+    let egress = &around.sources.egress;
+    let blocks = egress.public_blocks().into_iter().chain(egress.allowed_blocks());
+    let to = blocks.map(|(block, except)| address_peer(block, &except)).collect();
+    let mut rules = vec![NetworkPolicyEgressRule { to: Some(to), ports: None }, to_dns()];
+    if around.sources.ambient_credentials && owner.spec.model.ambient_credentials {
+        let services = Egress::credential_services().into_iter().map(|block| address_peer(block, &[]));
+        rules.push(NetworkPolicyEgressRule { to: Some(services.collect()), ports: Some(tcp(80)) });
+    }
+    rules
+}
+
+fn address_peer(block: IpNet, except: &[IpNet]) -> NetworkPolicyPeer {
+    let except: Vec<String> = except.iter().map(IpNet::to_string).collect();
+    let block = IPBlock { cidr: block.to_string(), except: (!except.is_empty()).then_some(except) };
+    NetworkPolicyPeer { ip_block: Some(block), ..NetworkPolicyPeer::default() }
+}
+
+fn to_dns() -> NetworkPolicyEgressRule {
+    NetworkPolicyEgressRule { to: None, ports: Some(dns()) }
 }
 
 fn policy(

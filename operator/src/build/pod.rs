@@ -1,7 +1,8 @@
 //! What the pods of all functions have in common.
 
 use crate::api::{MoEDeployment, PlannedModel, PodTemplate};
-use crate::source::{ModelSource, SourceError};
+use crate::source::ModelSource;
+use crate::sources::{SourceRefusal, Sources};
 use k8s_openapi::api::core::v1::{
     Capabilities, Container, EmptyDirVolumeSource, EnvFromSource, EnvVar, HTTPGetAction,
     PersistentVolumeClaimVolumeSource, PodSecurityContext, PodSpec, Probe, ResourceRequirements,
@@ -41,11 +42,11 @@ pub(super) struct ModelAccess {
 }
 
 impl ModelAccess {
-    pub(super) fn new(model: &PlannedModel) -> Result<Self, SourceError> {
-        let source = ModelSource::parse(&model.source)?;
+    pub(super) fn new(model: &PlannedModel, sources: &Sources) -> Result<Self, SourceRefusal> {
+        let source = sources.check_plan(model)?;
         let fetched = source.is_fetched();
         let is_hub = matches!(source, ModelSource::Hub { .. });
-        let (arguments, volume, mount) = match source {
+        let (mut arguments, volume, mount) = match source {
             ModelSource::Claim { claim, path } => {
                 let folder = if path.is_empty() { MODELS.to_owned() } else { format!("{MODELS}/{path}") };
                 let volume = claim_volume("models", &claim, true);
@@ -60,6 +61,13 @@ impl ModelAccess {
                 (fetching(url), cache_volume(model), mount(CACHE_VOLUME, CACHE, false))
             }
         };
+        if fetched {
+            // Arguments, since the environment comes from a Secret of the user.
+            arguments.extend(["--allow-source".to_owned(), sources.egress.to_string()]);
+        }
+        if model.ambient_credentials {
+            arguments.push("--ambient-credentials".to_owned());
+        }
         // As the tools of both worlds name it.
         let name = if is_hub { "HF_ENDPOINT" } else { "AWS_ENDPOINT_URL" };
         let endpoint = model.endpoint.iter().map(|endpoint| EnvVar {

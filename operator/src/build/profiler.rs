@@ -30,7 +30,7 @@ pub(crate) fn measured_vcpus(memory: &MemoryRange, cpu: Option<&CpuRange>) -> Qu
 /// have.
 ///
 /// # Errors
-/// The plan's source cannot be read.
+/// The plan's source cannot be read, or is not allowed.
 pub(crate) fn profiler(
     owner: &MoEDeployment,
     subject: &str,
@@ -39,7 +39,7 @@ pub(crate) fn profiler(
     facts: &ModelFacts,
     around: &Surroundings,
 ) -> Result<Pod, BuildError> {
-    let access = ModelAccess::new(&plan.model)?;
+    let access = ModelAccess::new(&plan.model, &around.sources)?;
     let mut arguments: Vec<String> =
         ["profile", "--quick", "--json", "--out", "/tmp/profile.json"].map(str::to_owned).to_vec();
     arguments.extend(plan.model.precision_of_all());

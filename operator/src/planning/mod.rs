@@ -144,6 +144,7 @@ impl Planning {
             revision: facts.revision.clone().or_else(|| spec.model.revision.clone()),
             endpoint: spec.model.endpoint.clone(),
             credentials_secret_name: spec.model.credentials_secret_name.clone(),
+            ambient_credentials: spec.model.ambient_credentials,
             cache_claim_name: spec.model.cache_claim_name.clone(),
             dtype,
             experts_dtype: spec.model.experts_dtype,

@@ -6,6 +6,7 @@ use crate::api::{MixOf, MoEDeployment, MoEPlanSpec, ProfileSource, RemotePlan, R
 use crate::build::{PodExtras, Revision, Surroundings, plan_hash, revision};
 use crate::facts::ModelFacts;
 use crate::planning::{KnownProfile, Planning};
+use crate::sources::Sources;
 use crate::testing::solutions;
 use remoe_planner::{Group, Options, Remote, solve};
 use remoe_predictor::Shares;
@@ -20,6 +21,7 @@ pub fn around() -> Surroundings {
         main_cuda_image: "cuda:1".to_owned(),
         remote_image: "remote:1".to_owned(),
         pull_policy: "Never".to_owned(),
+        sources: Sources::new(&["*".parse().unwrap()], false),
         pods: PodExtras::default(),
         operator_namespace: "remoe-system".to_owned(),
         metrics_namespace: "monitoring".to_owned(),

@@ -145,7 +145,8 @@ fn fetching_functions_have_a_cache_credentials_and_a_way_out() {
     });
     let owner = deployment(json!({"model": model}));
     for pod in pods(&owner) {
-        assert_eq!(arguments(&pod)[..4], ["--model", "s3://bucket/x", "--model-cache", "/cache"]);
+        let told = ["--model", "s3://bucket/x", "--model-cache", "/cache", "--allow-source", "*"];
+        assert_eq!(arguments(&pod)[..6], told);
         let container = &pod.spec.as_ref().unwrap().containers[0];
         assert_eq!(container.env.as_ref().unwrap()[0].value.as_deref(), Some("http://minio:9000"));
         assert_eq!(container.env_from.as_ref().unwrap()[0].secret_ref.as_ref().unwrap().name, "s3");
@@ -465,7 +466,13 @@ fn functions_export_traces_where_there_is_a_collector() {
     let by_address = Surroundings { collector: collector("http://10.1.2.3:4317"), ..around() };
     let there = json!({"to": [{"ipBlock": {"cidr": "10.1.2.3/32"}}], "ports": [port(4317, "TCP")]});
     assert_eq!(opened("pvc://models", &by_address), with(&[there]));
-    assert_eq!(opened("hf://one/two", &traced), with(&[json!({})]));
+    let (fetching, _) = opened("hf://one/two", &traced);
+    assert!(
+        fetching
+            .as_array()
+            .unwrap()
+            .contains(&json!({"to": [{"namespaceSelector": namespace}], "ports": [port(4317, "TCP")]}))
+    );
 }
 
 /// Limits of the volumes of a main function whose model is fetched, as quantities.

@@ -116,6 +116,9 @@ impl Exclusive {
         if !values.iter().any(|value| value.starts_with("gateway.keysSecretName=")) {
             arguments.extend(["--set", "gateway.open=true"]);
         }
+        // Tests serve models on the address of this host that pods reach.
+        let host = format!("sources.allowedRanges={{{}}}", cluster.host);
+        arguments.extend(["--set", &host]);
         // Gateways wait for an operator to sign for them.
         if values.contains(&"replicas=0") {
             arguments.extend(["--set", "gateway.enabled=false"]);
