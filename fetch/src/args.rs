@@ -4,7 +4,6 @@ use crate::demo;
 use crate::egress::{Egress, Rule};
 use crate::error::FetchError;
 use crate::location::{LocationError, ModelLocation};
-use crate::patience::Patience;
 use crate::store::{Access, FetchedStore};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::error::{ContextKind, ContextValue, ErrorKind};

@@ -16,9 +16,9 @@ mod services;
 
 pub(crate) use budgets::budgets;
 pub(crate) use extras::PodExtras;
-pub(crate) use functions::{
-    BuildError, Function, LOAD_SECONDS, Revision, knows_gateways, revision, room, served_name,
-};
+#[cfg(test)]
+pub(crate) use functions::BuildError;
+pub(crate) use functions::{Function, LOAD_SECONDS, Revision, knows_gateways, revision, room, served_name};
 pub(crate) use inspector::{inspector, inspector_place};
 #[cfg(any(test, fuzzing))]
 pub(crate) use plan::plan_hash;
