@@ -174,7 +174,8 @@ mod tests {
             ..MainDescription::default()
         };
         assert_eq!(check(&largest), Ok(()));
-        let refused: [(&str, fn(&mut MainDescription)); 6] = [
+        type Spoil = fn(&mut MainDescription);
+        let refused: [(&str, Spoil); 6] = [
             ("local", |said| said.local = vec![LayerExperts::default(); MAX_LAYERS + 1]),
             ("local.experts", |said| said.local[2].experts.push(0)),
             ("work", |said| said.work.push(EndpointWork::default())),

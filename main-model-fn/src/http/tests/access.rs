@@ -142,12 +142,13 @@ async fn origins_are_off_unless_named() {
 /// A client that names another tenant finds nothing of it in the prefix cache.
 #[tokio::test]
 async fn tenant_counts_from_gateways_alone() {
-    let keys: fn(&mut HttpOptions) = |options| {
+    type Change = fn(&mut HttpOptions);
+    let keys: Change = |options| {
         options.api_key = Some("client".into());
         options.gateway_key = Some("gateway".into());
     };
-    let identity: fn(&mut HttpOptions) = |options| options.is_only_for_gateways = true;
-    let cases: [(fn(&mut HttpOptions), &[u8], bool); 5] = [
+    let identity: Change = |options| options.is_only_for_gateways = true;
+    let cases: [(Change, &[u8], bool); 5] = [
         (|_| (), b"Bearer gateway", false),
         (|options| options.api_key = Some("client".into()), b"Bearer client", false),
         (keys, b"Bearer client", false),
