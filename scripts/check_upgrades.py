@@ -17,6 +17,7 @@ GATEWAY = f"{RELEASE}-remoe-gateway"
 KINDS = {
     "v1": [("secrets", "Secret")],
     "apps/v1": [("deployments", "Deployment")],
+    "coordination.k8s.io/v1": [("leases", "Lease")],
     "networking.k8s.io/v1": [("networkpolicies", "NetworkPolicy")],
 }
 DRAWN = {"admin": "c2stYWRtaW4=", "metrics": "c2stbWV0cmljcw==", "keys.yaml": "dGVuYW50czogW10="}
@@ -86,7 +87,10 @@ def render(kubeconfig: Path, values: list[str]) -> str:
     command += ["--kubeconfig", str(kubeconfig), "--set", "crds.install=false"]
     for value in values:
         command += ["--set", value]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    if done.returncode:
+        sys.exit(f"cannot render the chart with {values}:\n{done.stderr}")
+    return done.stdout
 
 
 def main() -> int:
