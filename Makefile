@@ -162,7 +162,8 @@ packages: programs ## Write the same of the programs of PROFILE, which need the 
 .PHONY: check-dist
 check-dist: ## Install target/packages on an empty Debian without a network, and get first answers (root; INSTALL="--suite bullseye wheel")
 	tests/install/script.py
-	command -v mmdebstrap >/dev/null || { apt-get update && apt-get install --yes --no-install-recommends mmdebstrap debian-archive-keyring; }
+	command -v mmdebstrap >/dev/null && command -v ip >/dev/null || { apt-get -o DPkg::Lock::Timeout=300 update && \
+		apt-get -o DPkg::Lock::Timeout=300 install --yes --no-install-recommends mmdebstrap debian-archive-keyring iproute2; }
 	tests/install/check.py $(INSTALL)
 
 .PHONY: release

@@ -32,9 +32,23 @@ pub(crate) fn memory_bytes() -> u64 {
     kilobytes(&fs::read_to_string("/proc/meminfo").unwrap_or_default(), "MemTotal:").unwrap_or(0) * 1024
 }
 
-/// Main memory that programs can still have, in bytes; 0 where the kernel does not say.
+/// Main memory that this program and its children can still have, in bytes; 0 where the kernel does not say.
 pub(crate) fn free_memory_bytes() -> u64 {
-    kilobytes(&fs::read_to_string("/proc/meminfo").unwrap_or_default(), "MemAvailable:").unwrap_or(0) * 1024
+    let of_machine = kilobytes(&fs::read_to_string("/proc/meminfo").unwrap_or_default(), "MemAvailable:")
+        .unwrap_or(0)
+        * 1024;
+    // A container or a slice may be limited to less.
+    free_in_control_group().map_or(of_machine, |free| free.min(of_machine))
+}
+
+/// Bytes up to the memory limit of this process's control group (version 2); none where it has no limit of its own.
+fn free_in_control_group() -> Option<u64> {
+    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let path = groups.lines().find_map(|line| line.strip_prefix("0::/"))?.to_owned();
+    let read = |name: &str| fs::read_to_string(format!("/sys/fs/cgroup/{path}/{name}")).ok();
+    let limit: u64 = read("memory.max")?.trim().parse().ok()?;
+    let used: u64 = read("memory.current")?.trim().parse().ok()?;
+    Some(limit.saturating_sub(used))
 }
 
 /// The most memory that a process had resident so far, in bytes.

@@ -34,7 +34,7 @@ const CALL: Duration = Duration::from_secs(3);
 const FENCE: Duration = Duration::from_secs(LEASE_SECONDS as u64 * 2 / 3);
 /// A Lease that was not renewed for this long is free, although its pod exists: evicted pods stay as objects. Clocks
 /// of two nodes differ by less.
-const ABANDONED: SignedDuration = SignedDuration::from_hours(1);
+const ABANDONED: SignedDuration = SignedDuration::from_mins(5);
 /// Status code of a conflict.
 const CONFLICT: u16 = 409;
 
@@ -91,9 +91,21 @@ impl Holder {
         Ok(())
     }
 
-    /// Takes the first Lease that does not exist or is this gateway's already, else one that was released or abandoned.
+    /// Takes the Lease that is this gateway's already, else the first that does not exist, else one that was released or
+    /// abandoned.
     async fn take(&self) -> Result<String, LeaseError> {
         let names = || (0..self.slots).map(|slot| format!("{}-gateway-{slot}", self.release));
+        // A container that restarted must not hold two of them: the operator waits for both.
+        for name in names() {
+            let lease = self.api.get_opt(&name).await?;
+            let holder = lease.and_then(|lease| lease.spec?.holder_identity);
+            if holder.as_deref() == Some(&self.uid) {
+                match self.apply(&name, &self.uid, None).await {
+                    Err(error) if is_conflict(&error) => {}
+                    taken => return Ok(taken.map(|()| name)?),
+                }
+            }
+        }
         for name in names() {
             match self.apply(&name, &self.uid, None).await {
                 Err(error) if is_conflict(&error) => {}
@@ -126,7 +138,7 @@ impl Holder {
         let (key, value) = LEASE_LABEL;
         let shown =
             self.keyring.iter().map(|keyring| (SHOWN_ANNOTATION, keyring.current().identity().to_string()));
-        let spending = annotation(&self.gateway).map(|spending| (SPENDING_ANNOTATION, spending));
+        let spending = annotation(&self.gateway, &self.uid).map(|spending| (SPENDING_ANNOTATION, spending));
         let annotations: BTreeMap<&str, String> = shown.chain(spending).collect();
         let mut lease = json!({
             "apiVersion": "coordination.k8s.io/v1",
@@ -274,7 +286,7 @@ mod tests {
             let leases = self.clone();
             let client = Client::new(service_fn(move |request| leases.clone().answer(request)), "n");
             let arguments =
-                ["gateway", "--namespace=n", "--pod=p", "--release=r", "--lease-slots=2", "--uid"];
+                ["gateway", "--namespace=n", "--pod=p", "--release=r", "--lease-slots=2", "--open", "--uid"];
             let settings = Settings::try_parse_from(arguments.into_iter().chain([uid])).unwrap();
             let metrics = GatewayMetrics::new().unwrap();
             let gateway = Gateway::new(GatewayOptions::default(), Vec::new(), metrics);

@@ -8,6 +8,7 @@ use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, ResourceExt};
 use remoe_demand::{LEASE_LABEL, RELEASE_LABEL};
 use remoe_gateway::{DaySpending, Gateway};
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use tokio::sync::watch;
 
@@ -16,9 +17,19 @@ pub(crate) const SPENDING_ANNOTATION: &str = "remoe.dev/spending";
 /// Longest annotation that is written or read.
 const MOST_BYTES: usize = 128 << 10;
 
-/// Returns the annotation of `gateway`; none if there is nothing to tell.
-pub(crate) fn annotation(gateway: &Gateway) -> Option<String> {
-    let text = serde_json::to_string(&gateway.spending()?).ok()?;
+/// Value of the annotation. A Lease may pass from one gateway to another, so the gateway is named in it.
+#[derive(Serialize, Deserialize)]
+struct Reported {
+    /// Uid of the gateway's pod.
+    gateway: String,
+    #[serde(flatten)]
+    spending: DaySpending,
+}
+
+/// Returns the annotation of `gateway`, whose pod has this uid; none if there is nothing to tell.
+pub(crate) fn annotation(gateway: &Gateway, uid: &str) -> Option<String> {
+    let reported = Reported { gateway: uid.to_owned(), spending: gateway.spending()? };
+    let text = serde_json::to_string(&reported).ok()?;
     if text.len() > MOST_BYTES {
         tracing::error!(
             bytes = text.len(),
@@ -45,8 +56,8 @@ pub(crate) async fn follow(
     while let Some(event) = events.next().await {
         match event {
             Ok(Event::InitApply(lease) | Event::Apply(lease)) => {
-                if let Some((uid, spending)) = reported(&lease).filter(|_| lease.name_any() != settings.pod) {
-                    gateway.spent_elsewhere(uid, spending);
+                if let Some(reported) = reported(&lease).filter(|other| other.gateway != settings.uid) {
+                    gateway.spent_elsewhere(&reported.gateway, reported.spending);
                 }
             }
             Ok(Event::InitDone) => {
@@ -61,12 +72,11 @@ pub(crate) async fn follow(
     }
 }
 
-/// Returns the uid of a Lease, and what its gateway has spent.
-fn reported(lease: &Lease) -> Option<(&str, DaySpending)> {
-    let uid = lease.metadata.uid.as_deref()?;
+/// Returns what a gateway reports in its Lease.
+fn reported(lease: &Lease) -> Option<Reported> {
     let text = lease.annotations().get(SPENDING_ANNOTATION).filter(|text| text.len() <= MOST_BYTES)?;
     match serde_json::from_str(text) {
-        Ok(spending) => Some((uid, spending)),
+        Ok(reported) => Some(reported),
         Err(error) => {
             tracing::warn!(lease = lease.name_any(), %error, "invalid spending of another gateway ignored");
             None

@@ -65,7 +65,8 @@ const PLACES: &str =
 
 /// The arguments as they are written. `model_source` is the model in either form.
 #[derive(clap::Args)]
-#[group(id = "ModelArgs")]
+// Named, because a flattened struct leaves the group empty: the arguments would never be present.
+#[group(id = "ModelArgs", multiple = true, args = ["model_positional", "model", "model_cache"])]
 struct Form {
     /// Model, required here or as --model: a Hugging Face folder, hf://ORGANISATION/NAME[@REVISION],
     /// s3://BUCKET/PREFIX or https://HOST/PATH; demo is the demo model of an installed package
@@ -279,6 +280,23 @@ mod tests {
     struct Program {
         #[command(flatten)]
         source: ModelArgs,
+    }
+
+    #[derive(Parser)]
+    struct Optional {
+        #[command(flatten)]
+        source: Option<ModelArgs>,
+    }
+
+    #[test]
+    fn optional_model_is_there_where_it_is_named() {
+        let named = |arguments: &[&str]| {
+            let arguments = std::iter::once("program").chain(arguments.iter().copied());
+            Optional::try_parse_from(arguments).map(|program| program.source.is_some())
+        };
+        assert!(named(&["a/model"]).is_ok_and(|is_named| is_named));
+        assert!(named(&["--model", "a/model", "--allow-source", "a.example"]).is_ok_and(|is_named| is_named));
+        assert!(named(&[]).is_ok_and(|is_named| !is_named));
     }
 
     fn parse(arguments: &[&str]) -> Result<ModelArgs, clap::Error> {

@@ -69,7 +69,7 @@ pub fn kept(cache: &Path) -> Result<Vec<Kept>, FetchError> {
     for entry in entries {
         let folder = entry.map_err(FetchError::cache(cache))?.path();
         let Some(source) = SourceFolder::existing(&folder) else { continue };
-        let place = source.read::<Place>(PLACE)?.map(|known| known.place);
+        let place = source.read::<Place>(PLACE).ok().flatten().map(|known| known.place);
         all.push(Kept { place, bytes: allocated(&folder).map_err(FetchError::cache(&folder))?, folder });
     }
     all.sort_by(|a, b| {

@@ -108,7 +108,7 @@ impl Profile {
         Memory { main_bytes: MAIN_BYTES, function_bytes: function_memory::least_bytes(model, dtype) }
     }
 
-    /// The same on `machine`, of which only its sizes are known: with a column for all of its cores.
+    /// The same on `machine`, of which only its sizes are known: for as many vCPUs as it has cores, and no more.
     #[must_use]
     pub fn prior_of_machine(model: &Inspection, dtype: &str, machine: Machine) -> Self {
         let prior = match machine.device.as_str() {
@@ -175,6 +175,10 @@ fn with_cores(table: CpuProfile, cores: f64) -> CpuProfile {
         }
         vcpus.insert(at, cores);
     }
+    // A plan for more would start more threads than there are cores.
+    let there = vcpus.partition_point(|known| *known <= cores).max(1);
+    vcpus.truncate(there);
+    seconds.iter_mut().for_each(|row| row.truncate(there));
     CpuProfile { vcpus, tokens, seconds }
 }
 

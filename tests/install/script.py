@@ -52,6 +52,7 @@ class Script(unittest.TestCase):
 
     def install(self, **variables: str) -> subprocess.CompletedProcess:
         environment = os.environ | {
+            "no_proxy": "127.0.0.1",
             "REMOE_FROM": str(self.packages), "PREFIX": str(self.prefix), "PATH": f"{self.tools}:{os.environ['PATH']}",
         } | variables  # fmt: skip
         return subprocess.run(["sh", str(SCRIPT)], env=environment, capture_output=True, text=True, timeout=DEADLINE_S)

@@ -92,6 +92,12 @@ fn free_bytes(folder: &Path) -> std::io::Result<u64> {
     Ok(disk.f_bavail.saturating_mul(disk.f_frsize))
 }
 
+/// Returns the place of a model; the name of its folder where that is not known.
+fn shown_name(kept: &Kept) -> String {
+    let folder = || kept.folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    kept.place.clone().unwrap_or_else(folder)
+}
+
 /// Lists the models in the cache.
 pub(crate) fn list(args: &ListArgs, as_json: bool) -> Result<(), CliError> {
     #[derive(Serialize)]
@@ -109,10 +115,7 @@ pub(crate) fn list(args: &ListArgs, as_json: bool) -> Result<(), CliError> {
         return Ok(());
     }
     let total = all.iter().map(|kept| kept.bytes).sum();
-    let row = |kept: &Kept| {
-        let folder = kept.folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        vec![kept.place.clone().unwrap_or(folder), table::bytes(kept.bytes)]
-    };
+    let row = |kept: &Kept| vec![shown_name(kept), table::bytes(kept.bytes)];
     let mut rows: Vec<Vec<String>> = all.iter().map(row).collect();
     rows.push(vec![format!("total in {}", cache.display()), table::bytes(total)]);
     writeln!(out, "{}", table::with_header(&["model", "disk"], rows))?;
@@ -142,8 +145,8 @@ pub(crate) fn remove(args: &RmArgs, as_json: bool) -> Result<(), CliError> {
         return Ok(json::print(&Removed { removed: named.into_iter().map(Line::from).collect() })?);
     }
     let mut out = anstream::stdout().lock();
-    for kept in named {
-        writeln!(out, "removed {}: {}", kept.place.unwrap_or_default(), table::bytes(kept.bytes))?;
+    for kept in &named {
+        writeln!(out, "removed {}: {}", shown_name(kept), table::bytes(kept.bytes))?;
     }
     Ok(())
 }

@@ -316,12 +316,14 @@ impl Front {
         self.models.iter().for_each(Model::close);
         let left =
             || self.models.iter().map(|model| model.load()).map(|(waiting, running)| waiting + running).sum();
-        if left() > 0 {
-            let (what, limit) = (requests(left()), (DRAIN + END).as_secs());
-            progress
-                .line(&format!("draining {what} for up to {limit} s; press Ctrl-C again to stop at once"));
-            progress.doing("draining");
-        }
+        let begun = match left() {
+            0 => "stopping".to_owned(),
+            left => {
+                progress.doing("draining");
+                format!("draining {} for up to {} s", requests(left), (DRAIN + END).as_secs())
+            }
+        };
+        progress.line(&format!("{begun}; press Ctrl-C again to stop at once"));
         let all_ended = async {
             while left() > 0 {
                 tokio::time::sleep(LOOK).await;

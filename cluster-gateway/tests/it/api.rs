@@ -2,6 +2,7 @@
 
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, State};
+use axum::http::StatusCode;
 use axum::http::Uri;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, patch};
@@ -46,7 +47,7 @@ impl Api {
             .route(demands, get(demands_of))
             .route(&format!("{demands}/{{name}}/status"), patch(report))
             .route(leases, get(leases_of))
-            .route(&format!("{leases}/{{name}}"), patch(lease))
+            .route(&format!("{leases}/{{name}}"), get(one_lease).patch(lease))
             .with_state(api.clone());
         tokio::spawn(async move { axum::serve(listener, routes).await.unwrap() });
         api
@@ -167,6 +168,14 @@ async fn demands_of(State(api): State<Api>, Path(namespace): Path<String>, uri: 
 
 async fn leases_of(State(api): State<Api>, Path(namespace): Path<String>, uri: Uri) -> Response {
     api.list_or_watch(LEASE, Some(&namespace), &uri)
+}
+
+async fn one_lease(
+    State(api): State<Api>,
+    Path((namespace, name)): Path<(String, String)>,
+) -> Result<Json<Value>, StatusCode> {
+    let state = api.state.lock().unwrap();
+    state.all.get(&(LEASE, namespace, name)).cloned().map(Json).ok_or(StatusCode::NOT_FOUND)
 }
 
 async fn lease(

@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::{EnvVar, LocalObjectReference, PodSpec};
 use kube::api::ObjectMeta;
 use serde::Deserialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 
 /// What labels and annotations begin with that say what a pod is.
@@ -37,6 +37,11 @@ impl FromStr for PodExtras {
             && extras.env.iter().all(|variable| !variable.name.is_empty());
         if !is_named {
             return Err("expected a name in each entry of imagePullSecrets and env".to_owned());
+        }
+        let mut names = BTreeSet::new();
+        // The API server would keep both, and a pod would never be as it was written.
+        if let Some(twice) = extras.env.iter().find(|variable| !names.insert(&variable.name)) {
+            return Err(format!("expected each name in env once, got {:?} twice", twice.name));
         }
         let ours = |key: &&String| OURS.iter().any(|prefix| key.starts_with(prefix));
         match extras.labels.keys().chain(extras.annotations.keys()).find(ours) {

@@ -110,6 +110,7 @@ impl Functions {
             loop {
                 let list = self.launcher.list().await;
                 let Some(observed) = list.into_iter().find(|observed| observed.id == id) else {
+                    known.into_iter().for_each(|pid| self.gate.ending(pid));
                     return Err(CliError::runtime(format!("cannot reach {}: it ended", spec.name)));
                 };
                 if let Some(pid) = observed.pid.filter(|_| known.is_none()) {

@@ -346,6 +346,16 @@ pub(crate) fn keep(profile: &Profile) -> Result<PathBuf, CliError> {
     Ok(path)
 }
 
+/// Stores `profile`, unless another process measured all of the model undisturbed in the meantime.
+pub(crate) fn keep_unless_known(profile: &Profile) -> Result<(), CliError> {
+    let known = std::fs::read_to_string(default_path(&profile.model)).ok();
+    let known = known.and_then(|text| Profile::from_json(&text).ok());
+    match known.filter(|known| known.disturbed.is_none() && known.made.date >= profile.made.date) {
+        Some(_) => Ok(()),
+        None => keep(profile).map(drop),
+    }
+}
+
 fn store(profile: &Profile, path: &Path) -> Result<(), CliError> {
     let text = serde_json::to_string_pretty(profile)
         .map_err(|error| CliError::runtime(format!("cannot write the profile: {error}")))?;
@@ -353,7 +363,10 @@ fn store(profile: &Profile, path: &Path) -> Result<(), CliError> {
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<(), CliError> {
-    std::fs::write(path, bytes).map_err(|error| unwritten(path, &error))
+    // Others may read it meanwhile.
+    let partial = path.with_extension(format!("{}.partial", std::process::id()));
+    let written = std::fs::write(&partial, bytes).and_then(|()| std::fs::rename(&partial, path));
+    written.map_err(|error| unwritten(path, &error))
 }
 
 fn unwritten(path: &Path, error: &std::io::Error) -> CliError {

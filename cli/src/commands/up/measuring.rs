@@ -85,7 +85,7 @@ async fn measure(subject: Subject, gate: Arc<Gate>, progress: &Progress) -> Resu
     for doubt in profile::doubts(&profile) {
         progress.line(&format!("{}: {doubt}", wanted.name()));
     }
-    profile::keep(&profile)?;
+    profile::keep_unless_known(&profile)?;
     let problem = statement.problem(&profile, &wanted)?;
     // Closed: the model is not kept any more.
     let _unwanted = tell.send(Measured { problem, took: began.elapsed() });
@@ -115,6 +115,7 @@ async fn open_while_idle(models: Vec<Arc<Model>>, gate: Arc<Gate>) {
         tokio::select! {
             // Closed: a model is gone, and with it what is measured for it.
             (changed, ..) = changed => if changed.is_err() {
+                gate.end();
                 return;
             },
             () = quiet => {}

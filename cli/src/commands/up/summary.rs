@@ -108,15 +108,20 @@ impl Summary<'_> {
     }
 }
 
+const INDENT: &str = "  ";
+const LEFT_OUT: &str = " ..";
+
 /// `text` in at most [`PARAGRAPH`] lines of whole words.
 fn paragraph(text: &str) -> Vec<String> {
-    let words: Vec<String> = text.split(' ').map(|word| elided(word, WIDTH - 4)).collect();
-    let mut lines: Vec<String> = wrapped(&words.join(" "), WIDTH - 2).lines().map(str::to_owned).collect();
+    // Room for the indent of further lines, and for the mark of what is left out.
+    let width = WIDTH - INDENT.len() - LEFT_OUT.len();
+    let words: Vec<String> = text.split(' ').map(|word| elided(word, width)).collect();
+    let mut lines: Vec<String> = wrapped(&words.join(" "), width).lines().map(str::to_owned).collect();
     if lines.len() > PARAGRAPH {
         lines.truncate(PARAGRAPH);
-        lines.iter_mut().last().into_iter().for_each(|line| line.push_str(" .."));
+        lines.iter_mut().last().into_iter().for_each(|line| line.push_str(LEFT_OUT));
     }
-    lines.iter_mut().skip(1).for_each(|line| line.insert_str(0, "  "));
+    lines.iter_mut().skip(1).for_each(|line| line.insert_str(0, INDENT));
     lines
 }
 
