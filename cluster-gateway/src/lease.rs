@@ -303,8 +303,9 @@ mod tests {
     }
 
     fn status(code: u16) -> Response<Body> {
+        let reason = if code == 404 { "NotFound" } else { "Conflict" };
         let body = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code,
-            "message": "", "reason": ""});
+            "message": "", "reason": reason});
         let mut answer = object(&body);
         *answer.status_mut() = StatusCode::from_u16(code).unwrap();
         answer

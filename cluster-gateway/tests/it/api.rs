@@ -172,9 +172,13 @@ async fn leases_of(State(api): State<Api>, Path(namespace): Path<String>, uri: U
 async fn one_lease(
     State(api): State<Api>,
     Path((namespace, name)): Path<(String, String)>,
-) -> Result<Json<Value>, StatusCode> {
+) -> Result<Json<Value>, (StatusCode, Json<Value>)> {
     let state = api.state.lock().unwrap();
-    state.all.get(&(LEASE, namespace, name)).cloned().map(Json).ok_or(StatusCode::NOT_FOUND)
+    state.all.get(&(LEASE, namespace, name)).cloned().map(Json).ok_or_else(|| {
+        let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound",
+            "message": "", "code": 404});
+        (StatusCode::NOT_FOUND, Json(status))
+    })
 }
 
 async fn lease(
