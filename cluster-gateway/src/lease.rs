@@ -342,10 +342,10 @@ mod tests {
         leases.gateway("u3").renew().await.unwrap();
         assert_eq!(leases.holder("r-gateway-1").unwrap(), "u3");
         let renewed = |ago: i64| json!(MicroTime(Timestamp::now() - SignedDuration::from_secs(ago)));
-        leases.set("r-gateway-0", "renewTime", renewed(3500));
+        leases.set("r-gateway-0", "renewTime", renewed(290));
         let four = leases.gateway("u4");
         four.renew().await.unwrap_err();
-        leases.set("r-gateway-0", "renewTime", renewed(3700));
+        leases.set("r-gateway-0", "renewTime", renewed(310));
         four.renew().await.unwrap();
         assert_eq!(leases.holder("r-gateway-0").unwrap(), "u4");
         // The one before does not take it back.
