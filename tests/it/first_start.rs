@@ -191,24 +191,6 @@ async fn slow_source_is_waited_for_while_bytes_arrive() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn stalled_source_is_named_with_its_bytes() {
-    // Larger than what is read of its header, so that a function is fetching it.
-    let (model, cache) = (Model::demo().folder, tempfile::tempdir().unwrap());
-    let content = Content::new(&model);
-    let web = Web::start(ANY, content.clone()).await.unwrap();
-    let size = std::fs::metadata(model.join("model.safetensors")).unwrap().len();
-    content.change(|faults| (faults.bytes_per_second, faults.hang_at) = (Some(size / 12), Some(size / 2)));
-    let (mut process, _lines) = from_source(&web.model(), cache.path(), "3");
-    let status = process.end(LONG).await;
-    assert!(!status.success());
-    let log = process.log();
-    let last = log.last().unwrap();
-    for word in [web.model().as_str(), " of ", "/s until then", "--ready-timeout"] {
-        assert!(last.contains(word), "{word}: {last}");
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn download_goes_on_after_a_kill() {
     let (model, cache) = (small(), tempfile::tempdir().unwrap());
     let content = Content::new(model.path());

@@ -183,7 +183,7 @@ impl Content {
                     let seconds = (end - range.start) as f64 / rate.max(1) as f64;
                     tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
                 }
-                if faults.hang && range.start > 0 || faults.hang_at.is_some_and(|at| range.start >= at) {
+                if faults.hang && range.start > 0 {
                     std::future::pending::<()>().await;
                 }
                 let mut chunk = vec![0; usize::try_from(end - range.start).unwrap_or(0)];

@@ -17,8 +17,6 @@ pub struct Faults {
     pub bytes_per_second: Option<u64>,
     /// Answers stop after their first bytes, without an end.
     pub hang: bool,
-    /// Answers stop at this position of their file, without an end.
-    pub hang_at: Option<u64>,
     /// How many further requests are answered with [`Self::status`].
     pub failures: usize,
     /// The status of failures; 503 where it is 0.
