@@ -223,8 +223,14 @@ impl Keeper {
             }
         };
         if asleep != seen.asleep {
-            // What was asked about the placement before is of no use any more.
-            (seen.revision, seen.answering) = (None, None);
+            // What was asked about the placement before is of no use any more. What measurements led to waits for the next
+            // wake.
+            if let Some(revision) = seen.revision.take()
+                && revision.cause == Cause::Measurements
+            {
+                self.next.get_or_insert(revision.better);
+            }
+            seen.answering = None;
             self.charge_for_those_before();
             if !asleep && self.is_gone(seen.change) {
                 self.take_next();
