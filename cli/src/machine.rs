@@ -185,11 +185,12 @@ mod tests {
     #[test]
     fn work_of_this_process_is_its_own() {
         let before = CpuTimes::now().unwrap();
-        while before.at.elapsed().as_millis() < 300 {
-            std::hint::black_box(before);
+        // However busy the machine is, this gets some time.
+        let mut after = before;
+        while after.own - before.own < 0.1 && before.at.elapsed().as_secs() < 60 {
+            after = CpuTimes::now().unwrap();
         }
-        let after = CpuTimes::now().unwrap();
-        assert!(after.own - before.own > 0.1, "{before:?} {after:?}");
+        assert!(after.own - before.own >= 0.1, "{before:?} {after:?}");
         assert!((0.0..=1.0).contains(&after.others_since(&before)));
     }
 }
