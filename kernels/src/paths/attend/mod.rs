@@ -6,6 +6,7 @@ mod score;
 use super::floats::Floats;
 use crate::Dtype;
 use crate::attention::{AttentionShape, PAGE_POSITIONS};
+use crate::elementwise::elements;
 use mix::{Weights, mix_page};
 use score::{score_page, weigh};
 
@@ -258,18 +259,7 @@ fn row_of(shape: &AttentionShape, kv_head: usize, row: usize) -> usize {
 fn widen(dtype: Dtype, from: &[u8], at: usize, to: &mut [f32]) {
     let bytes = dtype.bytes();
     let from = &from[at * bytes..][..to.len() * bytes];
-    match dtype {
-        Dtype::F32 => {
-            for (to, from) in to.iter_mut().zip(from.as_chunks().0) {
-                *to = f32::from_le_bytes(*from);
-            }
-        }
-        Dtype::Bf16 => {
-            for (to, from) in to.iter_mut().zip(from.as_chunks().0) {
-                *to = f32::from_bits(u32::from(u16::from_le_bytes(*from)) << 16);
-            }
-        }
-    }
+    elements::widen(dtype, from, to);
 }
 
 /// The sum of a row's lanes, halves added to halves. Weights are no denormals, nor are their sums.
