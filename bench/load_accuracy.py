@@ -17,20 +17,13 @@ import math
 import os
 import random
 import statistics
-import subprocess
 import tempfile
 import threading
 import time
 import urllib.request
 
+from plan_accuracy import run
 from real_prompts import Server, complete, free_port, quantile
-
-
-def run(command):
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise SystemExit(f"{' '.join(command)} exited with code {done.returncode}:\n{done.stdout}{done.stderr}")
-    return json.loads(done.stdout)
 
 
 class Bench:

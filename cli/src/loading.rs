@@ -14,10 +14,10 @@ use tokio::sync::watch;
 /// Time between two looks.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// What functions must have read since they last got on, in bytes: less comes of looks at what others fetch.
+/// Bytes that functions must have read since their last progress: less comes of looks at what others fetch.
 const READ_STEP: u64 = 4 << 20;
 
-/// What is watched of functions that start.
+/// Functions that start, and where their progress shows.
 pub(crate) struct Loading {
     pub(crate) facts: Inspection,
     /// The model's place, for people.
@@ -30,7 +30,7 @@ pub(crate) struct Loading {
 impl Loading {
     /// Notes and shows how far the functions of `status` are with their weights, until their supervisor is gone.
     ///
-    /// What is fetched shows in the cache, whoever fetches it. What is read the kernel counts; where it does not tell,
+    /// Bytes that any process fetches show in the cache. Bytes that are read the kernel counts; where it does not tell,
     /// nothing is shown.
     pub(crate) async fn watch(self, mut status: watch::Receiver<Status>, progress: Arc<Progress>) {
         let began = Instant::now();
@@ -73,7 +73,7 @@ impl Loading {
         }
     }
 
-    /// What the cache holds, and how many bytes came in a second.
+    /// Says how much the cache holds, and how many bytes came in a second.
     fn in_cache(&self, fetched: u64, rate: f64) -> String {
         format!(
             "{} of {} of {} are in the cache, {}/s until then",

@@ -52,7 +52,7 @@ pub(crate) struct Holder {
     uid: String,
     /// What is shown to main functions that want to know who asks.
     keyring: Option<Arc<Keyring>>,
-    /// What was spent at it.
+    /// Gateway whose spending is told.
     gateway: Arc<Gateway>,
 }
 

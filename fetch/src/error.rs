@@ -11,7 +11,7 @@ pub enum FetchError {
     /// The source does not answer, or not as it should, also after several attempts.
     #[error("cannot reach {place}: {problem}; check address and network, or retry later")]
     Unavailable {
-        /// What was asked for.
+        /// Source that was asked for.
         place: String,
         /// What happened last.
         problem: String,
@@ -22,7 +22,7 @@ pub enum FetchError {
          sources.allowedRanges of the chart"
     )]
     NotAllowed {
-        /// What was asked for.
+        /// Source that was asked for.
         place: String,
         /// The host that was to be connected to.
         refused: NotAllowed,
@@ -30,7 +30,7 @@ pub enum FetchError {
     /// The source does not let us have it.
     #[error("access denied to {place} ({answer}); {advice}")]
     Refused {
-        /// What was asked for.
+        /// Source that was asked for.
         place: String,
         /// What the source answered.
         answer: String,
@@ -40,7 +40,7 @@ pub enum FetchError {
     /// The source does not have it.
     #[error("{place} does not exist ({answer})")]
     Missing {
-        /// What was asked for.
+        /// Source that was asked for.
         place: String,
         /// What the source answered.
         answer: String,
@@ -66,7 +66,7 @@ pub enum FetchError {
     /// The source answers something that makes no sense.
     #[error("invalid answer from {place}: {problem}")]
     Answer {
-        /// What was asked for.
+        /// Source that was asked for.
         place: String,
         /// What is wrong with the answer.
         problem: String,

@@ -35,7 +35,7 @@ const PAGE: usize = 4 << 20;
 /// Requests for a page of metrics that are answered at the same time, and those that wait.
 const TURNS: usize = 2;
 const WAITING: usize = 14;
-/// Those of one client: one is answered at a time.
+/// Requests of one client that are taken at the same time; one of them is answered.
 const OF_ONE: usize = 3;
 /// A request for a page waits this long: scrapers give up after 10 s, of which a page takes up to [`LONGEST`].
 const TURN: Duration = Duration::from_secs(4);
@@ -326,24 +326,32 @@ fn label(line: &str, name: &str) -> Option<String> {
     let (_, labels) = line.split_once('{')?;
     let mut rest = labels;
     loop {
-        let (key, behind) = rest.split_once("=\"")?;
-        let mut value = String::new();
-        let mut letters = behind.char_indices();
-        let end = loop {
-            match letters.next()? {
-                (at, '"') => break at + 1,
-                (_, '\\') => value.push(match letters.next()?.1 {
-                    'n' => '\n',
-                    letter => letter,
-                }),
-                (_, letter) => value.push(letter),
-            }
-        };
+        let (key, value, behind) = first_label(rest)?;
         if key.trim_start_matches(',') == name {
             return Some(value);
         }
-        rest = &behind[end..];
+        rest = behind;
     }
+}
+
+/// Parses the first label of a sample's labels in Prometheus' text format: its key, its value without escapes, and the text
+/// behind it.
+#[must_use]
+pub fn first_label(labels: &str) -> Option<(&str, String, &str)> {
+    let (key, behind) = labels.split_once("=\"")?;
+    let mut value = String::new();
+    let mut letters = behind.char_indices();
+    let end = loop {
+        match letters.next()? {
+            (at, '"') => break at + 1,
+            (_, '\\') => value.push(match letters.next()?.1 {
+                'n' => '\n',
+                letter => letter,
+            }),
+            (_, letter) => value.push(letter),
+        }
+    };
+    Some((key, value, behind.get(end..)?))
 }
 
 /// The pages of all models as one, every sample with the name of its model. Names that `own` has are left out: they mean

@@ -38,7 +38,7 @@ pub enum KeysError {
         field: String,
         /// The line, where it is known.
         place: String,
-        /// What was expected.
+        /// Expected value.
         remedy: String,
     },
     /// The file contradicts itself.

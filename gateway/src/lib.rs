@@ -54,6 +54,7 @@ pub use access_log::{AccessLog, AccessLogFormat, AccessLogTarget, AccessLogTarge
 pub use beginnings::Beginnings;
 pub use books::{Answered, Billing, Books, BooksError};
 pub use connector::{Connector, uri};
+pub use federation::first_label;
 pub use gateway::{Gateway, GatewayOptions};
 pub use key_file::KeyFile;
 pub use keys::{Keys, KeysError, Privacy};

@@ -38,7 +38,7 @@ pub(crate) struct Obtained {
     span: Span,
 }
 
-/// What has come of an answer's body.
+/// Body of an answer as far as it has come.
 pub(crate) enum ObtainedBody {
     Whole(Bytes, Room),
     Stream(Frame<Bytes>, Incoming),

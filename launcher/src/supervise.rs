@@ -60,7 +60,7 @@ impl Supervisor {
         Self::spawn_with(launcher, desired, events, Activity::default())
     }
 
-    /// The same with functions that are not late as long as `activity` notes progress.
+    /// Starts a supervisor, with functions that are not late as long as `activity` notes progress.
     pub fn spawn_with(
         launcher: impl Launcher,
         desired: Desired,

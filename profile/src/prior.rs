@@ -108,7 +108,7 @@ impl Profile {
         Memory { main_bytes: MAIN_BYTES, function_bytes: function_memory::least_bytes(model, dtype) }
     }
 
-    /// The same on `machine`, of which only its sizes are known: for as many vCPUs as it has cores, and no more.
+    /// Returns the prior on `machine`, of which only its sizes are known: for as many vCPUs as it has cores, and no more.
     #[must_use]
     pub fn prior_of_machine(model: &Inspection, dtype: &str, machine: Machine) -> Self {
         let prior = match machine.device.as_str() {

@@ -37,7 +37,7 @@ impl Progress {
         Self { spinner: None, verbose: false, silent: true, steps, begun }
     }
 
-    /// Whether everything is shown.
+    /// True if everything is shown.
     pub(crate) fn is_verbose(&self) -> bool {
         self.verbose
     }

@@ -1,4 +1,4 @@
-//! What is used on one machine beside `up`: `run`, `ps`, `top`, `stop`, `doctor`, `completions`, `man` and
+//! Commands of one machine beside `up`: `run`, `ps`, `top`, `stop`, `doctor`, `completions`, `man` and
 //! `up --file`. The functions are fakes.
 
 use remoe_test_support::fake;
@@ -48,7 +48,7 @@ impl Machine {
         self.up_with(name, &[]).0
     }
 
-    /// The same with more arguments, and its endpoint.
+    /// Starts `up` with more arguments, and returns its endpoint too.
     fn up_with(&self, name: &str, more: &[&str]) -> (Child, String) {
         let model = fixture("mixtral-basic");
         let arguments =

@@ -90,7 +90,7 @@ pub(crate) fn start_copy(model: &str, cache: &Path, to: &Path, environment: &[(&
     start_copy_with(model, cache, to, environment, &[])
 }
 
-/// The same with further flags.
+/// Starts a copy with further flags.
 pub(crate) fn start_copy_with(
     model: &str,
     cache: &Path,

@@ -17,7 +17,7 @@ pub(super) struct ErrandPod<'a> {
     pub(super) subject: &'a str,
     /// One that is not done by then has failed.
     pub(super) deadline_seconds: i64,
-    /// What it may write to the disk of its node.
+    /// Bytes that it may write to the disk of its node.
     pub(super) disk: DiskLimits,
     /// What all pods have in addition.
     pub(super) extras: &'a PodExtras,

@@ -60,7 +60,7 @@ pub(crate) struct Surroundings {
     pub remote_image: String,
     /// When nodes fetch images: Always, IfNotPresent or Never.
     pub pull_policy: String,
-    /// What pods that fetch may reach.
+    /// Sources that pods that fetch may reach.
     pub sources: Sources,
     /// What the pods of functions have in addition.
     pub pods: PodExtras,

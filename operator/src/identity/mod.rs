@@ -87,7 +87,7 @@ pub(super) struct Certified {
 }
 
 impl Certified {
-    /// Those of a deployment without certificates, and without pods that would need them.
+    /// Returns the state of a deployment without certificates, and without pods that would need them.
     pub(super) fn none() -> Self {
         Self { troubles: Vec::new(), mains: false, look_again: Duration::MAX }
     }

@@ -127,7 +127,7 @@ struct Report<'a> {
 #[derive(Debug, Serialize)]
 pub(super) struct Quantised {
     pub(super) experts_dtype: ExpertsDtype,
-    /// None where nothing keeps the limits.
+    /// Cheapest arrangement; absent where nothing keeps the limits.
     pub(super) cheapest: Option<RivalNodes>,
 }
 

@@ -26,7 +26,7 @@ pub(super) struct MainFigures {
     pub(super) call: RemoteCall,
 }
 
-/// What a main function of some number of threads takes.
+/// Times of a main function with some number of threads.
 struct OfThreads {
     columns: Vec<Column>,
     loads: Option<Vec<BTreeMap<u32, u32>>>,

@@ -35,7 +35,7 @@ use std::time::{Duration, Instant};
 const WARMING: Duration = Duration::from_millis(300);
 /// Share of the CPU time that other programs may take before figures are not trusted.
 const DISTURBED: f64 = 0.1;
-/// What a main function under measurement takes beside its weights, and remote experts beside those, in bytes.
+/// Bytes that a main function under measurement takes beside its weights, with remote experts beside those.
 const BESIDE_WEIGHTS: u64 = 500 << 20;
 
 /// Arguments of `remoe profile`.
@@ -140,7 +140,7 @@ pub(crate) struct BelowOne {
 }
 
 impl BelowOne {
-    /// Those of plans for `problem` with this use of remote experts.
+    /// Returns the roles that plans for `problem` with this use of remote experts may give less than one vCPU.
     pub(crate) fn of(problem: &Problem, remote: RemoteArg) -> Self {
         let Specs { main, remote: apart, main_vcpus, remote_vcpus } = problem.specs;
         let below = |bytes: SizeRange, vcpus: Option<VcpuRange>| {
@@ -294,7 +294,7 @@ struct Subject<'a> {
 }
 
 impl Subject<'_> {
-    /// Whether functions of this role are measured with less than one vCPU.
+    /// Returns true if functions of this role are measured with less than one vCPU.
     fn below_one(&self, role: Role) -> bool {
         self.functions.quotas
             && match role {

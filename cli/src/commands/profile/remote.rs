@@ -47,7 +47,7 @@ pub(super) struct RemoteFigures {
     pub(super) numerics_class: String,
 }
 
-/// What a function of some number of threads takes.
+/// Times of a function with some number of threads.
 struct OfThreads {
     /// Seconds of an expert with each number of vCPUs.
     columns: Vec<Vec<f64>>,

@@ -1,5 +1,6 @@
 //! Rates and latencies of models over the last seconds, from two readings of `/metrics`.
 
+use remoe_gateway::first_label;
 use serde::Serialize;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -133,21 +134,9 @@ fn sample(line: &str) -> Option<(&str, BTreeMap<&str, String>, f64)> {
         if let Some(value) = rest.strip_prefix('}') {
             return Some((name, labels, finite(value)?));
         }
-        let (label, behind) = rest.split_once("=\"")?;
-        let mut value = String::new();
-        let mut letters = behind.char_indices();
-        let end = loop {
-            match letters.next()? {
-                (at, '"') => break at + 1,
-                (_, '\\') => value.push(match letters.next()?.1 {
-                    'n' => '\n',
-                    letter => letter,
-                }),
-                (_, letter) => value.push(letter),
-            }
-        };
+        let (label, value, behind) = first_label(rest)?;
         labels.insert(label, value);
-        rest = behind.get(end..)?;
+        rest = behind;
     }
 }
 

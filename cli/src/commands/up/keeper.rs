@@ -50,12 +50,12 @@ pub(super) struct Keeper {
     pub(super) tariff: Tariff,
     /// Ends when all that ran is accounted for.
     pub(super) accounted: JoinHandle<()>,
-    /// What another placement would be made from.
+    /// Source of another placement.
     pub(super) basis: Basis,
     pub(super) pricing: Pricing,
     /// Tells whoever accounts what functions cost.
     pub(super) tell: watch::Sender<Option<Tariff>>,
-    /// None where the placement does not follow requests.
+    /// Absent where the placement does not follow requests.
     pub(super) following: Option<Following>,
     /// Tells what was measured beside the model; none where nothing is.
     pub(super) measured: Option<oneshot::Receiver<Measured>>,

@@ -167,7 +167,7 @@ fn compared(change: &Change) -> String {
     )
 }
 
-/// What measured figures change.
+/// Changes that measured figures lead to.
 #[derive(Debug)]
 pub(super) struct OnMeasurements {
     /// A placement beside the main function as it runs.

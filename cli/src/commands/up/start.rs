@@ -45,7 +45,7 @@ pub(super) struct Started {
     pub(super) basis: Basis,
     /// Why it is placed as it is.
     pub(super) choice: Choice,
-    /// What is to be measured beside it, and where that is told.
+    /// Measurement to make beside it, with the receiver of its result.
     pub(super) measurement: Option<(Subject, oneshot::Receiver<Measured>)>,
 }
 
@@ -217,7 +217,8 @@ impl Stated {
         Ok(Self { statement, problem, origin: profile.origin, is_unsure })
     }
 
-    /// What is to be measured beside `wanted`, and where that is told; none where figures are sure.
+    /// Returns the measurement to make beside `wanted`, with the receiver of its result; none where figures are neither
+    /// assumed nor disturbed.
     fn measurement(self, wanted: &Wanted) -> Option<(Subject, oneshot::Receiver<Measured>)> {
         if !self.is_unsure {
             return None;
