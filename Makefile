@@ -96,8 +96,8 @@ deny: ## Check dependencies: bans, licences, sources; advisories where they can 
 	else echo "deny: the advisory database cannot be reached, advisories were not checked"; fi
 
 .PHONY: generate
-generate: ## Generate the gRPC code from wire/proto
-	REMOE_UPDATE_GENERATED=1 $(CARGO) test --profile $(PROFILE) --package remoe-wire --test it -- generated_code::
+generate: ## Generate the gRPC code from crates/remoe-proto/proto
+	REMOE_UPDATE_GENERATED=1 $(CARGO) test --profile $(PROFILE) --package remoe-proto --test it -- generated_code::
 
 .PHONY: bench
 bench: build ## Measure speed against the machine's limits (BENCH="--only kernels,wire", BENCH=--quick)
@@ -120,14 +120,14 @@ chart-crds: ## Copy crds/ into the chart
 
 .PHONY: images
 images: programs ## Write target/images/remoe-*.tar, container images of the programs (PROFILE=dist for those that are published)
-	images/build.py --binaries $(PROGRAMS) operator gateway main remote-expert
+	deploy/images/build.py --binaries $(PROGRAMS) operator gateway main remote-expert
 
 # Only what is linked with LibTorch is built again: 2.4 GB of wheels the first time, 10 GB of disk in all.
 .PHONY: image-cuda
 image-cuda: programs ## Write target/images/remoe-main-cuda.tar, main functions for GPUs
 	LIBTORCH="$$(scripts/libtorch.py --cuda)" LIBTORCH_CXX11_ABI=1 CARGO_TARGET_DIR=target/cuda \
 		cargo build --profile $(PROFILE) --workspace --bin main-model-fn-torch
-	images/build.py --binaries $(PROGRAMS) --cuda-binaries target/cuda/$(PROFILE) main-cuda
+	deploy/images/build.py --binaries $(PROGRAMS) --cuda-binaries target/cuda/$(PROFILE) main-cuda
 
 .PHONY: check-image-cuda
 check-image-cuda: image-cuda ## Start that image's program where no GPU is: it says so and exits with 3 (root)
@@ -195,7 +195,7 @@ e2e-run:
 # Those of the operator's tests that talk to a real API server.
 .PHONY: e2e-operator
 e2e-operator:
-	CARGO='$(CARGO)' scripts/run-tests $(PROFILE) --profile long -E 'package(remoe-operator) & test(api_server::)'
+	CARGO='$(CARGO)' scripts/run-tests $(PROFILE) --profile long -E 'package(operator) & test(api_server::)'
 
 .PHONY: e2e-ci
 e2e-ci: ## Run those that every change must pass, in a cluster that is removed afterwards
@@ -231,7 +231,7 @@ nightly-families: families ## Random models of every family beside transformers
 .PHONY: nightly-long
 nightly-long: ## Long forms of tests: schemas, costs, connections, overload, a large store, all problems of planner and operator
 	$(MAKE) test PROFILE=release \
-		TESTS="--profile long -E 'package(remoe-tests) & test(/^(structured|cost|overload)::/) | package(remoe-gateway) & test(/^hostile::/) | package(remoe-launcher) & test(/^hostile::/) | package(main-model-fn) & test(/hostile::|generated_replies/) | test(/^bounded::/) | package(remoe-planner) | test(/^tests::(tenants|hostile)::/)'" \
+		TESTS="--profile long -E 'package(tests) & test(/^(structured|cost|overload)::/) | package(remoe-gateway-core) & test(/^hostile::/) | package(remoe-rollout) & test(/^hostile::/) | package(main-model-fn) & test(/hostile::|generated_replies/) | test(/^bounded::/) | package(remoe-planner) | test(/^tests::(tenants|hostile)::/)'" \
 		REMOE_ALL_PROBLEMS=1 REMOE_HOSTILE_CASES=10000 REMOE_RANDOM_SCHEMAS=1000 REMOE_COST_REQUESTS=10000 REMOE_CONNECTIONS=50000 REMOE_OVERLOAD_SECONDS=120 REMOE_STORE_RECORDS=10000000
 
 .PHONY: nightly-clients

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Share of recorded prompts within the bound on assignments (planner/src/hoeffding.rs).
+"""Share of recorded prompts within the bound on assignments (crates/remoe-planner/src/hoeffding.rs).
 
     python3 bench/assignments_bound.py --train train.npy --test test-*.npy
 

@@ -1,6 +1,6 @@
 """The expert FFN in torch's bfloat16, its weights packed by oneDNN: the peer of Remoe's kernels.
 
-Driven by `remoe-bench`, as kernels/examples/ffn_speed is: the first line on standard output describes
+Driven by `remoe-bench`, as crates/remoe-kernels/examples/ffn_speed is: the first line on standard output describes
 the peer, then each line on standard input names a measurement and is answered by a line
 {"rate": .., "best": ..} in GB/s of weights or GFLOP/s; best is that of the fastest single expert.
 

@@ -4,7 +4,7 @@
 usage: check_vectors.py PROGRAM
 
 PROGRAM is a release build that contains `remoe_kernels::elementwise`, such as
-target/release/examples/attention_speed. `by_avx512` and `by_avx2` (kernels/src/vectors.rs) have to hold the loops
+target/release/examples/attention_speed. `by_avx512` and `by_avx2` (crates/remoe-kernels/src/vectors.rs) have to hold the loops
 themselves: arithmetic on 256 or 512 bits. A function of `elements.rs` or a closure of an operation with a symbol of its own
 was not inlined, and so was compiled for every processor. Needs objdump (Debian's binutils).
 """

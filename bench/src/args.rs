@@ -3,7 +3,7 @@
 use crate::checkpoint::Shape;
 use crate::parts::PartName;
 use clap::{Args, Parser, Subcommand};
-use remoe_function::sizes;
+use remoe_process::sizes;
 use std::path::PathBuf;
 
 /// Measures Remoe's parts against the machine's limits, and makes checkpoints to measure with.

@@ -1,8 +1,8 @@
 //! Certificates for a remote function under measurement and for who asks it.
 
 use crate::error::{Result, While};
-use remoe_authority::Authority;
-use remoe_wire::identity::{
+use remoe_identity::Authority;
+use remoe_proto::identity::{
     CERTIFICATE, CERTIFICATES_OF_AUTHORITIES, Counterpart, Credentials, Identity, KEY, Keyring, Trust,
 };
 use std::path::Path;

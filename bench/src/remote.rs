@@ -4,8 +4,8 @@ use crate::certificates::Certificates;
 use crate::context::Context;
 use crate::error::{Result, While};
 use crate::process::Process;
-use remoe_function::Announcement;
-use remoe_wire::Conversation;
+use remoe_process::Announcement;
+use remoe_proto::Conversation;
 use std::path::Path;
 use std::process::Command;
 

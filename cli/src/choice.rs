@@ -2,8 +2,8 @@
 
 use crate::args::DeploymentArgs;
 use crate::planning::RemoteArg;
+use remoe_hardware::Origin;
 use remoe_planner::{Answer, Problem, Rival, dollars, seconds};
-use remoe_profile::Origin;
 
 /// Costs of single requests are too small to read.
 const MILLION: f64 = 1e6;

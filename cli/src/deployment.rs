@@ -10,16 +10,16 @@ use crate::planning;
 use crate::programs;
 use crate::remote_set::{Foresight, usage};
 use crate::signals::EndSignals;
-use remoe_fetch::{ModelArgs, ModelLocation};
-use remoe_launcher::decide::{Desired, Patience};
-use remoe_launcher::functions::{DEFAULT_MAX_BATCH, deployment};
-use remoe_launcher::{
+use remoe_hub::{ModelArgs, ModelLocation};
+use remoe_model::{Checkpoint, DenseDtype, ExpertsDtype, Inspection};
+use remoe_planner::{Account, Answer, MainSize, PlanDraft, PlanError, Problem};
+use remoe_proto::v1::main_model_client::MainModelClient;
+use remoe_rollout::decide::{Desired, Patience};
+use remoe_rollout::functions::{DEFAULT_MAX_BATCH, deployment};
+use remoe_rollout::{
     Activity, Cgroups, Event, LogLine, ModelOptions, MoeLayer, Placement, ProcessLauncher, ResourceLimits,
     Status, Supervisor, control,
 };
-use remoe_model::{Checkpoint, DenseDtype, ExpertsDtype, Inspection};
-use remoe_planner::{Account, Answer, MainSize, PlanDraft, PlanError, Problem};
-use remoe_wire::v1::main_model_client::MainModelClient;
 use serde::Serialize;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};

@@ -1,10 +1,10 @@
 //! How the command ends.
 
 use crate::plan_report::infeasible;
-use remoe_launcher::{Failure, NotReady, PlacementError};
 use remoe_model::CheckpointError;
 use remoe_planner::PlanError;
-use remoe_wire::{ErrorCode, ServiceError};
+use remoe_proto::{ErrorCode, ServiceError};
+use remoe_rollout::{Failure, NotReady, PlacementError};
 use serde::Serialize;
 use std::borrow::Cow;
 use std::path::PathBuf;

@@ -7,8 +7,8 @@ use crate::exit::CliError;
 use crate::machine;
 use crate::output::progress::{Progress, print_warning};
 use crate::planning::PlanningArgs;
+use remoe_hardware::{CpuLimit, Machine, ModelId, Origin, Profile};
 use remoe_planner::Problem;
-use remoe_profile::{CpuLimit, Machine, ModelId, Origin, Profile};
 use std::sync::Arc;
 
 /// Figures to plan with where nothing was measured.

@@ -2,9 +2,9 @@
 
 use crate::output::progress::Progress;
 use crate::output::table;
-use remoe_fetch::allocated;
-use remoe_launcher::{Activity, FunctionState, FunctionStatus, Status};
+use remoe_hub::allocated;
 use remoe_model::Inspection;
+use remoe_rollout::{Activity, FunctionState, FunctionStatus, Status};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -12,14 +12,14 @@ use crate::prompt;
 use crate::resource::{in_spec, part_of_spec};
 use crate::workload::WorkloadArgs;
 use clap::{Args, ValueEnum};
-use remoe_function::{parse_duration, parse_size};
+use remoe_hardware::{ModelId, Origin, Prices, PricesError, ProblemError, Profile, Wishes, attempted};
 use remoe_model::{Checkpoint, Inspection};
 use remoe_planner::{
     Answer, Arrivals, ErrorFactor, FieldError, Limits, Options, Pricing, Problem, Quantile, Remote,
     SizeRange, Slo, Specs, VcpuRange, solve, useful_vcpus,
 };
 use remoe_predictor::{ByPhase, Trained};
-use remoe_profile::{ModelId, Origin, Prices, PricesError, ProblemError, Profile, Wishes, attempted};
+use remoe_process::{parse_duration, parse_size};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -248,7 +248,7 @@ impl PlanningArgs {
             fallback_bytes,
             cold_start_seconds: 0.0,
         };
-        let mut problem = remoe_profile::problem(model, profile, &wishes).map_err(|error| {
+        let mut problem = remoe_hardware::problem(model, profile, &wishes).map_err(|error| {
             let flag = if error == ProblemError::NoGpuPrice { "--pricing" } else { "--model" };
             CliError::arguments(flag, error.to_string())
         })?;

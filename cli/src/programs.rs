@@ -2,7 +2,7 @@
 
 use crate::args::Backend;
 use crate::exit::CliError;
-use remoe_launcher::process::Programs;
+use remoe_rollout::process::Programs;
 use std::path::{Path, PathBuf};
 
 /// The folder to look in, where it is not that of this program.

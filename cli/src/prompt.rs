@@ -4,7 +4,7 @@ use crate::args::PromptArgs;
 use crate::exit::CliError;
 use remoe_model::text::{ChatTemplate, Tokenizer};
 use remoe_model::{Checkpoint, Inspection};
-use remoe_wire::v1::{TokenIds, generate_request, inspect_request};
+use remoe_proto::v1::{TokenIds, generate_request, inspect_request};
 
 /// Returns the ids of `text`, the value of `flag`; `special` adds what the tokenizer's post-processor adds.
 pub(crate) fn tokens(

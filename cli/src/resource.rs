@@ -11,8 +11,8 @@ use crate::exit::CliError;
 use crate::planning::{in_file, read};
 use clap::ArgMatches;
 use clap::parser::ValueSource;
-use remoe_function::{format_duration, parse_duration};
 use remoe_planner::FieldError;
+use remoe_process::{format_duration, parse_duration};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_yaml::Value;
@@ -474,7 +474,7 @@ mod tests {
     #[test]
     fn parts_of_the_spec_have_numbers() {
         let prices = part_of_spec(RESOURCE, "pricing").unwrap().unwrap();
-        let prices = remoe_profile::Prices::from_yaml(&prices).unwrap();
+        let prices = remoe_hardware::Prices::from_yaml(&prices).unwrap();
         assert_eq!(prices.cpu_core_hour, 0.03);
         assert_eq!(part_of_spec("cpuCoreHour: 1", "pricing").unwrap(), None);
     }

@@ -6,11 +6,11 @@
 //! them.
 
 use crate::DeviceName;
-use remoe_experts::LoadError;
 use remoe_kernels::{AttentionShape, Dtype, KernelError, NumericsClass, Pool};
 use remoe_model::{
     Activation, Checkpoint, CheckpointError, MlaFacts, MlpTensors, NormKind, RopeFacts, TensorRef,
 };
+use remoe_weights::LoadError;
 use std::borrow::Cow;
 use std::sync::Arc;
 

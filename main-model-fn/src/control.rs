@@ -7,13 +7,13 @@ use crate::model_text::ModelText;
 use crate::placer::Placer;
 use crate::routing_check::RemoteSets;
 use remoe_model::text::Rendering;
-use remoe_wire::v1::main_model_server::MainModel;
-use remoe_wire::v1::{
+use remoe_proto::v1::main_model_server::MainModel;
+use remoe_proto::v1::{
     DescribeMainRequest, EndpointWork, ExpertCalls, ExpertTime, Finished, GenerateEvent, GenerateRequest,
     InspectReply, InspectRequest, LayerPairs, LayerRouting, MainDescription, Piece, Routing, RoutingAck,
     Started, TokenIds, TokenRouting, generate_event, generate_request, inspect_request,
 };
-use remoe_wire::{ErrorCode, ServiceError};
+use remoe_proto::{ErrorCode, ServiceError};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

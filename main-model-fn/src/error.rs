@@ -1,12 +1,12 @@
 use crate::backend::LoadModelError;
 use crate::device::DeviceError;
 use crate::records::RecordFileError;
-use remoe_experts::LoadError;
 use remoe_kernels::KernelError;
 use remoe_model::CheckpointError;
 use remoe_model::text::TextError;
-use remoe_traces::TracesError;
-use remoe_wire::identity::IdentityError;
+use remoe_otel::TracesError;
+use remoe_proto::identity::IdentityError;
+use remoe_weights::LoadError;
 use std::io;
 
 /// Why the function cannot start or go on.

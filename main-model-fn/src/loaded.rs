@@ -7,13 +7,13 @@ use crate::http::ModelCard;
 use crate::model_text::ModelText;
 use crate::transformer::{Model, Transformer};
 use crate::{Backend, DeviceName, Error, Settings};
-use remoe_experts::{checked_experts_class, default_dtype, experts_class};
 use remoe_kernels::{Dtype, NumericsClass, Pool, PoolConfig, wrong_paths};
 use remoe_model::{Checkpoint, DenseDtype};
 use remoe_predictor::record::RecordHeader;
-use remoe_wire::WIRE_VERSION;
-use remoe_wire::identity::Trust;
-use remoe_wire::v1::MainDescription;
+use remoe_proto::WIRE_VERSION;
+use remoe_proto::identity::Trust;
+use remoe_proto::v1::MainDescription;
+use remoe_weights::{checked_experts_class, default_dtype, experts_class};
 use std::sync::Arc;
 
 /// Most choices of one request.

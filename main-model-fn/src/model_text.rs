@@ -2,7 +2,7 @@
 
 use remoe_model::Checkpoint;
 use remoe_model::text::{ChatTemplate, Rendering, TextError, Tokenizer, tools_for_template};
-use remoe_wire::{ErrorCode, ServiceError};
+use remoe_proto::{ErrorCode, ServiceError};
 use serde_json::Value;
 use std::sync::Arc;
 

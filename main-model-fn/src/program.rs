@@ -2,10 +2,10 @@
 
 use crate::{Backend, Error, Listeners, Settings, run};
 use clap::Parser;
-use remoe_experts::spread_over_nodes;
-use remoe_function::{
+use remoe_process::{
     Role, announce, descriptors_for_runtime, end_with_launcher, init_logs, process_start, shutdown_on_signal,
 };
+use remoe_weights::spread_over_nodes;
 use std::process::ExitCode;
 use std::time::Instant;
 

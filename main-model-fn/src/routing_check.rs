@@ -2,8 +2,8 @@
 //! hosts. Pure.
 
 use remoe_model::ModelConfig;
-use remoe_wire::v1::{Endpoint, LayerExperts, Routing};
-use remoe_wire::{MAX_ENDPOINTS, ServiceError};
+use remoe_proto::v1::{Endpoint, LayerExperts, Routing};
+use remoe_proto::{MAX_ENDPOINTS, ServiceError};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The remote experts of each layer.

@@ -11,16 +11,16 @@ use crate::placer::{Placer, PlacerParts};
 use crate::records::Recorder;
 use crate::{Backend, Error, Settings};
 use prometheus::Registry;
-use remoe_function::{
-    Announcement, Role, beside, function_registry, listen, refused_connections, serve_metrics,
-};
 use remoe_http::serve_probes;
 use remoe_kernels::NumericsClass;
 use remoe_model::ModelConfig;
-use remoe_traces::Traces;
-use remoe_wire::identity::Trust;
-use remoe_wire::v1::main_model_server::MainModelServer;
-use remoe_wire::{Door, Intake, IntakeLimits, MAX_CONTROL_MESSAGE, MAX_CONTROL_REQUEST, Refusal};
+use remoe_otel::Traces;
+use remoe_process::{
+    Announcement, Role, beside, function_registry, listen, refused_connections, serve_metrics,
+};
+use remoe_proto::identity::Trust;
+use remoe_proto::v1::main_model_server::MainModelServer;
+use remoe_proto::{Door, Intake, IntakeLimits, MAX_CONTROL_MESSAGE, MAX_CONTROL_REQUEST, Refusal};
 use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;

@@ -1,10 +1,10 @@
 use clap::builder::RangedU64ValueParser;
-use remoe_experts::ComputeDtype;
-use remoe_fetch::ModelArgs;
-use remoe_function::{parse_duration, sizes, whole_microseconds, whole_seconds};
+use remoe_hub::ModelArgs;
 use remoe_kernels::{InstructionPath, MAX_THREADS};
 use remoe_model::{DenseDtype, ExpertsDtype};
-use remoe_wire::identity::Identity;
+use remoe_process::{parse_duration, sizes, whole_microseconds, whole_seconds};
+use remoe_proto::identity::Identity;
+use remoe_weights::ComputeDtype;
 use serde_json::{Map, Value};
 use std::net::SocketAddr;
 use std::path::PathBuf;

@@ -12,7 +12,7 @@ use super::profiling;
 use super::routing::RoutingTable;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::ResourceExt;
-use remoe_profile::Profile;
+use remoe_hardware::Profile;
 
 /// The key of the facts in their ConfigMap.
 const FACTS: &str = "model.json";

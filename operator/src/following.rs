@@ -13,10 +13,10 @@ use super::pods::PodView;
 use super::rest::Rest;
 use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
-use remoe_demand::MOST_SHARES;
-use remoe_launcher::need::Expected;
+use remoe_api::MOST_SHARES;
 use remoe_model::Inspection;
 use remoe_predictor::Shares;
+use remoe_rollout::need::Expected;
 use std::time::Duration;
 
 /// Answered requests to go by before a plan is made for them, older ones counting for less than one.

@@ -5,7 +5,7 @@ use super::calls::{CallError, Calls};
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::ResourceExt;
-use remoe_wire::identity::Identity;
+use remoe_proto::identity::Identity;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};

@@ -2,9 +2,9 @@
 
 use clap::Parser;
 use kube::{Client, Config};
-use remoe_function::{Role, init_logs, listen, shutdown_on_signal};
 use remoe_operator::api::crds;
 use remoe_operator::{Command, RunSettings, Settings, run};
+use remoe_process::{Role, init_logs, listen, shutdown_on_signal};
 use std::error::Error;
 use std::io::Write;
 use std::path::Path;

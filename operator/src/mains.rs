@@ -2,11 +2,11 @@
 
 use super::build::CONTROL_PORT;
 use super::events::shortened;
-use remoe_launcher::control::{self, Callee};
-use remoe_scaling::Worked;
-use remoe_wire::identity::Trust;
-use remoe_wire::v1::{LayerPairs, MainDescription, Routing, RoutingAck};
-use remoe_wire::{ErrorCode, MAX_ENDPOINTS, MAX_EXPERTS, MAX_LAYERS, ServiceError, placement_digest};
+use remoe_autoscale::Worked;
+use remoe_proto::identity::Trust;
+use remoe_proto::v1::{LayerPairs, MainDescription, Routing, RoutingAck};
+use remoe_proto::{ErrorCode, MAX_ENDPOINTS, MAX_EXPERTS, MAX_LAYERS, ServiceError, placement_digest};
+use remoe_rollout::control::{self, Callee};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 use tokio::time::timeout;
@@ -166,7 +166,7 @@ fn callee(ip: IpAddr, trust: Option<&Trust>) -> Callee {
 #[allow(clippy::unwrap_used)]
 pub(crate) mod tests {
     use super::*;
-    use remoe_wire::v1::{EndpointProblem, EndpointWork, LayerExperts};
+    use remoe_proto::v1::{EndpointProblem, EndpointWork, LayerExperts};
 
     /// The largest description that an honest main function gives: 58 layers of 256 experts, all of them used, of 8,192
     /// remote functions with the longest addresses.

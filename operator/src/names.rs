@@ -1,7 +1,7 @@
 //! Names and labels of everything that belongs to a deployment.
 
 use kube::api::ObjectMeta;
-pub(crate) use remoe_demand::tier;
+pub(crate) use remoe_api::tier;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The deployment's name.

@@ -12,8 +12,8 @@ use super::observed::Observed;
 use super::planned::{Follow, PlanState, Take, Task, followed, solved};
 use super::planning::{Planning, PlanningError, counted};
 use super::planning_pool::{Key, Lane, Outcome, PlanningPool, Progress, Search};
-use remoe_launcher::need;
 use remoe_planner::Budget;
+use remoe_rollout::need;
 use std::time::{Duration, Instant};
 
 /// Time for which remote functions of a wake wait for their plan. Then they start by the last one.

@@ -14,7 +14,7 @@ use super::pods::Trouble;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::ObjectMeta;
 use kube::{Resource, ResourceExt};
-use remoe_profile::{MEASUREMENTS, ModelId, Profile};
+use remoe_hardware::{MEASUREMENTS, ModelId, Profile};
 use std::collections::BTreeMap;
 
 /// The key of a profile in the ConfigMap of somebody who supplies one.

@@ -32,7 +32,7 @@ use futures_util::FutureExt;
 use kube::runtime::events::Recorder;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Client, ResourceExt};
-use remoe_scaling::History;
+use remoe_autoscale::History;
 use remoe_sleep::Phase;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;

@@ -14,13 +14,13 @@ use super::pods::{PodView, Trouble};
 use super::replacement::Replacements;
 use super::routing::{Generation, RoutedPod, RoutingTable};
 use jiff::{SignedDuration, Timestamp};
-use remoe_function::Role;
-use remoe_launcher::scene::{
+use remoe_process::Role;
+use remoe_proto::format_listing;
+use remoe_rollout::scene::{
     self, Duty, End, Follows, Instance, Part, Place, Policy, Replacement, Sight, Start, State, Succession,
     Told,
 };
-use remoe_launcher::step::{self as pure, Backoff};
-use remoe_wire::format_listing;
+use remoe_rollout::step::{self as pure, Backoff};
 use std::time::Duration;
 
 /// A place is filled anew at once the first time, and so long after the one before was made later.

@@ -5,8 +5,8 @@ use super::api::{MoEDeployment, MoERecord, MoERecordSpec};
 use super::build::owned_meta;
 use super::names;
 use super::planning::counted;
-use remoe_wire::v1::{Endpoint, LayerExperts, Routing};
-use remoe_wire::{ListingError, parse_listing, placement_digest};
+use remoe_proto::v1::{Endpoint, LayerExperts, Routing};
+use remoe_proto::{ListingError, parse_listing, placement_digest};
 use std::collections::BTreeMap;
 
 /// Numbers are counted up to here: 64 times what a main function takes in one step, so that one that has

@@ -20,7 +20,7 @@ use super::turn::Turns;
 use futures_util::future::BoxFuture;
 use kube::runtime::events::{Recorder, Reporter};
 use kube::{Api, Client};
-use remoe_function::program_registry;
+use remoe_process::program_registry;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;

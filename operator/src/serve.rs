@@ -4,7 +4,7 @@ use axum::Router;
 use axum::http::StatusCode;
 use axum::routing::get;
 use prometheus::Registry;
-use remoe_function::render_metrics;
+use remoe_process::render_metrics;
 use std::io;
 use tokio::net::TcpListener;
 use tokio::sync::watch;

@@ -2,7 +2,7 @@
 
 use super::api::{ModelSpec, PlannedModel};
 use super::source::{ModelSource, SourceError};
-use remoe_fetch::{Egress, Rule};
+use remoe_hub::{Egress, Rule};
 
 /// The server of `hf://` sources.
 const HUB: &str = "https://huggingface.co";

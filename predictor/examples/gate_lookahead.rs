@@ -3,7 +3,7 @@
 //! ```console
 //! python predictor/examples/hidden_states.py demo/model train.safetensors train.jsonl --prompts 280
 //! python predictor/examples/hidden_states.py demo/model test.safetensors test-*.jsonl --prompts 140
-//! cargo run --release -p remoe-predictor --example gate_lookahead -- train.safetensors test.safetensors
+//! cargo run --release -p predictor --example gate_lookahead -- train.safetensors test.safetensors
 //! ```
 //!
 //! Copies are fine-tuned on the first file and measured on the second. Distance 0 is the layer's own gate: it

@@ -2,7 +2,7 @@
 //!
 //! ```console
 //! remoe record --model demo/model --prompts train.jsonl --out train.npy --max-tokens 1 --tokens
-//! cargo run --release -p remoe-predictor --example layer_affinity -- train.npy test.npy
+//! cargo run --release -p predictor --example layer_affinity -- train.npy test.npy
 //! ```
 //!
 //! Both files hold the experts of every token. Popularity always names the experts that are used most.

@@ -1,8 +1,8 @@
 //! How fast the tree is built and searched, against brute force, on synthetic clustered vectors.
 //!
 //! ```console
-//! cargo run --release -p remoe-predictor --example search_speed
-//! cargo run --release -p remoe-predictor --example search_speed -- 500000 512
+//! cargo run --release -p predictor --example search_speed
+//! cargo run --release -p predictor --example search_speed -- 500000 512
 //! ```
 //!
 //! Without arguments: 5,000 prompts of 2,048 elements and 500,000 of 512. Each vector is what all have in

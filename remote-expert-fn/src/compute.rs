@@ -10,7 +10,7 @@ use crate::metrics::{self, Metrics};
 use crate::pass::{Computed, Pass};
 use crate::spans::Spans;
 use remoe_kernels::Pool;
-use remoe_wire::v1::{Code, Failure, ForwardReply, Rows, Work, forward_reply::Outcome};
+use remoe_proto::v1::{Code, Failure, ForwardReply, Rows, Work, forward_reply::Outcome};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -1,11 +1,11 @@
 //! The experts that a function holds in memory.
 
-use remoe_experts::{LoadError, expert_shape, load_experts};
-use remoe_function::address_space_left;
 use remoe_kernels::{NumericsClass, PackedExpert};
 use remoe_model::Checkpoint;
-use remoe_wire::v1::LayerExperts;
-use remoe_wire::{IntakeLimits, MAX_MESSAGE, MAX_PAYLOAD};
+use remoe_process::address_space_left;
+use remoe_proto::v1::LayerExperts;
+use remoe_proto::{IntakeLimits, MAX_MESSAGE, MAX_PAYLOAD};
+use remoe_weights::{LoadError, expert_shape, load_experts};
 use std::collections::BTreeMap;
 
 /// Code, runtime and the buffers of connections.
@@ -155,11 +155,11 @@ impl Host {
 #[allow(clippy::unwrap_used, clippy::panic)]
 mod tests {
     use super::{Host, HostError};
+    use remoe_hardware::Profile;
     use remoe_kernels::{Dtype, NumericsClass};
     use remoe_model::Checkpoint;
-    use remoe_profile::Profile;
+    use remoe_proto::v1::LayerExperts;
     use remoe_test_support::checkpoint::{Sizes, generate};
-    use remoe_wire::v1::LayerExperts;
 
     /// A plan may give a function no less than it starts with.
     #[test]

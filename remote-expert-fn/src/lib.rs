@@ -23,20 +23,20 @@ pub use settings::Settings;
 use admission::Admission;
 use compute::Computer;
 use metrics::Metrics;
-use remoe_experts::{LoadError, checked_experts_class, default_dtype};
-use remoe_function::{
-    Announcement, Role, beside, function_registry, listen, refused_connections, serve_metrics,
-};
 use remoe_http::serve_probes;
 use remoe_kernels::{KernelError, NumericsClass, Pool, PoolConfig, wrong_paths};
 use remoe_model::CheckpointError;
-use remoe_traces::{Traces, TracesError};
-use remoe_wire::identity::{IdentityError, Trust};
-use remoe_wire::v1::FunctionDescription;
-use remoe_wire::v1::expert_function_server::ExpertFunctionServer;
-use remoe_wire::{
+use remoe_otel::{Traces, TracesError};
+use remoe_process::{
+    Announcement, Role, beside, function_registry, listen, refused_connections, serve_metrics,
+};
+use remoe_proto::identity::{IdentityError, Trust};
+use remoe_proto::v1::FunctionDescription;
+use remoe_proto::v1::expert_function_server::ExpertFunctionServer;
+use remoe_proto::{
     Door, Intake, ListingError, MAX_MESSAGE, Refusal, STREAM_WINDOW, WIRE_VERSION, parse_listing,
 };
+use remoe_weights::{LoadError, checked_experts_class, default_dtype};
 use service::Service;
 use spans::Spans;
 use std::io;

@@ -1,10 +1,10 @@
 //! The `remote-expert-fn` process.
 
 use clap::Parser;
-use remoe_experts::spread_over_nodes;
-use remoe_function::{
+use remoe_process::{
     Role, announce, descriptors_for_runtime, end_with_launcher, init_logs, shutdown_on_signal,
 };
+use remoe_weights::spread_over_nodes;
 use remote_expert_fn::{Error, HostError, Listeners, Settings, run};
 use std::process::ExitCode;
 use std::time::Instant;

@@ -1,6 +1,6 @@
 use crate::admission::Gauges;
 use prometheus::{Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
-use remoe_wire::v1::Code;
+use remoe_proto::v1::Code;
 
 /// What a function reports. No series per expert: there can be thousands.
 #[derive(Clone)]

@@ -4,8 +4,8 @@
 use crate::host::Host;
 use bytes::Bytes;
 use remoe_kernels::{Job, Pool};
-use remoe_wire::MAX_PAYLOAD;
-use remoe_wire::v1::Work;
+use remoe_proto::MAX_PAYLOAD;
+use remoe_proto::v1::Work;
 use std::sync::Arc;
 
 /// Computes requests; keeps its memory between them.

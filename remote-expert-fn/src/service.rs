@@ -5,12 +5,12 @@ use crate::compute::{Answer, Order};
 use crate::host::Host;
 use crate::metrics::{Metrics, outcome};
 use crate::spans::Spans;
-use remoe_wire::v1::expert_function_server::ExpertFunction;
-use remoe_wire::v1::{
+use remoe_proto::v1::expert_function_server::ExpertFunction;
+use remoe_proto::v1::{
     Code, DescribeRequest, Failure, ForwardReply, ForwardRequest, FunctionDescription, Work,
 };
-use remoe_wire::v1::{forward_reply::Outcome, forward_request::Body};
-use remoe_wire::{MAX_PAYLOAD, Messages};
+use remoe_proto::v1::{forward_reply::Outcome, forward_request::Body};
+use remoe_proto::{MAX_PAYLOAD, Messages};
 use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;

@@ -1,9 +1,9 @@
 use clap::builder::RangedU64ValueParser;
-use remoe_experts::ComputeDtype;
-use remoe_fetch::ModelArgs;
-use remoe_function::{sizes, whole_microseconds};
+use remoe_hub::ModelArgs;
 use remoe_kernels::{InstructionPath, MAX_THREADS};
 use remoe_model::ExpertsDtype;
+use remoe_process::{sizes, whole_microseconds};
+use remoe_weights::ComputeDtype;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 

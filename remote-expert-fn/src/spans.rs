@@ -2,8 +2,8 @@
 //! sends, over when it has sent nothing for a while. Nobody tells when a caller has sent all; one that goes on after it was
 //! silent has another span.
 
-use remoe_traces::{CONTEXT_BYTES, Span, Traces};
-use remoe_wire::v1::Work;
+use remoe_otel::{CONTEXT_BYTES, Span, Traces};
+use remoe_proto::v1::Work;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};

@@ -26,7 +26,7 @@ import urllib.error
 from pathlib import Path
 
 # The writer of images, which no package installs.
-sys.path.append(str(Path(__file__).resolve().parents[2] / "images"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "deploy/images"))
 
 import binaries
 import host

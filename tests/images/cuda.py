@@ -40,7 +40,7 @@ def unpack(image: Path, root: Path) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("image", type=Path, help="a tar that images/build.py wrote")
+    parser.add_argument("image", type=Path, help="a tar that deploy/images/build.py wrote")
     image = parser.parse_args().image
     if os.geteuid() != 0:
         sys.exit("cuda: another root folder takes root")

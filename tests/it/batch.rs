@@ -1,13 +1,13 @@
 //! One forward for all rows: requests in a batch get the tokens that they get alone (float32), and
 //! the counters show that there is one iteration for all of them.
 
+use remoe_proto::v1::{GenerateRequest, generate_request};
 use remoe_test_support::control::{Control, greedy, seeded};
 use remoe_test_support::deadline::{SOON, until};
 use remoe_test_support::fixture::{Model, served_fixtures};
 use remoe_test_support::function::{MainFunction, Options, RemoteFunction};
 use remoe_test_support::metrics::Metrics;
 use remoe_test_support::placement::{all_experts, remote_sets};
-use remoe_wire::v1::{GenerateRequest, generate_request};
 use std::net::SocketAddr;
 
 /// Forwards, and rows forwarded.

@@ -1,12 +1,12 @@
 //! Keys and values: bounded for certain, shared fairly, and given back where there are not enough.
 
 use remoe_model::Checkpoint;
+use remoe_proto::v1::GenerateRequest;
 use remoe_test_support::control::{Control, greedy, seeded};
 use remoe_test_support::deadline::{SOON, until};
 use remoe_test_support::fixture::Model;
 use remoe_test_support::function::{MainFunction, Options};
 use remoe_test_support::metrics::Metrics;
-use remoe_wire::v1::GenerateRequest;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -68,7 +68,7 @@ async fn requests_that_outgrow_the_cache_are_computed_again_and_nobody_sees_it()
     for (request, (generation, alone)) in requests.iter().zip(together.into_iter().zip(alone)) {
         let finished = generation.finish().await.unwrap().finished;
         assert_eq!(finished.tokens, alone);
-        let remoe_wire::v1::generate_request::Prompt::Ids(prompt) = request.prompt.clone().unwrap() else {
+        let remoe_proto::v1::generate_request::Prompt::Ids(prompt) = request.prompt.clone().unwrap() else {
             unreachable!("prompts are ids")
         };
         // What is computed again does not count.

@@ -1,7 +1,7 @@
 //! A wake of `remoe up` at 27 layers of 64 experts, by the chain of the Remoe paper: predict, pre-allocate, plan, partition.
 
+use remoe_hardware::Profile;
 use remoe_model::Checkpoint;
-use remoe_profile::Profile;
 use remoe_test_support::many_experts::ManyExperts;
 use remoe_test_support::raw;
 use remoe_test_support::up::Up;

@@ -1,6 +1,7 @@
 //! The HTTP port of a main function that knows gateways: theirs are answered as everybody's are without, nobody else's,
 //! whatever they try, and certificates change under running streams.
 
+use remoe_proto::identity::{Counterpart, Identity, Keyring, Trust};
 use remoe_test_support::deadline::{SOON, until, within};
 use remoe_test_support::fixture::Model;
 use remoe_test_support::function::{MainFunction, Options};
@@ -9,7 +10,6 @@ use remoe_test_support::raw::{self, Connection};
 use remoe_test_support::realm::{
     DEPLOYMENT, LIFE, Realm, gateway, main_of, operator, remote_of, with_identity,
 };
-use remoe_wire::identity::{Counterpart, Identity, Keyring, Trust};
 use serde_json::json;
 use std::time::Duration;
 use tokio::io::AsyncReadExt;

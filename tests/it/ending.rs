@@ -1,7 +1,7 @@
 //! Functions that are asked to end: while they load, while somebody watches, for the second time,
 //! and when their requests take too long.
 
-use remoe_function::{Announcement, Role};
+use remoe_process::{Announcement, Role};
 use remoe_test_support::control::{Control, greedy};
 use remoe_test_support::deadline::{SOON, until, within};
 use remoe_test_support::fixture::Model;

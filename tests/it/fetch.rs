@@ -1,5 +1,6 @@
 //! Functions whose model is not in a folder.
 
+use remoe_proto::format_listing;
 use remoe_test_sources::{Content, Hub, HubOptions, Web};
 use remoe_test_support::binaries;
 use remoe_test_support::checkpoint::{Sizes, generate};
@@ -8,7 +9,6 @@ use remoe_test_support::expert_stream::describe;
 use remoe_test_support::fixture::Model;
 use remoe_test_support::function::{MainFunction, Options, RemoteFunction};
 use remoe_test_support::placement::{all_experts, remote_sets};
-use remoe_wire::format_listing;
 use serde_json::Value;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};

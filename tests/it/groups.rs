@@ -1,6 +1,8 @@
 //! Remote functions that host parts of the remote sets: answers do not depend on how experts are grouped,
 //! a message only goes where all of its experts are, and a group that is lost is made up for.
 
+use remoe_proto::format_listing;
+use remoe_proto::v1::{Code, LayerExperts};
 use remoe_test_support::binaries::workspace;
 use remoe_test_support::command::remoe;
 use remoe_test_support::control::{Control, Hosted, greedy, seeded};
@@ -12,8 +14,6 @@ use remoe_test_support::placement::{all_experts, calls_of, dealt, remote_sets};
 use remoe_test_support::process::signal;
 use remoe_test_support::recorder::{Act, Arrival, Recorder};
 use remoe_test_support::up::{Up, all_gone};
-use remoe_wire::format_listing;
-use remoe_wire::v1::{Code, LayerExperts};
 use rustix::process::Signal;
 use serde_json::json;
 use std::collections::BTreeSet;

@@ -1,6 +1,8 @@
 //! Functions with identities: the right ones work as without, everybody else is refused, whatever they try,
 //! and certificates change under running requests.
 
+use remoe_proto::identity::{Counterpart, Identity, Keyring, Trust};
+use remoe_proto::v1::{DescribeMainRequest, DescribeRequest, LayerExperts};
 use remoe_test_support::control::{Control, greedy};
 use remoe_test_support::deadline::{SOON, until, within};
 use remoe_test_support::expert_stream::client_within;
@@ -10,8 +12,6 @@ use remoe_test_support::metrics::Metrics;
 use remoe_test_support::placement::{all_experts, remote_sets};
 use remoe_test_support::realm::{DEPLOYMENT, LIFE, Realm, main_of, operator, remote_of, with_identity};
 use remoe_test_support::stranger::{control_answers, expert_answers};
-use remoe_wire::identity::{Counterpart, Identity, Keyring, Trust};
-use remoe_wire::v1::{DescribeMainRequest, DescribeRequest, LayerExperts};
 use rustix::process::Signal;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -231,7 +231,7 @@ async fn a_certificate_for_another_part_or_without_its_key_is_refused_at_the_sta
     let realm = Realm::default();
     let root = realm.certificate();
     let (main, remote) = (realm.sign(&main_of(DEPLOYMENT), LIFE), realm.sign(&remote_of(DEPLOYMENT), LIFE));
-    let torn = remoe_authority::Pair { key: main.key.clone(), ..remote.clone() };
+    let torn = remoe_identity::Pair { key: main.key.clone(), ..remote.clone() };
     for (pair, words) in [(&main, "that of a remote function"), (&torn, "cannot use the certificate")] {
         let folder = realm.write("wrong", pair, root);
         let options = with_identity(Options::default(), &folder);

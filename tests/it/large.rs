@@ -2,6 +2,8 @@
 //! iteration has, layers whose rows are more than a message may carry. Their weights follow from a rule (tests/fixtures/large.py).
 
 use remoe_model::Checkpoint;
+use remoe_proto::MAX_PAYLOAD;
+use remoe_proto::v1::InspectReply;
 use remoe_test_support::binaries::workspace;
 use remoe_test_support::checkpoint::{Tensor, by_rule};
 use remoe_test_support::control::greedy;
@@ -9,8 +11,6 @@ use remoe_test_support::fixture::ExpectedToken;
 use remoe_test_support::function::{MainFunction, Options, RemoteFunction};
 use remoe_test_support::metrics::Metrics;
 use remoe_test_support::placement::{all_experts, remote_sets};
-use remoe_wire::MAX_PAYLOAD;
-use remoe_wire::v1::InspectReply;
 use serde::Deserialize;
 use serde_json::Value;
 

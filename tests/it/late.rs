@@ -1,6 +1,7 @@
 //! Replicas that are late, and layers whose experts are out of reach for a while: slow is not dead, and
 //! no request fails that could still be served.
 
+use remoe_proto::v1::{GenerateRequest, LayerExperts};
 use remoe_test_support::control::{Answer, Control, greedy, seeded};
 use remoe_test_support::deadline::{LONG, SOON, until, within};
 use remoe_test_support::fixture::Model;
@@ -8,7 +9,6 @@ use remoe_test_support::function::{MainFunction, Options, RemoteFunction};
 use remoe_test_support::metrics::Metrics;
 use remoe_test_support::placement::{all_experts, remote_sets};
 use remoe_test_support::recorder::{Act, Recorder};
-use remoe_wire::v1::{GenerateRequest, LayerExperts};
 use rustix::process::Signal;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -123,7 +123,7 @@ async fn with_and_without(control: &Control, model: &Model) -> ([GenerateRequest
         let request = greedy(&prompt, 40);
         let tokens = control.generate(request.clone()).await.finished.tokens;
         let routing = control.inspect_ids(&[&prompt[..], &tokens[..39]].concat()).await.routing;
-        let experts = |layer: &remoe_wire::v1::LayerRouting| -> BTreeSet<(u32, u32)> {
+        let experts = |layer: &remoe_proto::v1::LayerRouting| -> BTreeSet<(u32, u32)> {
             layer
                 .tokens
                 .iter()

@@ -1,13 +1,13 @@
 //! Settings and messages beyond their limits.
 
+use remoe_proto::MAX_MESSAGE;
+use remoe_proto::v1::{Code, ForwardRequest, Work, forward_request::Body};
 use remoe_test_support::deadline::{SOON, within};
 use remoe_test_support::expert_stream::{ExpertStream, client, describe};
 use remoe_test_support::fixture::Model;
 use remoe_test_support::function::{MainFunction, Options, RemoteFunction};
 use remoe_test_support::metrics::Metrics;
 use remoe_test_support::placement::all_experts;
-use remoe_wire::MAX_MESSAGE;
-use remoe_wire::v1::{Code, ForwardRequest, Work, forward_request::Body};
 use tokio_stream::StreamExt;
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,13 +1,13 @@
 //! Another placement within the memory of one: what becomes local and what leaves do not fit together.
 
+use remoe_proto::format_listing;
+use remoe_proto::v1::main_model_client::MainModelClient;
+use remoe_proto::v1::{Endpoint, LayerExperts, Routing, RoutingAck};
 use remoe_test_support::checkpoint::{Sizes, generate};
 use remoe_test_support::control::{Answer, greedy};
 use remoe_test_support::deadline::{SOON, within};
 use remoe_test_support::fixture::Model;
 use remoe_test_support::function::{MainFunction, Options, RemoteFunction};
-use remoe_wire::format_listing;
-use remoe_wire::v1::main_model_client::MainModelClient;
-use remoe_wire::v1::{Endpoint, LayerExperts, Routing, RoutingAck};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;

@@ -2,6 +2,7 @@
 //! does about remote functions that misbehave.
 
 use remoe_model::Checkpoint;
+use remoe_proto::v1::{Code, ExpertCalls, LayerExperts};
 use remoe_test_support::checkpoint::{Sizes, generate};
 use remoe_test_support::control::greedy;
 use remoe_test_support::deadline::{SOON, until};
@@ -10,7 +11,6 @@ use remoe_test_support::function::{MainFunction, Options, RemoteFunction};
 use remoe_test_support::metrics::Metrics;
 use remoe_test_support::placement::{all_experts, pairs_per_position, remote_sets};
 use remoe_test_support::recorder::{Act, Disguise, Recorder};
-use remoe_wire::v1::{Code, ExpertCalls, LayerExperts};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
@@ -181,7 +181,7 @@ async fn rows_travel_once_and_decoding_takes_one_message_per_layer() {
         let has_remote = layer.tokens.iter().map(|token| token.experts.iter().any(|id| set.contains(id)));
         decoding += has_remote.skip(prompt.len()).filter(|&is_remote| is_remote).count();
     }
-    let is_prompt = |work: &remoe_wire::v1::Work| work.counts.len() > 1;
+    let is_prompt = |work: &remoe_proto::v1::Work| work.counts.len() > 1;
     assert_eq!(works.iter().filter(|work| !is_prompt(work)).count(), decoding, "messages while decoding");
     assert!(
         by_replica.iter().all(|arrivals| arrivals.iter().any(|a| !is_prompt(&a.work))),

@@ -1,10 +1,10 @@
 //! Every reference model answers as transformers does.
 
+use remoe_proto::v1::{GenerateRequest, InspectReply, generate_request};
 use remoe_test_support::control::greedy;
 use remoe_test_support::fixture::{ExpectedPrompt, Model, REFUSED, served_fixtures};
 use remoe_test_support::function::{MainFunction, Options, RemoteFunction};
 use remoe_test_support::placement::{all_experts, remote_sets};
-use remoe_wire::v1::{GenerateRequest, InspectReply, generate_request};
 
 /// max|difference| / max|reference| of the logits.
 const LOGITS: f32 = 2e-4;

@@ -2,6 +2,7 @@
 //! same, for every remote set and number of replicas, in both dtypes and with quantised experts.
 
 use remoe_model::Checkpoint;
+use remoe_proto::v1::{ExpertCalls, LayerExperts};
 use remoe_test_support::control::{Control, greedy, seeded};
 use remoe_test_support::fixture::{Model, served_fixtures};
 use remoe_test_support::function::{MainFunction, Options, RemoteFunction};
@@ -9,7 +10,6 @@ use remoe_test_support::http;
 use remoe_test_support::metrics::Metrics;
 use remoe_test_support::placement::{all_experts, calls_of, pairs_per_position, remote_sets};
 use remoe_test_support::up::Up;
-use remoe_wire::v1::{ExpertCalls, LayerExperts};
 use std::net::SocketAddr;
 
 const RATIOS: [f64; 3] = [0.25, 0.5, 1.0];

@@ -1,6 +1,6 @@
 //! Profiles, plans and what runs under them.
 
-use remoe_profile::{Origin, Profile};
+use remoe_hardware::{Origin, Profile};
 use remoe_test_support::binaries::workspace;
 use remoe_test_support::command::{remoe, remoe_with_log};
 use remoe_test_support::deadline::{LONG, until};

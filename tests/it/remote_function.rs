@@ -1,6 +1,8 @@
 //! A remote-expert function by itself: what it refuses, and that it ends as it should.
 
 use remoe_model::Checkpoint;
+use remoe_proto::v1::forward_reply::Outcome;
+use remoe_proto::v1::{Code, Work};
 use remoe_test_support::checkpoint::{Sizes, generate};
 use remoe_test_support::deadline::SOON;
 use remoe_test_support::expert_stream::{ExpertStream, describe};
@@ -8,8 +10,6 @@ use remoe_test_support::fixture::Model;
 use remoe_test_support::function::{Options, RemoteFunction};
 use remoe_test_support::metrics::Metrics;
 use remoe_test_support::placement::all_experts;
-use remoe_wire::v1::forward_reply::Outcome;
-use remoe_wire::v1::{Code, Work};
 use rustix::process::Signal;
 use std::time::Duration;
 use tempfile::TempDir;

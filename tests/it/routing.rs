@@ -1,15 +1,15 @@
 //! `SetRouting` beyond the usual: callers that do not wait, that ask twice or ask for nonsense, and
 //! weights that cannot be read.
 
+use remoe_proto::largest_generation;
+use remoe_proto::placement_digest;
+use remoe_proto::v1::main_model_client::MainModelClient;
+use remoe_proto::v1::{DescribeMainRequest, Endpoint, GenerateRequest, LayerExperts, Routing, RoutingAck};
 use remoe_test_support::control::greedy;
 use remoe_test_support::deadline::{SOON, until, within};
 use remoe_test_support::fixture::Model;
 use remoe_test_support::function::{MainFunction, Options};
 use remoe_test_support::placement::remote_sets;
-use remoe_wire::largest_generation;
-use remoe_wire::placement_digest;
-use remoe_wire::v1::main_model_client::MainModelClient;
-use remoe_wire::v1::{DescribeMainRequest, Endpoint, GenerateRequest, LayerExperts, Routing, RoutingAck};
 use std::path::PathBuf;
 use std::time::Duration;
 use tonic::transport::{Channel, Endpoint as Address};

@@ -1,13 +1,13 @@
 //! Remote groups that sleep while their main function runs: answers do not depend on who sleeps, who asks wakes what it needs
 //! and nothing else, and what sleeps costs nothing.
 
+use remoe_proto::format_listing;
+use remoe_proto::v1::LayerExperts;
 use remoe_test_support::deadline::{LONG, SOON, until};
 use remoe_test_support::fixture::Model;
 use remoe_test_support::process::signal;
 use remoe_test_support::raw::{self, Answer};
 use remoe_test_support::up::{Up, all_gone};
-use remoe_wire::format_listing;
-use remoe_wire::v1::LayerExperts;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -67,7 +67,7 @@ async fn gauge(address: SocketAddr, series: &str) -> u64 {
 /// The experts of each layer that the one token of `prompt` uses.
 async fn used(up: &Up, prompt: u32) -> Vec<(u32, BTreeSet<u32>)> {
     let reply = up.ready.control().inspect_ids(&[prompt]).await;
-    let experts = |tokens: &[remoe_wire::v1::TokenRouting]| {
+    let experts = |tokens: &[remoe_proto::v1::TokenRouting]| {
         tokens.iter().flat_map(|token| token.experts.iter().copied()).collect()
     };
     reply.routing.iter().map(|routing| (routing.layer, experts(&routing.tokens))).collect()

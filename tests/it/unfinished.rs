@@ -1,6 +1,7 @@
 //! Peers that begin messages and never finish them, that keep large ones, and that only connect: what
 //! they make a function hold is bounded, and the others are served meanwhile.
 
+use remoe_proto::v1::{Code, LayerExperts, Routing, Work};
 use remoe_test_support::binaries;
 use remoe_test_support::checkpoint::{Sizes, generate};
 use remoe_test_support::deadline::{SOON, until, within};
@@ -9,7 +10,6 @@ use remoe_test_support::fixture::Model;
 use remoe_test_support::function::{MainFunction, Options, RemoteFunction};
 use remoe_test_support::process::Process;
 use remoe_test_support::unfinished::{FORWARD, SET_ROUTING, Unfinished, beginning};
-use remoe_wire::v1::{Code, LayerExperts, Routing, Work};
 use std::io::Read;
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;

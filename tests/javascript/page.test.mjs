@@ -10,7 +10,7 @@ import test from "node:test";
 import { fileURLToPath, pathToFileURL } from "node:url";
 import { Element, parse } from "./dom.mjs";
 
-const FILES = process.env.REMOE_PAGE ?? fileURLToPath(new URL("../../gateway/src/page", import.meta.url));
+const FILES = process.env.REMOE_PAGE ?? fileURLToPath(new URL("../../crates/remoe-gateway-core/src/page", import.meta.url));
 
 const ASLEEP = { model: "m", state: "asleep", generation: null, main: null, card: null, groups: [], experts: [], rivals: [] };
 const AWAKE = {

@@ -5,11 +5,11 @@ use crate::error::{BenchError, Result, While};
 use crate::pace::Share;
 use crate::report::{Bar, Part};
 use crate::series::Series;
-use remoe_gateway::{Answered, Billing, Books, GatewayMetrics};
-use remoe_ledger::{
+use remoe_billing::{
     Attribution, Basis, Billed, FunctionEvent, Ledger, LedgerLimits, Meter, Pairs, Phase, Phases, Rate,
     Rates, Told, Work, Worked,
 };
+use remoe_gateway_core::{Answered, Billing, Books, GatewayMetrics};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::sync::Arc;

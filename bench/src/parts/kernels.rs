@@ -1,6 +1,6 @@
 //! How close the expert FFN comes to what the machine can do, and torch's packed bfloat16 beside it.
 //!
-//! Two instruments, kernels/examples/ffn_speed and torch_expert.py, are asked in turn: every figure
+//! Two instruments, crates/remoe-kernels/examples/ffn_speed and torch_expert.py, are asked in turn: every figure
 //! stands between two measurements of its limit, and torch's next to ours. Ours are by the instruction
 //! paths that a pool chooses; what each path of the CPU gives stands below them.
 

@@ -12,10 +12,10 @@ use crate::remote::RemoteFunction;
 use crate::report::{Bar, Part};
 use crate::series::Series;
 use prost::Message;
-use remoe_wire::v1::forward_reply::Outcome;
-use remoe_wire::v1::forward_request::Body;
-use remoe_wire::v1::{ForwardReply, ForwardRequest, Rows};
-use remoe_wire::{Conversation, Wait};
+use remoe_proto::v1::forward_reply::Outcome;
+use remoe_proto::v1::forward_request::Body;
+use remoe_proto::v1::{ForwardReply, ForwardRequest, Rows};
+use remoe_proto::{Conversation, Wait};
 use serde_json::json;
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! The message of one token and one layer, and the checkpoint whose experts answer it.
 
 use crate::checkpoint::Shape;
-use remoe_wire::v1::Work;
+use remoe_proto::v1::Work;
 
 /// Experts of the layer, all of which the token is for: OLMoE's experts per token.
 pub(super) const EXPERTS: u32 = 8;

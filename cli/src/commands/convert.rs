@@ -4,7 +4,7 @@ use crate::exit::CliError;
 use crate::output::{json, table};
 use clap::{Args, Subcommand};
 use remoe_convert::{ConvertError, Converted, Options, gpt2_moe};
-use remoe_fetch::{ModelArgs, ModelLocation, SourceArgs};
+use remoe_hub::{ModelArgs, ModelLocation, SourceArgs};
 use remoe_model::{Checkpoint, Inspection};
 use serde::Serialize;
 use std::io::Write;
@@ -32,7 +32,7 @@ Examples:
 struct Gpt2MoeArgs {
     /// GPT-2 checkpoint: a Hugging Face folder, hf://ORGANISATION/NAME[@REVISION], s3://BUCKET/PREFIX or
     /// https://HOST/PATH
-    #[arg(value_name = "FROM", value_parser = remoe_fetch::location())]
+    #[arg(value_name = "FROM", value_parser = remoe_hub::location())]
     from: ModelLocation,
     /// Output folder; created if missing, else it must be empty
     #[arg(value_name = "TO")]

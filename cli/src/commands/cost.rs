@@ -3,7 +3,7 @@
 use crate::args::{CostArgs, ExportForm};
 use crate::exit::{CliError, Code};
 use crate::output::{json, table};
-use remoe_ledger::{
+use remoe_billing::{
     Account, Amounts, Entries, Functions, LOCK, LedgerError, Tier, export_csv, export_json, records,
 };
 use serde::Serialize;
@@ -298,7 +298,7 @@ fn rivals(account: &Account) -> String {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use remoe_ledger::{Basis, FunctionEvent, FunctionRecord, Phases, Rate, Record, RequestRecord, Share};
+    use remoe_billing::{Basis, FunctionEvent, FunctionRecord, Phases, Rate, Record, RequestRecord, Share};
 
     const DAY: u64 = 86_400_000_000_000;
 

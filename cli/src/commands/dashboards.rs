@@ -5,7 +5,7 @@ use crate::exit::CliError;
 use crate::output::json;
 use axum::http::Uri;
 use axum::http::uri::{Authority, Scheme};
-use remoe_function::parse_duration;
+use remoe_process::parse_duration;
 use serde::Serialize;
 use serde_json::json;
 use std::path::{Path, PathBuf};

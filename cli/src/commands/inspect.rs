@@ -3,9 +3,9 @@
 use crate::args::InspectArgs;
 use crate::exit::CliError;
 use crate::output::{json, table};
-use remoe_experts::{LoadError, QuantisationError, quantisation_errors};
 use remoe_kernels::{Pool, PoolConfig};
 use remoe_model::{Checkpoint, ExpertsDtype, Ignored, Inspection};
+use remoe_weights::{LoadError, QuantisationError, quantisation_errors};
 use serde::Serialize;
 use std::io::Write;
 

@@ -6,7 +6,7 @@ use crate::exit::CliError;
 use crate::output::progress::Progress;
 use crate::output::{json, table};
 use crate::remote_set::Foresight;
-use remoe_wire::v1::{InspectReply, InspectRequest, TokenRouting};
+use remoe_proto::v1::{InspectReply, InspectRequest, TokenRouting};
 use serde::Serialize;
 use std::io::Write;
 use std::sync::Arc;

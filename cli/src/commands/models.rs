@@ -5,7 +5,7 @@ use crate::commands::profile::default_dtype;
 use crate::exit::CliError;
 use crate::machine;
 use crate::output::{json, table};
-use remoe_fetch::{Kept, ModelLocation, WholeModel, allocated, cache_folder, kept};
+use remoe_hub::{Kept, ModelLocation, WholeModel, allocated, cache_folder, kept};
 use remoe_model::{ExpertsDtype, Inspection};
 use serde::Serialize;
 use std::io::Write;

@@ -19,14 +19,14 @@ use crate::workload::ConcurrencyArgs;
 use clap::Args;
 use nodes::{NodesArgs, Question};
 use nodes_model::Forms;
-use remoe_fetch::ModelArgs;
-use remoe_function::parse_duration;
+use remoe_hardware::{Factors, ModelId, Origin, Pair};
+use remoe_hub::ModelArgs;
 use remoe_model::{DenseDtype, ExpertsDtype};
 use remoe_planner::{
     Answer, Budget, FieldError, Options, PlanDraft, PlanError, Problem, Proceed, evaluate, preallocate,
     replan, solve, solve_within,
 };
-use remoe_profile::{Factors, ModelId, Origin, Pair};
+use remoe_process::parse_duration;
 use serde::Serialize;
 use std::io::Write;
 use std::path::{Path, PathBuf};

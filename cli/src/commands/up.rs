@@ -27,16 +27,16 @@ use cashier::Cashier;
 use following::Following;
 use keeper::{End, Keeper};
 use measuring::Measuring;
-use remoe_foresight::ForesightMetrics;
-use remoe_gateway::{
+use remoe_billing::{Ledger, LedgerLimits};
+use remoe_gateway_core::{
     AccessLog, AccessLogFormat, AccessLogTarget, Beginnings, Books, BooksError, Gateway, GatewayMetrics,
     GatewayOptions, KeyFile, Keys, Model, ModelOptions, Overhead, ResponseLimits, ResponseStore,
 };
-use remoe_ledger::{Ledger, LedgerLimits};
+use remoe_hardware::Prices;
+use remoe_otel::{Traces, TracesError};
 use remoe_planner::Pricing;
 use remoe_predictor::ByPhase;
-use remoe_profile::Prices;
-use remoe_traces::{Traces, TracesError};
+use remoe_usage::ForesightMetrics;
 use report::{Report, reachable};
 use seer::Seer;
 use start::{Asked, Started};
@@ -206,7 +206,7 @@ fn ask(args: &UpArgs, secret: &str) -> Result<Vec<Asked>, CliError> {
 }
 
 fn listen(address: SocketAddr, flag: &str) -> Result<TcpListener, CliError> {
-    remoe_function::listen(address).map_err(|error| CliError {
+    remoe_process::listen(address).map_err(|error| CliError {
         field: Some(flag.to_owned()),
         ..CliError::runtime(match error.kind() {
             std::io::ErrorKind::AddrInUse => format!(

@@ -3,10 +3,10 @@
 use crate::commands::up::StartTimes;
 use crate::deployment::MainReport;
 use crate::exit::CliError;
-use remoe_function::Role;
-use remoe_launcher::{FunctionState, FunctionStatus, MoeLayer, placement};
-use remoe_wire::format_listing;
-use remoe_wire::v1::LayerExperts;
+use remoe_process::Role;
+use remoe_proto::format_listing;
+use remoe_proto::v1::LayerExperts;
+use remoe_rollout::{FunctionState, FunctionStatus, MoeLayer, placement};
 use serde::Serialize;
 use std::io::{self, Write};
 use std::net::SocketAddr;

@@ -4,7 +4,7 @@ use crate::machine;
 use crate::output::logs;
 use anstyle::AnsiColor;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use remoe_launcher::{Event, LogLine};
+use remoe_rollout::{Event, LogLine};
 use std::io::{IsTerminal, Write};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;

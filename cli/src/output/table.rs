@@ -1,8 +1,8 @@
 //! Tables and figures for people.
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
-use remoe_wire::format_listing;
-use remoe_wire::v1::LayerExperts;
+use remoe_proto::format_listing;
+use remoe_proto::v1::LayerExperts;
 
 /// Between two columns.
 const GAP: usize = 2;

@@ -1,8 +1,8 @@
 //! `remoe eval` as its users see it.
 
+use remoe_hardware::{Origin, Profile};
 use remoe_model::Checkpoint;
 use remoe_predictor::record::{ActivationRecord, DEFAULT_FILE_BYTES, RecordHeader, RecordWriter};
-use remoe_profile::{Origin, Profile};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};

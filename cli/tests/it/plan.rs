@@ -1,8 +1,8 @@
 //! `remoe plan` for a model, from figures that nobody has to measure.
 
+use remoe_hardware::Profile;
 use remoe_model::{Checkpoint, Inspection};
 use remoe_predictor::record::{ActivationRecord, DEFAULT_FILE_BYTES, RecordHeader, RecordWriter};
-use remoe_profile::Profile;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

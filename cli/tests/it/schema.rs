@@ -2,9 +2,9 @@
 
 mod validator;
 
+use remoe_hardware::{NodeList, Prices, Profile};
 use remoe_model::Checkpoint;
 use remoe_planner::{PlanDraft, Problem};
-use remoe_profile::{NodeList, Prices, Profile};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;

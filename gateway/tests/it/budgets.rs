@@ -1,119 +1,39 @@
-//! Budgets of models: who asks is warned, then refused, whoever it is. What a model costs, and who is told.
+//! One budget, two gateways.
 
-use crate::stage;
+use crate::api::Api;
+use crate::gateway::{Gateway, has_spent, main_function};
+use remoe_test_support::deadline::{SOON, until};
 
-use remoe_gateway::{Answered, Billing, Books, GatewayMetrics, GatewayOptions, KeyFile, Keys};
-use remoe_ledger::{
-    Basis, FunctionEvent, Ledger, LedgerLimits, Phases, Rate, Record, RequestRecord, Share, Told,
-};
-use serde_json::{Value, json};
-use stage::Stage;
-use std::path::Path;
-use std::sync::Arc;
-
-/// A gateway with a budget of 1000 nano-dollars a day for the model `m` by one of its short names, which has `cost` that much today.
-async fn stage(folder: &Path, cost: u64) -> Stage {
-    let keys = folder.join("keys.yaml");
-    let text = "{tenants: [{name: t, keys: [k]}], models: [{name: small, dollarsPerDay: 0.000001}, {name: n, dollarsPerDay: 1}]}";
-    std::fs::write(&keys, text).unwrap();
-    let ledger = Ledger::open(&folder.join(cost.to_string()), LedgerLimits::default()).unwrap();
-    let share =
-        Share { tier: "main".to_owned(), cost: Phases { prefill: cost, decode: 0 }, ..Share::default() };
-    let request = RequestRecord {
-        at: Books::now(),
-        id: String::new(),
-        model: "m".to_owned(),
-        tenant: "another".to_owned(),
-        function: "f".to_owned(),
-        prompt_tokens: 1,
-        completion_tokens: 1,
-        shares: [("f".to_owned(), share)].into(),
-        rivals: [].into(),
-        served: 0,
-    };
-    ledger.append(&Record::Request(request)).unwrap();
-    let metrics = GatewayMetrics::new().unwrap();
-    let books = Books::open(Some(ledger), "p", metrics.registry()).unwrap();
-    let options = GatewayOptions {
-        keys: KeyFile::open(keys).unwrap().1,
-        books: Some(Arc::new(books)),
-        ..GatewayOptions::default()
-    };
-    Stage::new(options, |model| model.short_names = vec!["small".to_owned()], 8, None).await
-}
+/// 1000 nano-dollars a day.
+const KEYS: &str = "tenants:
+  - {name: team-a, keys: [sk-a], dollarsPerDay: 0.000001}
+  - {name: team-b, keys: [sk-b], dollarsPerDay: 0.000001}
+  - {name: admin, keys: [sk-admin], admin: true}
+";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_models_budget_warns_and_ends() {
+async fn budget_spent_at_two_gateways_is_spent_at_both() {
+    let api = Api::start().await;
+    api.deploy("a/demo", "demo", Some(main_function("a/demo").await));
     let folder = tempfile::tempdir().unwrap();
-    let key = [("authorization", "Bearer k")];
-    let body = json!({"model": "m", "x": 1});
-    for (cost, warning) in [(700, None), (900, Some("0.900"))] {
-        let stage = stage(folder.path(), cost).await;
-        let (head, _) = stage.ask(&body, &key).await;
-        let told = head.headers().get("x-remoe-budget").map(|share| share.to_str().unwrap());
-        assert_eq!((head.status().as_u16(), told), (200, warning));
+    let ledger = format!("--ledger={}", folder.path().display());
+    has_spent(folder.path(), "one", "team-a", 600);
+    let one = Gateway::start(&api, "one", Some(KEYS), &[&ledger]).await;
+    assert_eq!(one.ask(Some("sk-a"), Some("a/demo")).await.0, 200, "its own 600 of 1000");
+    has_spent(folder.path(), "two", "team-a", 500);
+    let two = Gateway::start(&api, "two", Some(KEYS), &[&ledger]).await;
+    for gateway in [&two, &one] {
+        until(SOON, "the budget to be spent", async || {
+            let (status, text) = gateway.ask(Some("sk-a"), Some("a/demo")).await;
+            (status == 429 && text.contains("Daily budget of tenant team-a exhausted")).then_some(())
+        })
+        .await;
+        assert_eq!(gateway.ask(Some("sk-b"), Some("a/demo")).await.0, 200, "another tenant's is not");
     }
-    let stage = stage(folder.path(), 1000).await;
-    let (head, text) = stage.ask(&body, &key).await;
-    assert_eq!(head.status().as_u16(), 429);
-    assert!(head.headers().contains_key("retry-after"));
-    assert!(text.contains("Daily budget of model m exhausted; resets at 00:00 UTC."), "{text}");
-    assert!(!text.contains('$'), "nobody is told what others have spent: {text}");
-}
+    let (_, page) = two.scrape(Some("sk-admin")).await;
+    assert!(page.contains("remoe_budget_spent_nanodollars{model=\"\",tenant=\"team-a\"} 1100\n"), "{page}");
 
-#[tokio::test(flavor = "multi_thread")]
-async fn budget_counts_what_another_gateway_reports() {
-    let folder = tempfile::tempdir().unwrap();
-    let (one, other) = (stage(folder.path(), 600).await, stage(folder.path(), 500).await);
-    let (body, key) = (json!({"model": "m", "x": 1}), [("authorization", "Bearer k")]);
-    assert_eq!(other.ask(&body, &key).await.0.status().as_u16(), 200, "its own 500 of 1000");
-    let reported = serde_json::to_string(&one.gateway.spending().unwrap()).unwrap();
-    other.gateway.spent_elsewhere("one", serde_json::from_str(&reported).unwrap());
-    let (head, text) = other.ask(&body, &key).await;
-    assert_eq!(head.status().as_u16(), 429, "{text}");
-    assert_eq!(one.ask(&body, &key).await.0.status().as_u16(), 200, "it was told nothing");
-}
-
-/// The status says what a model costs: all of it to the operator's key, and to a tenant's nothing that others cause.
-#[tokio::test(flavor = "multi_thread")]
-async fn the_status_says_what_a_model_costs() {
-    let folder = tempfile::tempdir().unwrap();
-    let keys = folder.path().join("keys.yaml");
-    std::fs::write(&keys, "tenants: [{name: t, keys: [k]}]").unwrap();
-    let tenants = || KeyFile::open(keys.clone()).unwrap().1;
-    let operators = tenants().with_key("default", "o").unwrap();
-    for (keys, key) in [(Keys::none(), None), (operators, Some("o")), (tenants(), Some("k"))] {
-        let books = Arc::new(Books::open(None, "p", GatewayMetrics::new().unwrap().registry()).unwrap());
-        let options = GatewayOptions { keys, books: Some(books.clone()), ..GatewayOptions::default() };
-        let stage = Stage::new(options, |_| {}, 8, None).await;
-        let hour = 3_600_000_000_000;
-        let started = Books::now() - hour;
-        for (model, function) in [("m", "a"), ("another", "b")] {
-            let (tier, rate, basis) = ("main".to_owned(), Rate(40_000_000), Basis::Alive);
-            books.function(started, model, function, FunctionEvent::Started { tier, rate, basis });
-        }
-        let share =
-            Share { tier: "main".to_owned(), cost: Phases { prefill: 5, decode: 6 }, ..Share::default() };
-        let told = Told { shares: [("main".to_owned(), share)].into(), rivals: [].into(), served: 0 };
-        let billing = Billing {
-            functions: [("main".to_owned(), ("a".to_owned(), "main".to_owned()))].into(),
-            ..Billing::default()
-        };
-        let (prompt_tokens, completion_tokens) = (1, 1);
-        books.answered(
-            Answered { id: "id", model: "m", tenant: "o", prompt_tokens, completion_tokens, told },
-            &billing,
-            None,
-        );
-        let status: Value = serde_json::from_str(&stage.get("/status", key).await.1).unwrap();
-        let cost = &status["models"][0]["cost"];
-        assert_eq!(cost["per_hour"], 40_000_000, "{status}");
-        if key == Some("k") {
-            assert_eq!((&cost["paid"], &cost["requests"]), (&Value::Null, &Value::Null), "{status}");
-            continue;
-        }
-        let paid = cost["paid"].as_u64().unwrap();
-        let most = Rate(40_000_000).cost(Books::now() - started);
-        assert!((40_000_000..=most).contains(&paid) && cost["requests"] == 11, "{status}");
-    }
+    // What a gateway spent that has ended remains spent.
+    drop(one);
+    assert_eq!(two.ask(Some("sk-a"), Some("a/demo")).await.0, 429);
 }

@@ -1,15 +1,8 @@
-//! Tests of the gateway over real connections, in one program.
+//! The program `remoe-gateway` before an API server and main functions that the tests play.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
 
+mod api;
 mod budgets;
-mod front;
-mod hostile;
-mod identity;
-mod messages;
-mod money;
-mod overload;
-mod page;
-mod responses;
-mod stage;
-mod traces;
-mod witness;
+mod gateway;
+mod keys;
+mod names;

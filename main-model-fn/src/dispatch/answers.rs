@@ -7,8 +7,8 @@ use super::link::Link;
 use super::outstanding::{Attempt, Due, Open};
 use super::split::Message;
 use bytes::Bytes;
-use remoe_wire::v1::forward_reply::Outcome;
-use remoe_wire::v1::{Code, Failure, ForwardReply};
+use remoe_proto::v1::forward_reply::Outcome;
+use remoe_proto::v1::{Code, Failure, ForwardReply};
 use std::time::{Duration, Instant};
 
 impl Exchange {

@@ -6,9 +6,9 @@
 //! expert took, which is what a wrong guess costs.
 
 use prometheus::IntGauge;
-use remoe_experts::{LoadError, load_expert};
 use remoe_kernels::{NumericsClass, PackedExpert};
 use remoe_model::Checkpoint;
+use remoe_weights::{LoadError, load_expert};
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,7 +1,7 @@
 //! What was asked of each remote function, added up, for the spans of requests. Kept only while one is recorded.
 
 use bytes::Bytes;
-use remoe_traces::CONTEXT_BYTES;
+use remoe_otel::CONTEXT_BYTES;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 

@@ -4,7 +4,7 @@
 //! not say when that is, the socket does.
 
 use hyper_util::rt::TokioIo;
-use remoe_wire::identity::{Line, Trust};
+use remoe_proto::identity::{Line, Trust};
 use std::future::Future;
 use std::io;
 use std::pin::Pin;

@@ -1,5 +1,5 @@
 use remoe_kernels::KernelError;
-use remoe_wire::{ErrorCode, ServiceError};
+use remoe_proto::{ErrorCode, ServiceError};
 use std::time::Duration;
 
 /// Why a layer's experts could not be computed.

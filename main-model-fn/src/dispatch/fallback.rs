@@ -6,9 +6,9 @@
 
 use super::metrics::ExpertMetrics;
 use super::pace::Pace;
-use remoe_experts::{LoadError, expert_shape, load_expert};
 use remoe_kernels::{NumericsClass, PackedExpert};
 use remoe_model::Checkpoint;
+use remoe_weights::{LoadError, expert_shape, load_expert};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::mpsc as blocking;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -5,7 +5,7 @@
 //! that share no expert are classes of their own; sets that overlap make more classes than sets.
 
 use crate::routing_check::RemoteSets;
-use remoe_wire::v1::LayerExperts;
+use remoe_proto::v1::LayerExperts;
 use std::collections::BTreeMap;
 
 /// The remote experts of one layer by their hosts.

@@ -4,12 +4,12 @@
 //! answer arrives without waking another thread.
 
 use super::counting::CountingConnector;
-use remoe_wire::identity::Trust;
-use remoe_wire::v1::expert_function_client::ExpertFunctionClient;
-use remoe_wire::v1::forward_reply::Outcome;
-use remoe_wire::v1::forward_request::Body;
-use remoe_wire::v1::{DescribeRequest, ForwardReply, ForwardRequest, FunctionDescription, LayerExperts};
-use remoe_wire::{MAX_MESSAGE, STREAM_WINDOW, WIRE_VERSION};
+use remoe_proto::identity::Trust;
+use remoe_proto::v1::expert_function_client::ExpertFunctionClient;
+use remoe_proto::v1::forward_reply::Outcome;
+use remoe_proto::v1::forward_request::Body;
+use remoe_proto::v1::{DescribeRequest, ForwardReply, ForwardRequest, FunctionDescription, LayerExperts};
+use remoe_proto::{MAX_MESSAGE, STREAM_WINDOW, WIRE_VERSION};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -6,7 +6,7 @@ use super::link::Link;
 use crate::routing_check::RemoteSets;
 use prometheus::IntGauge;
 use remoe_kernels::PackedExpert;
-use remoe_wire::v1::LayerExperts;
+use remoe_proto::v1::LayerExperts;
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 

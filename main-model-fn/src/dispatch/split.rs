@@ -5,7 +5,7 @@ use super::pace::Pace;
 use super::routing::Routed;
 use bytes::Bytes;
 use remoe_planner::longest_first_beside;
-use remoe_wire::MAX_PAYLOAD;
+use remoe_proto::MAX_PAYLOAD;
 use std::collections::BTreeMap;
 
 /// Reading an expert's weights from memory takes as long as computing this many rows with them: 6
@@ -149,7 +149,7 @@ mod tests {
     use crate::dispatch::hosts::layer_hosts;
     use crate::routing_check::RemoteSets;
     use proptest::prelude::*;
-    use remoe_wire::v1::LayerExperts;
+    use remoe_proto::v1::LayerExperts;
     use std::collections::BTreeSet;
 
     fn routed(tokens: usize, experts: u32, top_k: usize, seed: u64) -> Routed {

@@ -3,7 +3,7 @@
 use super::request::{Event, Request};
 use crate::backend::PAGE_POSITIONS;
 use crate::pages::pages_of;
-use remoe_wire::{ErrorCode, ServiceError};
+use remoe_proto::{ErrorCode, ServiceError};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};

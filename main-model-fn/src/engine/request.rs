@@ -6,10 +6,10 @@ pub use crate::transformer::{InspectLevel, LayerRouting};
 
 use crate::grammar::Grammar;
 use crate::pages::Tenant;
-use remoe_ledger::Work;
+use remoe_billing::Work;
+use remoe_otel::SpanRef;
 use remoe_predictor::Activations;
-use remoe_traces::SpanRef;
-use remoe_wire::ServiceError;
+use remoe_proto::ServiceError;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;

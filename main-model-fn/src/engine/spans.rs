@@ -3,7 +3,7 @@
 
 use super::request::{ExpertTally, Figures};
 use crate::dispatch::Calls;
-use remoe_traces::{CONTEXT_BYTES, Kind, Reserved, Span, SpanRef};
+use remoe_otel::{CONTEXT_BYTES, Kind, Reserved, Span, SpanRef};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Instant;

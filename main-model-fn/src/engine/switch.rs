@@ -2,7 +2,7 @@
 
 use crate::dispatch::{Link, LinkState, LocalExperts, Placement};
 use crate::routing_check::{EndpointSets, RemoteSets};
-use remoe_wire::v1::EndpointProblem;
+use remoe_proto::v1::EndpointProblem;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 
 /// Endpoints whose problems are told, and characters of each problem: the answer has to stay below
-/// [`remoe_wire::MAX_DESCRIPTION`], and remote functions have a say in the texts.
+/// [`remoe_proto::MAX_DESCRIPTION`], and remote functions have a say in the texts.
 const MOST_PROBLEMS: usize = 1024;
 const LONGEST_PROBLEM: usize = 200;
 
@@ -94,7 +94,7 @@ fn problem(address: &str, message: &str) -> EndpointProblem {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use remoe_wire::MAX_DESCRIPTION;
+    use remoe_proto::MAX_DESCRIPTION;
 
     #[test]
     fn problems_of_all_endpoints_fit_into_an_answer() {

@@ -8,7 +8,7 @@ use llguidance::api::{GrammarInit, ParserLimits};
 use llguidance::toktrie::InferenceCapabilities;
 use llguidance::{Logger, Matcher, ParserFactory};
 use moka::future::Cache;
-use remoe_wire::{ErrorCode, ServiceError};
+use remoe_proto::{ErrorCode, ServiceError};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;

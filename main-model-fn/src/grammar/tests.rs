@@ -2,7 +2,7 @@
 
 use super::compiler::{LATE, THREADS, TIME, computed};
 use super::{Compiler, Grammar, GrammarError, Source, Tokens, Whitespace};
-use remoe_wire::{ErrorCode, ServiceError};
+use remoe_proto::{ErrorCode, ServiceError};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;

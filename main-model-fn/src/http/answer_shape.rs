@@ -5,7 +5,7 @@ use super::running::Running;
 use super::state::HttpState;
 use axum::response::Response;
 use axum::response::sse::Event;
-use remoe_wire::{ErrorCode, ServiceError};
+use remoe_proto::{ErrorCode, ServiceError};
 use serde::Serialize;
 
 /// Shape of one answer, as a whole or as a stream of server-sent events.

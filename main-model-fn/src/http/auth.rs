@@ -7,7 +7,7 @@ use axum::middleware::Next;
 use axum::response::Response;
 use remoe_http::between::TENANT;
 use remoe_http::{ApiError, presented_key, random_id, same};
-use remoe_wire::{ErrorCode, ServiceError};
+use remoe_proto::{ErrorCode, ServiceError};
 use std::sync::Arc;
 
 /// Lets requests with a key pass, and all that ask for health. A tenant that is not named by a gateway is one of its own, for

@@ -3,7 +3,7 @@
 use super::state::HttpState;
 use axum::extract::Request;
 use remoe_http::{ApiError, parse, receive};
-use remoe_wire::{ErrorCode, ServiceError};
+use remoe_proto::{ErrorCode, ServiceError};
 use serde::de::DeserializeOwned;
 use std::sync::Arc;
 

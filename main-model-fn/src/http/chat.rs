@@ -13,7 +13,7 @@ use axum::extract::{self, State};
 use axum::response::Response;
 use remoe_http::ApiError;
 use remoe_model::text::Rendering;
-use remoe_wire::ServiceError;
+use remoe_proto::ServiceError;
 use std::sync::Arc;
 
 pub(super) async fn handle(

@@ -5,7 +5,7 @@ use super::pieces::{Piece, Pieces};
 use super::running::Running;
 use super::state::HttpState;
 use axum::response::{IntoResponse, Response};
-use remoe_wire::ServiceError;
+use remoe_proto::ServiceError;
 
 /// Joins what comes until all choices have ended. What it holds is bounded by `max_tokens`.
 ///

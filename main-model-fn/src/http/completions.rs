@@ -10,7 +10,7 @@ use super::{sampling, structured, text_frontend};
 use axum::extract::{self, State};
 use axum::response::Response;
 use remoe_http::ApiError;
-use remoe_wire::ServiceError;
+use remoe_proto::ServiceError;
 use std::sync::Arc;
 
 /// Tokens of an answer to a request that does not say.

@@ -15,7 +15,7 @@ use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use remoe_http::ApiError;
-use remoe_wire::{ErrorCode, ServiceError};
+use remoe_proto::{ErrorCode, ServiceError};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 

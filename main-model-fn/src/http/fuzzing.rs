@@ -6,7 +6,7 @@ use crate::engine::request::Request;
 use crate::engine::{EngineHandle, RequestLimits};
 use crate::model_text::ModelText;
 use prometheus::Registry;
-use remoe_wire::ServiceError;
+use remoe_proto::ServiceError;
 use std::sync::Arc;
 
 /// The checks of a front with these texts and limits, its model being called `m`.

@@ -20,8 +20,8 @@ use axum::http::HeaderMap;
 use axum::response::Response;
 use remoe_http::ApiError;
 use remoe_http::between::TENANT;
-use remoe_traces::SpanRef;
-use remoe_wire::ServiceError;
+use remoe_otel::SpanRef;
+use remoe_proto::ServiceError;
 use serde::de::DeserializeOwned;
 use std::sync::Arc;
 

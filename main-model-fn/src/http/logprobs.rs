@@ -2,7 +2,7 @@
 
 use super::text_frontend::TextFrontend;
 use crate::engine::request::TokenLogprobs;
-use remoe_wire::ServiceError;
+use remoe_proto::ServiceError;
 use serde::{Serialize, Serializer};
 
 /// What stands for minus infinity, which JSON cannot write.

@@ -1,7 +1,7 @@
 //! Messages of a chat, made ready for the template.
 
 use super::fields::{Few, Given, Object};
-use remoe_wire::ServiceError;
+use remoe_proto::ServiceError;
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value, json};

@@ -5,7 +5,7 @@ use super::logprobs::{LoggedToken, characters};
 use super::state::HttpState;
 use super::tools::{CallDelta, Reader, Said};
 use crate::engine::request::{Delta, Event, FinishReason, Request, TokenLogprobs};
-use remoe_wire::ServiceError;
+use remoe_proto::ServiceError;
 
 /// An addition to one choice; in a stream each is a chunk, else they are joined.
 #[derive(Debug, Clone, PartialEq)]

@@ -5,7 +5,7 @@ use super::request_body::RequestBody;
 use super::text_frontend::TextFrontend;
 use super::tools::{Dialect, Opening, Thinking};
 use crate::engine::request::ThoughtBudget;
-use remoe_wire::ServiceError;
+use remoe_proto::ServiceError;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 

@@ -12,7 +12,7 @@ use remoe_http::{
     allow_origins, check_host, shape_messages_errors, stamp_request_id, trace_request, unknown_route,
     wrong_method,
 };
-use remoe_wire::Door;
+use remoe_proto::Door;
 use std::io;
 use std::sync::Arc;
 use tokio::net::TcpListener;

@@ -5,7 +5,7 @@ use crate::engine::RequestLimits;
 use crate::engine::request::{Sampling, StopRules};
 use remoe_http::random_u64;
 use remoe_model::GenerationDefaults;
-use remoe_wire::ServiceError;
+use remoe_proto::ServiceError;
 use std::ops::RangeInclusive;
 
 /// Most stop strings, and the length of each in bytes: all of them are looked for at every token.

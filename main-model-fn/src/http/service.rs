@@ -26,7 +26,7 @@ pub(super) async fn health(State(state): State<Arc<HttpState>>) -> Result<Json<H
 
 /// All metrics of the process in the Prometheus text format.
 pub(super) async fn metrics(State(state): State<Arc<HttpState>>) -> Response {
-    remoe_function::render_metrics(&state.registry)
+    remoe_process::render_metrics(&state.registry)
 }
 
 pub(super) async fn version() -> Json<Version> {

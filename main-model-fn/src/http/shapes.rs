@@ -13,7 +13,7 @@ use axum::Json;
 use axum::response::sse::Event;
 use axum::response::{IntoResponse, Response};
 use remoe_http::{ErrorBody, random_id};
-use remoe_wire::ServiceError;
+use remoe_proto::ServiceError;
 use serde::Serialize;
 
 /// An answer or a chunk of one.

@@ -3,7 +3,7 @@
 use super::fields::{Json, Object};
 use super::request_body::RequestBody;
 use crate::grammar::{Source, Whitespace};
-use remoe_wire::ServiceError;
+use remoe_proto::ServiceError;
 use serde::Deserialize;
 use serde_json::Value;
 

@@ -3,7 +3,7 @@
 use crate::grammar::Tokens;
 use crate::model_text::ModelText;
 use remoe_model::text::{Rendering, TextError};
-use remoe_wire::{ErrorCode, ServiceError};
+use remoe_proto::{ErrorCode, ServiceError};
 use serde_json::Value;
 use std::sync::Arc;
 

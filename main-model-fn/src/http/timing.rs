@@ -4,8 +4,8 @@
 //! the first token is `first`. The parts are told as `Server-Timing` and in `usage.remoe.timing`.
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use remoe_billing::{Rates, Share, Told};
 use remoe_http::between::{ACTIVATIONS, COST_PLACEHOLDER, RATES, TIMING as GIVEN, TOKENS, TOLD};
-use remoe_ledger::{Rates, Share, Told};
 use remoe_predictor::Activations;
 use serde::Serialize;
 use std::time::{Duration, Instant};
@@ -204,7 +204,7 @@ mod tests {
         }
         let told_of_experts = activations.to_text().unwrap().len();
         assert!((8 << 10..12 << 10).contains(&told_of_experts), "{told_of_experts}");
-        let share = |port| (format!("10.0.0.1:{port}"), remoe_ledger::Share::default());
+        let share = |port| (format!("10.0.0.1:{port}"), remoe_billing::Share::default());
         let told = |functions| Told { shares: (0..functions).map(share).collect(), ..Told::default() };
         assert!(line.headers(1, 2, Some(&told(2)), Some(&activations)).contains_key(ACTIVATIONS));
         let bytes = |headers: &HeaderMap| -> usize {

@@ -10,7 +10,7 @@ use axum::Json;
 use axum::extract::{self, State};
 use remoe_http::ApiError;
 use remoe_model::text::Rendering;
-use remoe_wire::ServiceError;
+use remoe_proto::ServiceError;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 

@@ -4,7 +4,7 @@ use super::chat;
 use super::generate::Generation;
 use super::request_body::RequestBody;
 use super::state::HttpState;
-use remoe_wire::{ErrorCode, ServiceError};
+use remoe_proto::{ErrorCode, ServiceError};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 

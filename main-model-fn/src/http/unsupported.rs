@@ -2,7 +2,7 @@
 
 use super::fields::Given;
 use super::request_body::RequestBody;
-use remoe_wire::ServiceError;
+use remoe_proto::ServiceError;
 
 /// # Errors
 /// The first field that asks for something that no route can do.

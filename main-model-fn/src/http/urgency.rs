@@ -1,8 +1,8 @@
 //! How urgent a request is: its class, and how long it may wait. Fields of all generation routes.
 
 use crate::engine::request::Priority;
-use remoe_function::parse_duration;
-use remoe_wire::ServiceError;
+use remoe_process::parse_duration;
+use remoe_proto::ServiceError;
 use std::time::Duration;
 
 /// Class and queue deadline.

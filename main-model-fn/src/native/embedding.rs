@@ -3,9 +3,9 @@
 
 use super::Native;
 use crate::backend::{BackendError, Held, LoadModelError, Rest};
-use remoe_experts::{load_matrix, stored_dtype};
 use remoe_kernels::{Dtype, NumericsClass, PackedMatrix, Pool, WeightFormat};
 use remoe_model::{Checkpoint, CheckpointError, StoredAs, TensorRef};
+use remoe_weights::{load_matrix, stored_dtype};
 use std::sync::{Arc, OnceLock};
 
 /// Rows that a thread looks up at a time where that is more than copying.
@@ -209,7 +209,7 @@ mod tests {
         let table =
             NativeEmbedding::load(&ops, &checkpoint, checkpoint.embedding(), Dtype::F32.into()).unwrap();
         assert_eq!(table.rest().map(|rest| rest.missing_bytes()), Some(0));
-        let floats = remoe_experts::load_floats(&checkpoint, checkpoint.embedding()).unwrap();
+        let floats = remoe_weights::load_floats(&checkpoint, checkpoint.embedding()).unwrap();
         let (rows, width) = table.shape(Dtype::F32);
         assert_eq!((rows * width, table.bytes()), (floats.len(), 4 * floats.len()));
         let mut found = vec![0; width * 4];

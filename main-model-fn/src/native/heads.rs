@@ -5,9 +5,9 @@
 use super::Rows;
 use super::rows::Spare;
 use crate::backend::{BackendError, Held, LoadModelError};
-use remoe_experts::stored_dtype;
 use remoe_kernels::{MAX_ROWS, NumericsClass, PackedMatrix, Pool, Product};
 use remoe_model::{Checkpoint, MlaFacts, TensorRef};
+use remoe_weights::stored_dtype;
 
 /// The up-projections of one layer, a matrix per head.
 pub struct NativeHeads {

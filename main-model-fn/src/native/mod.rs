@@ -15,7 +15,6 @@ use crate::device::{DeviceError, DeviceName};
 use embedding::NativeEmbedding;
 use heads::NativeHeads;
 use pages::NativePages;
-use remoe_experts::{load_floats, load_gated, load_matrix, stored_dtype};
 use remoe_kernels::elementwise::{self, Norm, NormForm, Rotation, RowOperation};
 use remoe_kernels::numerics::{exp, round_bf16};
 use remoe_kernels::{
@@ -23,6 +22,7 @@ use remoe_kernels::{
     Product,
 };
 use remoe_model::{Activation, Checkpoint, MlaFacts, MlpTensors, NormKind, RopeFacts, RopeLayout, TensorRef};
+use remoe_weights::{load_floats, load_gated, load_matrix, stored_dtype};
 use rows::{Rows, Spare};
 use std::borrow::Cow;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 use crate::backend::BackendError;
 use crate::dispatch::ExpertError;
-use remoe_wire::{ErrorCode, ServiceError};
+use remoe_proto::{ErrorCode, ServiceError};
 
 /// Why an iteration failed.
 #[derive(Debug, thiserror::Error)]

@@ -4,13 +4,13 @@ use super::attention::{Attention, GroupedQueryAttention, LatentAttention};
 use super::mlp::{Besides, Mlp, Moe, SharedExperts};
 use super::{Layer, Positions, Transformer};
 use crate::backend::{Affine, Backend, LoadModelError, Rest};
-use remoe_experts::{in_parallel, load_floats};
 use remoe_kernels::numerics::to_bf16;
 use remoe_kernels::{AttentionShape, Dtype, NumericsClass};
 use remoe_model::{
     AttentionFacts, AttentionTensors, Checkpoint, GqaFacts, GqaTensors, MlaFacts, MlaTensors, MlpFacts,
     MlpTensors, MoeFacts, NormKind, QueryTensors, TensorRef,
 };
+use remoe_weights::{in_parallel, load_floats};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

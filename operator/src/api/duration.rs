@@ -1,6 +1,6 @@
 //! Durations of specs, by the grammar of the flags.
 
-use remoe_function::parse_duration;
+use remoe_process::parse_duration;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};

@@ -29,7 +29,7 @@ pub use plan::{
 };
 pub use prediction::{PlannedPrediction, PredictionSpec, Privacy, Replan};
 pub use record::{Generation, MoERecord, MoERecordSpec, RecordOf, RoutedPod};
-pub use remoe_demand::{
+pub use remoe_api::{
     DemandPhase, FunctionPod, GatewayDemand, GroupDemand, LEASE_LABEL, LEASE_SECONDS, MOST_FUNCTIONS,
     MOST_GATEWAYS, MainFunction, MixOf, MoEDemand, MoEDemandSpec, MoEDemandStatus, PredictionOrder,
     RELEASE_LABEL, RequestLoad, RequestMix, SHOWN_ANNOTATION, WakePlanning, WakeTimeline,

@@ -2,7 +2,7 @@
 
 use super::duration::Duration;
 use kube::KubeSchema;
-use remoe_demand::MixOf;
+use remoe_api::MixOf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

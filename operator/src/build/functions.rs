@@ -25,8 +25,8 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::ResourceExt;
-use remoe_launcher::functions::DEFAULT_MAX_BATCH;
-use remoe_wire::v1::LayerExperts;
+use remoe_proto::v1::LayerExperts;
+use remoe_rollout::functions::DEFAULT_MAX_BATCH;
 use std::collections::BTreeMap;
 use std::net::{Ipv6Addr, SocketAddr};
 

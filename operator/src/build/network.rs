@@ -10,7 +10,7 @@ use k8s_openapi::api::networking::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt;
-use remoe_fetch::Egress;
+use remoe_hub::Egress;
 use std::collections::BTreeMap;
 
 /// Who may talk to whom; everything else is denied where a network plug-in enforces it.

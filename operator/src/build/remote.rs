@@ -4,7 +4,7 @@ use super::functions::BuildError;
 use crate::api::{GroupPlan, MAX_GROUPS, MAX_REPLICAS, MoEPlanSpec, RemotePlan};
 use crate::names::{group_function, layer_function, tier};
 use crate::quantity::millicores_of;
-use remoe_wire::v1::LayerExperts;
+use remoe_proto::v1::LayerExperts;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Experts that are remote in all, at most: no model has more.

@@ -5,8 +5,8 @@ use super::secret::{held, own_secret, pair_of};
 use crate::calls::Calls;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
-use remoe_authority::{Authority, Pair};
-use remoe_wire::identity::{CERTIFICATE, KEY};
+use remoe_identity::{Authority, Pair};
+use remoe_proto::identity::{CERTIFICATE, KEY};
 use std::collections::BTreeMap;
 use std::time::Duration;
 

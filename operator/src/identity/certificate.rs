@@ -10,7 +10,7 @@ use crate::names::Component;
 use crate::observed::is_owned_by;
 use crate::steps::name_taken;
 use kube::{CustomResource, ResourceExt};
-use remoe_wire::identity::Identity;
+use remoe_proto::identity::Identity;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 

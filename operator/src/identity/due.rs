@@ -1,7 +1,7 @@
 //! When a certificate is made anew. Pure.
 
-use remoe_authority::Pair;
-use remoe_wire::identity::{Credentials, Identity};
+use remoe_identity::Pair;
+use remoe_proto::identity::{Credentials, Identity};
 use std::fmt;
 use std::time::{Duration, SystemTime};
 
@@ -78,7 +78,7 @@ pub(crate) fn due(
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use remoe_authority::Authority;
+    use remoe_identity::Authority;
 
     const LIFE: Duration = Duration::from_secs(24 * 3600);
 

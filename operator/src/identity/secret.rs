@@ -8,8 +8,8 @@ use crate::settings::SignerName;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::ObjectMeta;
-use remoe_authority::Pair;
-use remoe_wire::identity::{CERTIFICATE, CERTIFICATES_OF_AUTHORITIES, KEY};
+use remoe_identity::Pair;
+use remoe_proto::identity::{CERTIFICATE, CERTIFICATES_OF_AUTHORITIES, KEY};
 use std::collections::BTreeMap;
 
 /// The Secret that the pods of `part` of `deployment` mount; none where nobody signs. Each signer has one of its own: what

@@ -11,7 +11,7 @@ use crate::planning::{KnownProfile, compute_dtype, served};
 use crate::pods::Trouble;
 use crate::profiling::{ATTEMPTS, from_log, measured, of_model, record, shared_with, subject, supplied};
 use kube::ResourceExt;
-use remoe_profile::Profile;
+use remoe_hardware::Profile;
 
 /// What is known of the hardware.
 #[derive(Debug, Clone, PartialEq)]

@@ -8,9 +8,9 @@ use super::PlanningError;
 use super::hosted::draft;
 use crate::api::MoEPlanSpec;
 use crate::facts::ModelFacts;
+use remoe_hardware::{Profile, Wishes, problem};
 use remoe_planner::{Account, Problem, of_any_version};
 use remoe_predictor::Shares;
-use remoe_profile::{Profile, Wishes, problem};
 use serde::{Deserialize, Serialize};
 
 /// Bytes of a basis that is kept.

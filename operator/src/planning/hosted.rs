@@ -6,8 +6,8 @@ use crate::api::{GroupPlan, MoEPlanSpec, RemotePlan};
 use crate::quantity::MB;
 use remoe_model::Inspection;
 use remoe_planner::{Group, LayerPlan, PlanDraft, Problem};
-use remoe_wire::v1::LayerExperts;
-use remoe_wire::{format_listing, parse_listing};
+use remoe_proto::v1::LayerExperts;
+use remoe_proto::{format_listing, parse_listing};
 use serde_json::json;
 
 impl RemotePlan {

@@ -19,6 +19,7 @@ use super::api::{
 use super::digest::digest;
 use super::facts::ModelFacts;
 use super::quantity::MB;
+use remoe_hardware::{Origin, Profile, attempted};
 use remoe_model::Inspection;
 #[cfg(test)]
 use remoe_planner::Change;
@@ -27,7 +28,6 @@ use remoe_planner::{
     preallocate_for, replan, solve_within,
 };
 use remoe_predictor::Shares;
-use remoe_profile::{Origin, Profile, attempted};
 
 pub(crate) use basis::account;
 pub(crate) use hosted::check_hosted;

@@ -4,9 +4,9 @@ use crate::api::{
     ArrivalsSpec, Billing, CpuRange, MemoryRange, MoEDeploymentSpec, WorkloadSpec, default_concurrency,
 };
 use crate::quantity::MB;
+use remoe_hardware::{Prices, PricesBilling, Wishes};
 use remoe_model::Inspection;
 use remoe_planner::{Arrivals, Limits, Pricing, Request, SizeRange, Slo, Specs, VcpuRange};
-use remoe_profile::{Prices, PricesBilling, Wishes};
 use std::time::Duration;
 
 /// Tokens of the largest request where the spec says nothing and the model's context has room.

@@ -8,11 +8,11 @@ use crate::facts::ModelFacts;
 use crate::planning::{KnownProfile, Planning};
 use crate::sources::Sources;
 use crate::testing::solutions;
+use remoe_hardware::Profile;
 use remoe_planner::{Group, Options, Remote, solve};
 use remoe_predictor::Shares;
-use remoe_profile::Profile;
-use remoe_wire::format_listing;
-use remoe_wire::v1::LayerExperts;
+use remoe_proto::format_listing;
+use remoe_proto::v1::LayerExperts;
 use serde_json::{Value, json};
 
 pub fn around() -> Surroundings {

@@ -1,5 +1,5 @@
 //! Everything that a tenant can write, written by one who means harm, and what must hold whatever it is. Tests throw dice; a
-//! fuzz target (`fuzz/harness/src/tenant.rs`) has a fuzzer choose.
+//! fuzz target (`crates/remoe-fuzz-harness/src/tenant.rs`) has a fuzzer choose.
 
 use crate::api::{
     GatewayDemand, MixOf, MoEDeployment, MoEDeploymentStatus, MoERecord, RESTARTED_AT, RequestLoad,
@@ -22,8 +22,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use k8s_openapi::serde::de::DeserializeOwned;
 use kube::api::ObjectMeta;
 use kube::{Resource, ResourceExt};
-use remoe_profile::Profile;
-use remoe_scaling::Worked;
+use remoe_autoscale::Worked;
+use remoe_hardware::Profile;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::time::Duration;

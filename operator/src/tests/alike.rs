@@ -9,8 +9,8 @@ use crate::rollout::{self, Rollout, revision_hash, step};
 use crate::routing::{Generation, RoutedPod, RoutingTable};
 use crate::testing::example::{built, deployment, plan, plan_of_groups};
 use jiff::{SignedDuration, Timestamp};
+use remoe_proto::format_listing;
 use remoe_test_support::scenes::{InForce, Is, SCENES, Scene, decided, place};
-use remoe_wire::format_listing;
 use serde_json::json;
 
 /// When the scenes are.

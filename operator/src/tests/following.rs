@@ -8,7 +8,7 @@ use crate::testing::example::{EXPERTS, LAYERS, around, built, deployment, large,
 use crate::tests::scene::{ENOUGH, Scene, spec};
 use kube::ResourceExt;
 use remoe_predictor::Shares;
-use remoe_wire::v1::LayerExperts;
+use remoe_proto::v1::LayerExperts;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -9,8 +9,8 @@ use crate::tests::rollout::World;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use remoe_planner::Budget;
-use remoe_wire::parse_listing;
-use remoe_wire::v1::LayerExperts;
+use remoe_proto::parse_listing;
+use remoe_proto::v1::LayerExperts;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 

@@ -4,10 +4,10 @@ use crate::api::{
 use crate::facts::ModelFacts;
 use crate::planning::{KnownProfile, Planning, PlanningError, served};
 use crate::testing::example::{built, deployment, facts, plan, planning, prior};
+use remoe_hardware::Profile;
 use remoe_model::Inspection;
 use remoe_planner::{Budget, VcpuRange};
 use remoe_predictor::Shares;
-use remoe_profile::Profile;
 use serde_json::{Value, json};
 
 #[test]

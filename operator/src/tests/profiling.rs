@@ -4,7 +4,7 @@ use crate::profiling::{from_log, measured, record, shared_with, subject, supplie
 use crate::testing::example::{around, deployment, facts, plan};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Resource, ResourceExt};
-use remoe_profile::{Origin, Profile};
+use remoe_hardware::{Origin, Profile};
 use serde_json::{Value, json};
 
 /// A profile as a profiler would have made it.

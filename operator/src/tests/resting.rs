@@ -8,9 +8,9 @@ use crate::testing::world::World;
 use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::ResourceExt;
-use remoe_launcher::need;
 use remoe_predictor::Shares;
-use remoe_wire::v1::LayerExperts;
+use remoe_proto::v1::LayerExperts;
+use remoe_rollout::need;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 

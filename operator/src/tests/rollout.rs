@@ -10,7 +10,7 @@ use crate::routing::{Generation, MOST_GENERATIONS, RoutingTable};
 use crate::testing::example::{built, deployment, plan, plan_of_groups};
 use jiff::{SignedDuration, Timestamp};
 use proptest::prelude::*;
-use remoe_wire::v1::Endpoint;
+use remoe_proto::v1::Endpoint;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;

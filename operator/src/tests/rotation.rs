@@ -6,8 +6,8 @@ use crate::names::Component;
 use crate::testing::example::deployment;
 use crate::testing::world::World;
 use kube::ResourceExt;
-use remoe_authority::Authority;
-use remoe_wire::identity::Identity;
+use remoe_identity::Authority;
+use remoe_proto::identity::Identity;
 use serde_json::json;
 use std::time::{Duration, SystemTime};
 

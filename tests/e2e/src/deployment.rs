@@ -7,9 +7,9 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams};
 use kube::core::ApiResource;
+use remoe_proto::identity::Identity;
 use remoe_test_support::deadline::{LONG, until};
 use remoe_test_support::http;
-use remoe_wire::identity::Identity;
 use serde_json::{Value, json};
 use std::net::{IpAddr, SocketAddr};
 

@@ -5,7 +5,7 @@ use crate::release;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::Api;
-use remoe_wire::identity::{
+use remoe_proto::identity::{
     CERTIFICATE, CERTIFICATES_OF_AUTHORITIES, Counterpart, Credentials, Identity, KEY, Keyring, Protocol,
     Trust,
 };

@@ -3,8 +3,8 @@
 use crate::scene::Scene;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{ObjectMeta, PostParams};
+use remoe_hardware::Profile;
 use remoe_model::Checkpoint;
-use remoe_profile::Profile;
 use remoe_test_support::binaries::workspace;
 use serde_json::{Value, json};
 use std::path::Path;

@@ -7,9 +7,9 @@ use crate::planning::read;
 use remoe_experiments::{
     CpuScaling, INPUT_TOKENS, Machine, REQUESTS, Request, Routing, Scenario, Setting, Shape, paper_pricing,
 };
-use remoe_fetch::ModelArgs;
+use remoe_hardware::{Prices, Profile};
+use remoe_hub::ModelArgs;
 use remoe_model::Inspection;
-use remoe_profile::{Prices, Profile};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 

@@ -11,8 +11,8 @@ use crate::plan_report::bytes;
 use crate::planning;
 use remoe_experiments::ExperimentError;
 use remoe_experiments::map::{Cell, ListRegime, PER_DAY, Regime, Subject, UnitRegime, WAYS};
+use remoe_hardware::NodeList;
 use remoe_planner::Way;
-use remoe_profile::NodeList;
 use serde::Serialize;
 use std::path::Path;
 

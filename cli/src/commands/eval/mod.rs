@@ -21,7 +21,7 @@ use map::MapReport;
 use remoe_experiments::{
     CpuScaling, ExperimentError, Machine, REQUESTS, Regret, Routing, Scaled, Scenario, Shape, sensitivity,
 };
-use remoe_fetch::ModelArgs;
+use remoe_hub::ModelArgs;
 use remoe_planner::PlanError;
 use report::{Assumptions, Report, ScenarioReport, SensitivityReport};
 use serde::Serialize;

@@ -10,8 +10,8 @@ use crate::output::table;
 use crate::plan_report::percent;
 use crate::planning;
 use remoe_experiments::{Met, Regret, RegretCase, RegretSubject, Summary};
+use remoe_hardware::Prices;
 use remoe_planner::{Problem, Truth, WrongFigure};
-use remoe_profile::Prices;
 use std::path::Path;
 
 /// A plan's name, and where a case has what it comes to.

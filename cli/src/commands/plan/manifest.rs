@@ -1,11 +1,11 @@
 //! The MoEDeployment that an answer about nodes means.
 
 use super::nodes_model::{Forms, KnownModel};
-use remoe_fetch::{ModelArgs, ModelLocation};
-use remoe_function::format_duration;
+use remoe_hub::{ModelArgs, ModelLocation};
 use remoe_planner::{
     Arrangement, Device, NodeShape, NodesAnswer, NodesLayout, Rental, RentedNodes, RivalNodes, dollars,
 };
+use remoe_process::format_duration;
 use std::fmt::Write;
 use std::time::Duration;
 

@@ -11,14 +11,14 @@ use crate::output::progress::{print_error, print_warning};
 use crate::planning::{self, PlanningArgs};
 use crate::workload::ConcurrencyArgs;
 use clap::{Args, ValueEnum};
-use remoe_fetch::ModelArgs;
+use remoe_hardware::{Commitment, NodeList, Profile, node_shapes};
+use remoe_hub::ModelArgs;
 use remoe_model::{ExpertsDtype, Inspection};
 use remoe_planner::{
     BrokenLimit, FieldError, NodesAnswer, NodesVerdict, Rental, Reserve, RivalNodes, Slo, Spot,
     cheapest_nodes, rent,
 };
 use remoe_predictor::Phase;
-use remoe_profile::{Commitment, NodeList, Profile, node_shapes};
 use serde::Serialize;
 use std::io::Write;
 use std::path::{Path, PathBuf};

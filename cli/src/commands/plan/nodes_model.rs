@@ -3,10 +3,10 @@
 use crate::args::Dtype;
 use crate::commands::profile::default_dtype;
 use crate::exit::CliError;
-use remoe_fetch::{Known, ModelArgs, Opened};
+use remoe_hardware::ResidentWeights;
+use remoe_hub::{Known, ModelArgs, Opened};
 use remoe_model::{Checkpoint, CheckpointError, DenseDtype, ExpertsDtype, Inspection, Outline};
 use remoe_planner::ResidentModel;
-use remoe_profile::ResidentWeights;
 use serde::Serialize;
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! Prices beside an answer about nodes: their age, and what an API provider asks for the same requests.
 
+use remoe_hardware::{Commitment, ListedNode, NodeList, date_of};
 use remoe_planner::{NodesAnswer, Rental};
-use remoe_profile::{Commitment, ListedNode, NodeList, date_of};
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::str::FromStr;

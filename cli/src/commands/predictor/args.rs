@@ -1,7 +1,7 @@
 //! The command line of `remoe predictor`.
 
 use clap::{Args, Subcommand};
-use remoe_fetch::ModelArgs;
+use remoe_hub::ModelArgs;
 use remoe_predictor::{DEFAULT_DIMENSIONS, TrainingOptions, TreeOptions};
 use std::path::PathBuf;
 

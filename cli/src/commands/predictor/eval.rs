@@ -6,13 +6,13 @@ use super::source::Model;
 use crate::exit::CliError;
 use crate::output::progress::{bar, print_warning};
 use crate::output::{folders, json, table};
-use remoe_launcher::placement::least_used;
 use remoe_predictor::correlation::{self, Pair};
 use remoe_predictor::record::ActivationRecord;
 use remoe_predictor::{
     ByPhase, Contest, Contestant, Field, History, Phase, PredictError, Shares, SimilarPrompts, Trained,
     divergence, quantile,
 };
+use remoe_rollout::placement::least_used;
 use serde::Serialize;
 use std::io::Write;
 use std::path::PathBuf;

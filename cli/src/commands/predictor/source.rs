@@ -2,7 +2,7 @@
 
 use crate::exit::{CliError, Code};
 use crate::output::progress;
-use remoe_fetch::ModelArgs;
+use remoe_hub::ModelArgs;
 use remoe_model::{Checkpoint, CheckpointError, StoredDtype, TensorRef};
 use remoe_predictor::record::{ActivationRecord, Reader, RecordError, RecordHeader};
 use remoe_predictor::{Embedding, EmbeddingType, Fate, GateWeights, PREDICTOR_FILE, PredictError, Trained};

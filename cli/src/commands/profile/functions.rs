@@ -5,13 +5,13 @@ use crate::args::Backend;
 use crate::exit::CliError;
 use crate::output::progress::Progress;
 use crate::programs;
-use remoe_function::Role;
-use remoe_launcher::control;
-use remoe_launcher::{
+use remoe_process::Role;
+use remoe_proto::v1::expert_function_client::ExpertFunctionClient;
+use remoe_proto::v1::{DescribeRequest, FunctionDescription};
+use remoe_rollout::control;
+use remoe_rollout::{
     Cgroups, FunctionId, FunctionSpec, Launcher, LogLine, Phase, ProcessLauncher, ResourceLimits,
 };
-use remoe_wire::v1::expert_function_client::ExpertFunctionClient;
-use remoe_wire::v1::{DescribeRequest, FunctionDescription};
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::sync::Arc;

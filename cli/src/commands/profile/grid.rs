@@ -1,7 +1,7 @@
 //! Where a profile is measured: vCPUs and token counts, and the tables over them.
 
+use remoe_hardware::STEP_ROWS;
 use remoe_planner::CpuProfile;
-use remoe_profile::STEP_ROWS;
 
 /// Sizes of functions usually differ by so many vCPUs.
 const PART: f64 = 0.1;

@@ -8,15 +8,15 @@ use super::lines::Points;
 use super::main_function::MainSetup;
 use crate::exit::CliError;
 use futures_util::future::try_join_all;
-use remoe_function::Role;
-use remoe_launcher::control;
-use remoe_profile::Start;
-use remoe_wire::v1::generate_event::Event;
-use remoe_wire::v1::main_model_client::MainModelClient;
-use remoe_wire::v1::{
+use remoe_hardware::Start;
+use remoe_process::Role;
+use remoe_proto::v1::generate_event::Event;
+use remoe_proto::v1::main_model_client::MainModelClient;
+use remoe_proto::v1::{
     Endpoint, ExpertTime, Finished, GenerateEvent, GenerateRequest, InspectRequest, LayerExperts, Routing,
     TokenIds, generate_request, inspect_request,
 };
+use remoe_rollout::control;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

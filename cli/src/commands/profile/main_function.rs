@@ -8,9 +8,9 @@ use super::in_use::{
 };
 use super::lines::{Points, lines};
 use crate::exit::CliError;
-use remoe_function::Role;
+use remoe_hardware::{DeviceTimes, Start};
 use remoe_planner::{Affine, CpuProfile, PAGE_POSITIONS};
-use remoe_profile::{DeviceTimes, Start};
+use remoe_process::Role;
 use std::collections::BTreeMap;
 
 const NOTHING: Affine = Affine { base: 0.0, per_token: 0.0 };

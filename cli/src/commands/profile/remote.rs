@@ -7,11 +7,11 @@ use super::grid::median;
 use super::{Subject, WARMING};
 use crate::exit::CliError;
 use crate::machine::own_cpu_seconds;
-use remoe_function::Role;
+use remoe_hardware::{Start, Transport};
 use remoe_planner::{Contention, CpuProfile};
-use remoe_profile::{Start, Transport};
-use remoe_wire::v1::{FunctionDescription, LayerExperts, Work};
-use remoe_wire::{Conversation, MAX_PAYLOAD, Wait, format_listing};
+use remoe_process::Role;
+use remoe_proto::v1::{FunctionDescription, LayerExperts, Work};
+use remoe_proto::{Conversation, MAX_PAYLOAD, Wait, format_listing};
 use std::time::{Duration, Instant};
 
 /// Experts under measurement, in bytes at least where the model has them: beyond any cache, as in use.

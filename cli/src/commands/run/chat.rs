@@ -4,7 +4,7 @@ use super::settings::Settings;
 use crate::deployment::Wanted;
 use crate::exit::CliError;
 use remoe_model::text::{ChatTemplate, Tokenizer};
-use remoe_wire::v1::{GenerateRequest, TokenIds, generate_request};
+use remoe_proto::v1::{GenerateRequest, TokenIds, generate_request};
 use serde_json::{Value, json};
 
 /// Share of the context that an answer gets at least, where the conversation is long.

@@ -1,6 +1,6 @@
 //! Rates and latencies of models over the last seconds, from two readings of `/metrics`.
 
-use remoe_gateway::first_label;
+use remoe_gateway_core::first_label;
 use serde::Serialize;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};

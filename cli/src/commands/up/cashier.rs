@@ -1,10 +1,10 @@
 //! Writes down when the functions of a model start, serve and stop, and what they cost.
 
 use super::tariff::{Place, Tariff};
-use remoe_function::Role;
-use remoe_gateway::{Billing, Books};
-use remoe_launcher::{FunctionState, FunctionStatus, Status};
-use remoe_ledger::FunctionEvent;
+use remoe_billing::FunctionEvent;
+use remoe_gateway_core::{Billing, Books};
+use remoe_process::Role;
+use remoe_rollout::{FunctionState, FunctionStatus, Status};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tokio::sync::watch;

@@ -8,7 +8,7 @@ use crate::machine;
 use crate::output::progress::Progress;
 use crate::output::table;
 use futures_util::future::select_all;
-use remoe_gateway::Model;
+use remoe_gateway_core::Model;
 use remoe_planner::Problem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -3,14 +3,14 @@
 use crate::deployment::{RatioArgs, Wanted};
 use crate::exit::CliError;
 use crate::planning::{RemoteArg, STURDY};
-use remoe_function::Role;
-use remoe_launcher::Placement;
-use remoe_launcher::placement::RemoteProcess;
 use remoe_planner::{
     Answer, Budget, Change, Options, PlanDraft, PlanError, Problem, dollars, preallocate_for, replan, solve,
     solve_within,
 };
 use remoe_predictor::Shares;
+use remoe_process::Role;
+use remoe_rollout::Placement;
+use remoe_rollout::placement::RemoteProcess;
 
 /// By which share a new placement must be better to replace the one that there is.
 const HYSTERESIS: f64 = 0.05;
@@ -225,7 +225,7 @@ pub(super) fn on_measurements(
 /// The share of all pairs that is remote under `placement`, the mean over layers.
 fn remote_share(wanted: &Wanted, placement: &Placement, usage: &[Vec<f64>]) -> f64 {
     let remote = placement.remote();
-    let of_layer = |(moe, usage): (&remoe_launcher::MoeLayer, &Vec<f64>)| {
+    let of_layer = |(moe, usage): (&remoe_rollout::MoeLayer, &Vec<f64>)| {
         let away = remote.iter().find(|set| set.layer == moe.layer);
         let experts = away.into_iter().flat_map(|set| &set.experts);
         experts.filter_map(|expert| usage.get(*expert as usize)).sum::<f64>()

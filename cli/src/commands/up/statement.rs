@@ -6,9 +6,9 @@ use crate::deployment::Wanted;
 use crate::exit::CliError;
 use crate::figures::measurement;
 use crate::planning::{Asked, PlanningArgs, RemoteArg};
+use remoe_hardware::Profile;
 use remoe_planner::{Problem, Slo};
 use remoe_predictor::Shares;
-use remoe_profile::Profile;
 use std::time::Duration;
 
 /// Flags and past requests that state a problem.

@@ -3,8 +3,8 @@
 use crate::choice::Choice;
 use crate::deployment::Wanted;
 use crate::output::table::{self, elided, wrapped};
-use remoe_launcher::placement::RemoteProcess;
 use remoe_planner::dollars;
+use remoe_rollout::placement::RemoteProcess;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 

@@ -2,9 +2,9 @@
 
 use crate::commands::profile::default_dtype;
 use crate::deployment::Wanted;
-use remoe_ledger::{Basis, Rate};
+use remoe_billing::{Basis, Rate};
+use remoe_hardware::Profile;
 use remoe_planner::{Billing, Pricing};
-use remoe_profile::Profile;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Sizes in which memory is sold, as plans have them where nobody says otherwise.

@@ -3,14 +3,14 @@
 
 use super::seer::Present;
 use crate::deployment::Wanted;
-use remoe_foresight::Mix;
-use remoe_gateway::{ApartGroup, WakeCause};
-use remoe_launcher::groups::{self, Told};
-use remoe_launcher::need::Expected;
-use remoe_launcher::{FunctionState, Status, control};
+use remoe_gateway_core::{ApartGroup, WakeCause};
+use remoe_proto::format_listing;
+use remoe_proto::v1::LayerPairs;
+use remoe_rollout::groups::{self, Told};
+use remoe_rollout::need::Expected;
+use remoe_rollout::{FunctionState, Status, control};
 use remoe_sleep::groups::{Glance, Group};
-use remoe_wire::format_listing;
-use remoe_wire::v1::LayerPairs;
+use remoe_usage::Mix;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};

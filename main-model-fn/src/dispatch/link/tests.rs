@@ -1,7 +1,7 @@
 use super::*;
 use prost::Message;
+use remoe_proto::v1::{Cancel, Failure, Rows, Work};
 use remoe_test_support::hostile::Cases;
-use remoe_wire::v1::{Cancel, Failure, Rows, Work};
 
 fn expected() -> Expected {
     Expected {

@@ -7,7 +7,7 @@ use super::super::setback::takes_part;
 use super::Engine;
 use crate::dispatch::Followed;
 use crate::transformer::{ForwardError, Output, Segment};
-use remoe_wire::{ErrorCode, ServiceError};
+use remoe_proto::{ErrorCode, ServiceError};
 use std::time::Instant;
 
 impl Engine {

@@ -7,7 +7,7 @@ use crate::http::state::HttpState;
 use axum::response::sse::Event;
 use axum::response::{IntoResponse, Response};
 use remoe_http::{messages_error, random_id};
-use remoe_wire::ServiceError;
+use remoe_proto::ServiceError;
 use serde_json::{Map, Value, json};
 
 /// One answer as it grows.

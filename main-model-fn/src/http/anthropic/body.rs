@@ -4,7 +4,7 @@ use super::block::{Content, Messages};
 use crate::http::fields::{Given, Json, Object, Seed};
 use crate::http::tools::Tools;
 use crate::http::unsupported::unsupported;
-use remoe_wire::ServiceError;
+use remoe_proto::ServiceError;
 use serde::Deserialize;
 use serde_json::Value;
 

@@ -4,7 +4,7 @@ use super::block::{Block, Content, Message};
 use super::body::{MessagesBody, OutputFormat, Thinking, ToolChoice};
 use crate::http::fields::{Few, Json, Object, TextOr};
 use crate::http::turns::Turns;
-use remoe_wire::ServiceError;
+use remoe_proto::ServiceError;
 use serde_json::{Map, Value, json};
 
 impl MessagesBody {

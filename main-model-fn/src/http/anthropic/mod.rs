@@ -22,7 +22,7 @@ use axum::extract::{self, State};
 use axum::response::Response;
 use body::MessagesBody;
 use remoe_http::ApiError;
-use remoe_wire::ServiceError;
+use remoe_proto::ServiceError;
 use serde::Serialize;
 use std::sync::Arc;
 

@@ -9,7 +9,7 @@ use crate::http::state::{HttpState, unix_seconds};
 use axum::response::sse::Event;
 use axum::response::{IntoResponse, Response};
 use remoe_http::random_id;
-use remoe_wire::ServiceError;
+use remoe_proto::ServiceError;
 use serde_json::{Map, Value, json};
 
 /// One answer as it grows.

@@ -4,7 +4,7 @@ use super::body::{ResponsesBody, TextFormat};
 use super::item::{Content, Input, Item, Part};
 use crate::http::fields::{Few, Json, Object, TextOr};
 use crate::http::turns::Turns;
-use remoe_wire::ServiceError;
+use remoe_proto::ServiceError;
 use serde_json::{Map, Value, json};
 
 /// Fields of a tool here that belong to its function in chats.

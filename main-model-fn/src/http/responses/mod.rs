@@ -21,7 +21,7 @@ use axum::response::Response;
 use body::ResponsesBody;
 use remoe_http::ApiError;
 use remoe_http::between::RESOLVED;
-use remoe_wire::ServiceError;
+use remoe_proto::ServiceError;
 use std::sync::Arc;
 
 /// Fields of chats by their names here.

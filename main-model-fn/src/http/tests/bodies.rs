@@ -4,7 +4,7 @@ use super::{Altered, Bytes, Front, with};
 use crate::http::TextFrontend;
 use axum::body::Body;
 use axum::http::Request;
-use remoe_wire::ServiceError;
+use remoe_proto::ServiceError;
 use serde_json::json;
 use std::sync::Arc;
 

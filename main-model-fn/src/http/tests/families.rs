@@ -2,7 +2,7 @@
 
 use super::{Altered, BOS};
 use remoe_model::text::{ChatTemplate, Rendering, tools_for_template};
-use remoe_wire::ServiceError;
+use remoe_proto::ServiceError;
 use serde_json::Value;
 
 /// Calls of `f` with x = 7 and of `g` with x = 8.

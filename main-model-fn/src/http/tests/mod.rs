@@ -32,7 +32,7 @@ use engine::Engine;
 use prometheus::Registry;
 use remoe_model::text::Rendering;
 use remoe_planner::Account;
-use remoe_wire::{ErrorCode, ServiceError};
+use remoe_proto::{ErrorCode, ServiceError};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;

@@ -4,7 +4,7 @@ use super::{Altered, BOS, Bytes, Front, TextFrontend, chat_with, figures, say, w
 use crate::engine::RequestLimits;
 use crate::engine::request::{Event, FinishReason};
 use crate::grammar::tests::takes;
-use remoe_wire::ServiceError;
+use remoe_proto::ServiceError;
 use serde_json::{Value, json};
 use std::sync::{Arc, Condvar, Mutex};
 

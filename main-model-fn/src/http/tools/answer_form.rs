@@ -7,7 +7,7 @@ use super::reader::Reader;
 use super::thoughts::{Opening, Thinking};
 use crate::grammar::{Inlined, Source, Whitespace, inline_schema, inline_value_schema};
 use crate::http::structured::Structure;
-use remoe_wire::ServiceError;
+use remoe_proto::ServiceError;
 use serde_json::json;
 use std::fmt::Write;
 

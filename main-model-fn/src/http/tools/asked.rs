@@ -2,7 +2,7 @@
 
 use crate::http::fields::{Few, Json, Object};
 use crate::http::request_body::RequestBody;
-use remoe_wire::ServiceError;
+use remoe_proto::ServiceError;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};

@@ -11,9 +11,9 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::{ListParams, ObjectMeta, Patch, PatchParams, PostParams};
 use remoe_planner::Account;
-use remoe_wire::placement_digest;
-use remoe_wire::v1::main_model_server::{MainModel, MainModelServer};
-use remoe_wire::v1::{
+use remoe_proto::placement_digest;
+use remoe_proto::v1::main_model_server::{MainModel, MainModelServer};
+use remoe_proto::v1::{
     DescribeMainRequest, EndpointWork, GenerateEvent, GenerateRequest, InspectReply, InspectRequest,
     MainDescription, Routing, RoutingAck,
 };

@@ -16,7 +16,7 @@ use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams};
 use kube::{Resource, ResourceExt};
-use remoe_wire::identity::Credentials;
+use remoe_proto::identity::Credentials;
 use serde_json::{Value, json};
 use std::collections::{BTreeSet, HashSet};
 use std::fmt::Debug;

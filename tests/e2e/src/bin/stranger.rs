@@ -3,8 +3,8 @@
 //! a certificate to show, without one there is no TLS.
 #![allow(clippy::expect_used, clippy::panic)]
 
+use remoe_proto::identity::{Counterpart, Identity, Keyring, Trust};
 use remoe_test_support::stranger::{control_answers, expert_answers, http_answer};
-use remoe_wire::identity::{Counterpart, Identity, Keyring, Trust};
 use std::net::SocketAddr;
 
 #[tokio::main(flavor = "current_thread")]

@@ -5,8 +5,8 @@ use crate::commands::up::measuring::Measured;
 use crate::commands::up::replan::{Basis, Better, OnMeasurements, on_measurements};
 use crate::commands::up::tariff::Tariff;
 use crate::deployment::Wanted as Placed;
-use remoe_function::Role;
-use remoe_launcher::decide::Desired;
+use remoe_process::Role;
+use remoe_rollout::decide::Desired;
 use std::time::Instant;
 
 /// A placement on its way: until it is in force, the one before counts.

@@ -1,0 +1,182 @@
+//! Replicas under loads that change.
+
+use remoe_autoscale::{History, Mains, Policy, Remote, Said, Worked, mains, remote};
+use std::time::Duration;
+
+const POLICY: Policy = Policy { target: 0.7, window: Duration::from_secs(60) };
+const MAINS: Mains<'static> = Mains { name: "main", present: 1, least: 1, most: 8, room: 10, serves: true };
+
+/// Has one gateway with `requests(second)` requests speak every `pause` seconds for `seconds`, and the replicas
+/// of every second.
+fn run(seconds: u64, pause: u64, requests: impl Fn(u64) -> u32) -> Vec<u32> {
+    let (mut history, mut occupied, mut present) = (History::default(), 0, 1);
+    let mut all = Vec::new();
+    for second in 0..seconds {
+        let now = Duration::from_secs(1_000 + second);
+        if second % pause == 0 {
+            let said = Said {
+                at: now,
+                occupied: Duration::from_secs(occupied),
+                requests: requests(second),
+                waiting: 0,
+                sequence: second + 1,
+            };
+            history.note("a", said, POLICY.window, now);
+        }
+        let next = mains(&POLICY, &history, Mains { present, ..MAINS }, now);
+        if next > present {
+            history.raised(MAINS.name, now);
+        }
+        present = next;
+        all.push(present);
+        occupied += u64::from(requests(second));
+    }
+    all
+}
+
+#[test]
+fn a_load_that_stays_as_it_is_moves_nothing_and_gets_what_it_needs() {
+    for (requests, replicas) in [(1, 1), (7, 1), (8, 2), (14, 2), (20, 3), (1_000, 8)] {
+        let all = run(600, 10, |_| requests);
+        assert!(all[60..].iter().all(|present| *present == replicas), "{requests}: {all:?}");
+    }
+}
+
+#[test]
+fn a_burst_is_followed_within_seconds_and_let_go_a_window_later() {
+    // Ten times the load for 30 s.
+    let all = run(600, 1, |second| if (200..230).contains(&second) { 50 } else { 5 });
+    assert_eq!(all[199], 1);
+    assert_eq!(all[207], 8, "{all:?}");
+    assert!(all[207..260].iter().all(|present| *present == 8), "{all:?}");
+    assert_eq!(all[330..], vec![1; 270], "{all:?}");
+}
+
+#[test]
+fn a_load_that_flickers_around_a_bound_does_not_flap() {
+    let all = run(3_600, 10, |second| if second / 7 % 2 == 0 { 6 } else { 8 });
+    let changes = all.windows(2).filter(|pair| pair[0] != pair[1]).count();
+    assert!(changes <= 1, "{all:?}");
+}
+
+#[test]
+fn nothing_is_taken_away_by_whoever_has_just_begun_to_look() {
+    let mut history = History::default();
+    let at = |seconds| Duration::from_secs(seconds);
+    let six = Mains { present: 6, ..MAINS };
+    assert_eq!(mains(&POLICY, &history, six, at(0)), 6);
+    // Nobody says anything: gateways are silent while nothing is asked.
+    history.look(at(0));
+    assert_eq!(mains(&POLICY, &history, six, at(59)), 6);
+    assert_eq!(mains(&POLICY, &history, six, at(60)), 1);
+    // Bounds hold, whatever there is.
+    assert_eq!(mains(&POLICY, &history, Mains { present: 20, least: 3, ..MAINS }, at(60)), 3);
+}
+
+#[test]
+fn the_slowest_group_gets_a_replica_and_the_others_stay() {
+    const NAMES: [&str; 3] = ["g0", "g1", "g2"];
+    let addresses: Vec<Vec<String>> =
+        (0..3).map(|group| vec![format!("{group}:1"), format!("{group}:2")]).collect();
+    let functions = |present: [u32; 3]| -> Vec<Remote<'_>> {
+        let groups = NAMES.into_iter().zip(&addresses).zip(present);
+        groups
+            .map(|((name, addresses), present)| Remote {
+                name,
+                addresses,
+                present,
+                least: 1,
+                most: 4,
+                bytes: 1 << 30,
+            })
+            .collect()
+    };
+    let mut history = History::default();
+    history.look(Duration::ZERO);
+    let (mut computed, mut second) = ([Duration::ZERO; 3], 0);
+    let mut pass = |history: &mut History, seconds: u64, busy: [f64; 3]| {
+        for _ in 0..seconds / 15 {
+            second += 15;
+            let now = Duration::from_secs(second);
+            computed
+                .iter_mut()
+                .zip(busy)
+                .for_each(|(sum, busy)| *sum += Duration::from_secs(15).mul_f64(busy));
+            let by_address = computed.iter().enumerate().map(|(group, sum)| (format!("{group}:2"), *sum));
+            let worked = Worked { age: now, computed: by_address.collect() };
+            history.note_work("main", worked, POLICY.window, now);
+        }
+        Duration::from_secs(second)
+    };
+    let plenty = u64::MAX;
+    let now = pass(&mut history, 90, [0.9, 0.4, 0.35]);
+    assert_eq!(remote(&POLICY, &history, &functions([1; 3]), plenty, now), [2, 1, 1]);
+    assert_eq!(remote(&POLICY, &history, &functions([1; 3]), (1 << 30) - 1, now), [1, 1, 1]);
+    // It stays while the load stays, and goes when the load is gone.
+    assert_eq!(remote(&POLICY, &history, &functions([2, 1, 1]), plenty, now), [2, 1, 1]);
+    let now = pass(&mut history, 90, [0.05, 0.02, 0.02]);
+    assert_eq!(remote(&POLICY, &history, &functions([2, 1, 1]), plenty, now), [1, 1, 1]);
+    // What was added a moment ago stays; others go although it was.
+    history.raised("g0", now - Duration::from_secs(1));
+    assert_eq!(remote(&POLICY, &history, &functions([2, 3, 1]), plenty, now), [2, 1, 1]);
+    assert_eq!(mains(&POLICY, &history, Mains { present: 3, ..MAINS }, now), 1);
+}
+
+#[test]
+fn who_waits_counts_at_once_where_nothing_serves_and_soon_where_something_does() {
+    let mut history = History::default();
+    let at = |seconds| Duration::from_secs(seconds);
+    let said =
+        |second, waiting| Said { at: at(second), requests: 30, waiting, sequence: second, ..Said::default() };
+    history.note("a", said(0, 0), POLICY.window, at(0));
+    history.note("a", said(60, 20), POLICY.window, at(60));
+    let none = Mains { serves: false, ..MAINS };
+    assert_eq!(mains(&POLICY, &history, none, at(60)), 5);
+    assert_eq!(mains(&POLICY, &history, Mains { present: 4, ..none }, at(60)), 5);
+    history = History::default();
+    history.note("a", Said { requests: 0, ..said(0, 0) }, POLICY.window, at(0));
+    history.note("a", said(60, 20), POLICY.window, at(60));
+    assert_eq!(mains(&POLICY, &history, MAINS, at(61)), 1, "it may be over in a moment");
+    assert_eq!(mains(&POLICY, &history, MAINS, at(66)), 5);
+}
+
+/// Which group is hot changes sooner than anything is taken away.
+#[test]
+fn replicas_that_stay_are_counted_in_what_all_may_take() {
+    let addresses: Vec<[String; 1]> = (0..4).map(|group| [group.to_string()]).collect();
+    let (mut history, mut computed, mut present) = (History::default(), [0.0; 4], [1_u32; 4]);
+    for second in 0..600_u64 {
+        let now = Duration::from_secs(second);
+        let hot = (second / 20 % 4) as usize;
+        for (group, sum) in computed.iter_mut().enumerate() {
+            *sum += if group == hot { 3.0 } else { 0.1 };
+        }
+        if second.is_multiple_of(5) {
+            let of = computed.iter().enumerate();
+            let computed =
+                of.map(|(group, sum)| (group.to_string(), Duration::from_secs_f64(*sum))).collect();
+            history.note_work("main", Worked { age: now, computed }, POLICY.window, now);
+        }
+        let functions: Vec<Remote<'_>> = addresses
+            .iter()
+            .zip(present)
+            .map(|(addresses, present)| Remote {
+                name: &addresses[0],
+                addresses,
+                present,
+                least: 1,
+                most: 8,
+                bytes: 10,
+            })
+            .collect();
+        let wanted = remote(&POLICY, &history, &functions, 35, now);
+        assert!(wanted.iter().sum::<u32>() <= 4 + 3, "{second}: {wanted:?}");
+        for (addresses, _) in
+            addresses.iter().zip(wanted.iter().zip(present)).filter(|(_, (one, was))| **one > *was)
+        {
+            history.raised(&addresses[0], now);
+        }
+        present = std::array::from_fn(|group| wanted[group]);
+    }
+    assert!(present.iter().sum::<u32>() > 4, "{present:?}");
+}

@@ -1,0 +1,179 @@
+//! Figure 11 of the Remoe paper: from nothing to ready, in parts.
+
+use crate::costs::{ClassPlans, Strategy};
+use crate::scenario::Scenario;
+use remoe_hardware::Start;
+use remoe_planner::Plan;
+use serde::Serialize;
+
+/// Seconds that decisions took, measured by the caller.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Decisions {
+    /// Predicting one prompt; absent where there is no predictor.
+    pub predict_seconds: Option<f64>,
+    /// Sizing the main function before anything is predicted (MMP).
+    pub preallocate_seconds: f64,
+    /// Making the plan.
+    pub solve_seconds: f64,
+}
+
+/// What happens in a span of time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Part {
+    /// Prediction, pre-allocation and planning.
+    Calculate,
+    /// From the order to a process.
+    Container,
+    /// Weights from storage to memory.
+    Load,
+    /// Weights from memory to the accelerator.
+    Move,
+}
+
+impl Part {
+    /// Every part.
+    pub const ALL: [Self; 4] = [Self::Calculate, Self::Container, Self::Load, Self::Move];
+
+    /// Its name in tables.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Calculate => "calculate",
+            Self::Container => "container",
+            Self::Load => "load",
+            Self::Move => "to the GPU",
+        }
+    }
+}
+
+/// One part of a cold start, in seconds since the request arrived.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Span {
+    /// What.
+    pub part: Part,
+    /// When it begins.
+    pub from: f64,
+    /// When it ends.
+    pub to: f64,
+}
+
+/// What one function, or the planner, does until it is ready.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Lane {
+    /// Who.
+    pub who: String,
+    /// One after another.
+    pub spans: Vec<Span>,
+}
+
+/// The cold start of a strategy.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ColdStart {
+    /// Which.
+    pub strategy: Strategy,
+    /// Side by side.
+    pub lanes: Vec<Lane>,
+    /// When the last lane ends.
+    pub ready_seconds: f64,
+    /// The same if all functions read from one storage that gives as much as one of them gets alone.
+    pub ready_on_shared_storage_seconds: f64,
+    /// The same if every part waited for the one before it.
+    pub ready_one_after_another_seconds: f64,
+}
+
+/// Spans that follow each other.
+struct Sequence(Lane);
+
+impl Sequence {
+    fn from(who: &str) -> Self {
+        Self(Lane { who: who.to_owned(), spans: Vec::new() })
+    }
+
+    fn end(&self) -> f64 {
+        self.0.spans.last().map_or(0.0, |span| span.to)
+    }
+
+    /// Begins as soon as both the span before it and `earliest` have passed.
+    fn then(mut self, part: Part, earliest: f64, seconds: f64) -> Self {
+        let from = self.end().max(earliest);
+        self.0.spans.push(Span { part, from, to: from + seconds });
+        self
+    }
+}
+
+impl ColdStart {
+    fn of(strategy: Strategy, lanes: Vec<Sequence>, shared: f64) -> Self {
+        let ready = lanes.iter().map(Sequence::end).fold(0.0, f64::max);
+        let spans = lanes.iter().flat_map(|lane| &lane.0.spans);
+        Self {
+            strategy,
+            ready_seconds: ready,
+            ready_on_shared_storage_seconds: shared,
+            ready_one_after_another_seconds: spans.map(|span| span.to - span.from).sum(),
+            lanes: lanes.into_iter().map(|lane| lane.0).collect(),
+        }
+    }
+}
+
+/// Figure 11: every strategy from nothing to ready. The main function starts at the size that
+/// pre-allocation gives it, while prediction and planning run, and loads what is not an expert; which
+/// experts it loads, and what remote functions do, is known with the plan. Remote functions start at the
+/// same time; the lane is that of the slowest.
+#[must_use]
+pub fn cold_starts(scenario: &Scenario, plans: &ClassPlans, decisions: Decisions) -> Vec<ColdStart> {
+    let (start, shape) = (scenario.profile.starts.main, &scenario.shape);
+    let (experts, rest) = (shape.expert_bytes(), shape.other_bytes());
+    let loaded = |start: Start, bytes: f64| bytes / start.load_bytes_per_second;
+    let moved = |bytes: f64| bytes / scenario.host_bytes_per_second;
+    let alone = |strategy, on_gpu: f64| {
+        let sequence = Sequence::from("main")
+            .then(Part::Container, 0.0, start.process_seconds)
+            .then(Part::Load, 0.0, loaded(start, experts + rest))
+            .then(Part::Move, 0.0, moved(on_gpu));
+        let ready = sequence.end();
+        ColdStart::of(strategy, vec![sequence], ready)
+    };
+    let mut starts = vec![
+        alone(Strategy::Cpu, 0.0),
+        alone(Strategy::Gpu, experts + rest),
+        alone(Strategy::Fetch, rest),
+        alone(Strategy::Mix, rest),
+    ];
+    let planned = |strategy, plan: &Plan| with_plan(scenario, strategy, plan, decisions);
+    starts.push(planned(Strategy::Remoe, &plans.remoe));
+    starts.extend(plans.always.as_ref().map(|plan| planned(Strategy::RemoeAlways, plan)));
+    starts
+}
+
+fn with_plan(scenario: &Scenario, strategy: Strategy, plan: &Plan, decisions: Decisions) -> ColdStart {
+    let (starts, shape) = (scenario.profile.starts, &scenario.shape);
+    let expert = shape.facts.expert_bytes as f64;
+    let remote = |layer: &remoe_planner::LayerPlan| layer.remote.len() as f64 * expert;
+    let of_layers = plan.layers.iter().map(remote);
+    let (away, largest) = (of_layers.clone().sum::<f64>(), of_layers.fold(0.0, f64::max));
+    let (local, rest) = (shape.expert_bytes() - away, shape.other_bytes());
+    let calculation = decisions.predict_seconds.unwrap_or(0.0) + decisions.solve_seconds;
+    let planner = Sequence::from("planner").then(Part::Calculate, 0.0, decisions.preallocate_seconds).then(
+        Part::Calculate,
+        0.0,
+        calculation,
+    );
+    let planned = planner.end();
+    let main = Sequence::from("main")
+        .then(Part::Container, decisions.preallocate_seconds, starts.main.process_seconds)
+        .then(Part::Load, 0.0, rest / starts.main.load_bytes_per_second)
+        .then(Part::Move, 0.0, rest / scenario.host_bytes_per_second)
+        .then(Part::Load, planned, local / starts.main.load_bytes_per_second);
+    let mut lanes = vec![planner, main];
+    let mut shared = planned.max(starts.main.process_seconds)
+        + shape.facts.total_bytes as f64 / starts.main.load_bytes_per_second;
+    if away > 0.0 {
+        let remote = Sequence::from("slowest remote")
+            .then(Part::Container, planned, starts.remote.process_seconds)
+            .then(Part::Load, 0.0, largest / starts.remote.load_bytes_per_second);
+        lanes.push(remote);
+    }
+    shared = lanes.iter().map(Sequence::end).fold(shared, f64::max);
+    ColdStart::of(strategy, lanes, shared)
+}

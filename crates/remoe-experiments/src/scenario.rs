@@ -1,0 +1,262 @@
+//! A model on a machine with requests, and the planning problems that follow.
+
+use crate::error::ExperimentError;
+use crate::machine::Machine;
+use crate::shape::Shape;
+use remoe_hardware::{DeviceTimes, Profile, Wishes, problem};
+use remoe_planner::{
+    Answer, Billing, Evaluation, GpuProfile, LayerPlan, Limits, Options, Plan, PlanDraft, PlanError, Pricing,
+    Problem, Remote, Slo, evaluate, solve,
+};
+use serde::Serialize;
+
+/// Shares of assignments, per MoE layer and expert; each row sums to 1.
+pub type Rows = Vec<Vec<f64>>;
+
+/// What holds for all requests.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Setting {
+    /// What memory costs.
+    pub pricing: Pricing,
+    /// What was promised; without cold starts, which are an experiment of their own.
+    pub slo: Slo,
+    /// What the platform allows.
+    pub limits: Limits,
+    /// Decode steps of a request: generated tokens without the first.
+    pub decode_steps: f64,
+}
+
+/// Prices as the paper uses them: memory by the GB-second on CPUs and GPUs alike, a GB-second of the
+/// latter at 3 times the former (section IV-E), remote functions while they work. The paper names no
+/// price; 1 GB-second is AWS Lambda's list price on x86 (0.0000166667 dollars).
+#[must_use]
+pub fn paper_pricing() -> Pricing {
+    const GB_SECOND: f64 = 0.000_016_666_7;
+    Pricing {
+        cpu_per_gb_second: GB_SECOND,
+        memory_per_gb_second: None,
+        cpu_per_core_second: None,
+        memory_per_vcpu_bytes: None,
+        gpu_per_gb_second: Some(3.0 * GB_SECOND),
+        gpu_bytes_each: None,
+        gpu_per_second_each: None,
+        billing: Billing::Invocation,
+        main_replicas: 1,
+    }
+}
+
+/// Tokens of 500 characters (Remoe paper, section V-C) of English text, at 4 characters a token.
+pub const INPUT_TOKENS: f64 = 125.0;
+
+/// Requests of figure 9 (Remoe paper, section V-C).
+pub const REQUESTS: usize = 50;
+
+impl Setting {
+    /// 200 generated tokens (Remoe paper, section V-C), 6 MB of payload (section II), and what the paper
+    /// leaves open: 4 replicas, and 30 s to the first token and 2 s for each further one, which exclude
+    /// no strategy.
+    #[must_use]
+    pub fn of_the_paper(pricing: Pricing) -> Self {
+        Self {
+            pricing,
+            slo: Slo::new(30.0, 2.0),
+            limits: Limits { payload_bytes: Some(6e6), max_replicas: 4, max_groups: None, gpu_bytes: None },
+            decode_steps: 199.0,
+        }
+    }
+}
+
+/// One request, as it was predicted and as it was.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Request {
+    /// Tokens of the prompt.
+    pub input_tokens: f64,
+    /// Predicted shares.
+    pub predicted: Rows,
+    /// True shares of the prefill.
+    pub prefill: Rows,
+    /// True shares of the decode steps.
+    pub decode: Rows,
+}
+
+/// A model on a machine with requests of one class.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Scenario {
+    /// Its name in tables and file names.
+    pub name: String,
+    /// What its name means, for those who see it for the first time.
+    pub meaning: String,
+    /// The model.
+    pub shape: Shape,
+    /// What it takes on the machine.
+    pub profile: Profile,
+    /// One expert on the machine's accelerator.
+    pub gpu_expert_seconds: GpuProfile,
+    /// Bytes per second from host memory to the machine's accelerator.
+    pub host_bytes_per_second: f64,
+    /// What holds for all requests.
+    pub setting: Setting,
+    /// The requests.
+    pub requests: Vec<Request>,
+}
+
+impl Scenario {
+    /// `shape` on an assumed machine.
+    #[must_use]
+    pub fn assumed(shape: Shape, machine: &Machine, setting: Setting, requests: Vec<Request>) -> Self {
+        let scaling = machine.cpu.scaling;
+        let profile = machine.profile(&shape);
+        Self::on(scaling.name(), scaling.meaning(), shape, profile, machine, setting, requests)
+    }
+
+    /// `shape` on the machine that `profile` was made on. The accelerator of `machine` stands in where
+    /// the profile has none, and always for experts, which no profile measures there.
+    #[must_use]
+    pub fn measured(
+        shape: Shape,
+        profile: Profile,
+        machine: &Machine,
+        setting: Setting,
+        requests: Vec<Request>,
+    ) -> Self {
+        // Those who are compared with it pay for context as measured.
+        let read = shape.facts.kv_bytes_per_token as f64 / machine.gpu.bytes_per_second;
+        let assumed = || DeviceTimes { context_seconds_per_token: read, ..machine.device(&shape) };
+        let device = profile.device.or_else(|| Some(assumed()));
+        let profile = Profile { device, ..profile };
+        Self::on("measured", "times as measured, an assumed GPU", shape, profile, machine, setting, requests)
+    }
+
+    fn on(
+        times: &str,
+        meaning: &str,
+        shape: Shape,
+        profile: Profile,
+        machine: &Machine,
+        setting: Setting,
+        requests: Vec<Request>,
+    ) -> Self {
+        let gpu_expert_seconds = machine.gpu_expert_seconds(&shape);
+        let host_bytes_per_second = machine.gpu.host_bytes_per_second;
+        Self {
+            name: format!("{}-{times}", shape.name),
+            meaning: format!("{}; {meaning}", shape.source),
+            shape,
+            profile,
+            gpu_expert_seconds,
+            host_bytes_per_second,
+            setting,
+            requests,
+        }
+    }
+
+    /// Checks that there are requests, with shares for every layer and expert.
+    ///
+    /// # Errors
+    /// There are none, or one has another form.
+    pub fn check(&self) -> Result<(), ExperimentError> {
+        let (layers, experts) = (self.shape.moe_layers(), self.shape.facts.experts);
+        for (index, request) in self.requests.iter().enumerate() {
+            for rows in [&request.predicted, &request.prefill, &request.decode] {
+                if rows.len() != layers || rows.iter().any(|row| row.len() != experts) {
+                    let width = rows.first().map_or(0, Vec::len);
+                    return Err(ExperimentError::Shares {
+                        scenario: self.name.clone(),
+                        request: index,
+                        found: format!("{} x {width}", rows.len()),
+                        expected: format!("{layers} x {experts}"),
+                    });
+                }
+            }
+        }
+        if self.requests.is_empty() {
+            return Err(ExperimentError::NoRequests { scenario: self.name.clone() });
+        }
+        Ok(())
+    }
+
+    /// Tokens of a prompt: the mean and the most.
+    fn input_tokens(&self) -> (f64, f64) {
+        let tokens = self.requests.iter().map(|request| request.input_tokens);
+        let most = tokens.clone().fold(0.0, f64::max);
+        (tokens.sum::<f64>() / self.requests.len().max(1) as f64, most)
+    }
+
+    /// The mean of all predictions, which the class is planned with.
+    #[must_use]
+    pub fn class_prediction(&self) -> Rows {
+        let count = self.requests.len().max(1) as f64;
+        let mut mean = vec![vec![0.0; self.shape.facts.experts]; self.shape.moe_layers()];
+        for request in &self.requests {
+            for (sums, row) in mean.iter_mut().zip(&request.predicted) {
+                sums.iter_mut().zip(row).for_each(|(sum, share)| *sum += share / count);
+            }
+        }
+        mean
+    }
+
+    /// The problem of the whole class: its mean prediction and mean length.
+    ///
+    /// # Errors
+    /// No problem can be made of this scenario.
+    pub fn class_problem(&self) -> Result<Problem, ExperimentError> {
+        self.check()?;
+        self.problem(self.input_tokens().0, self.setting.decode_steps, self.class_prediction())
+    }
+
+    /// The problem of one request with `shares`. Memory is for the longest of the class whatever the
+    /// request, so that every request pays for the same functions.
+    pub(crate) fn problem(
+        &self,
+        input_tokens: f64,
+        output_tokens: f64,
+        shares: Rows,
+    ) -> Result<Problem, ExperimentError> {
+        let (_, most) = self.input_tokens();
+        let wishes = Wishes {
+            request: remoe_planner::Request {
+                input_tokens,
+                output_tokens,
+                max_input_tokens: Some(most.max(input_tokens)),
+                max_output_tokens: Some(self.setting.decode_steps.max(output_tokens)),
+                concurrency: 1,
+            },
+            slo: self.setting.slo,
+            pricing: self.setting.pricing,
+            specs: self.shape.specs,
+            limits: self.setting.limits,
+            prediction: Some(shares),
+            arrivals: None,
+            remote_idle_seconds: None,
+            prediction_p95: None,
+            fallback_bytes: 0.0,
+            cold_start_seconds: 0.0,
+        };
+        let mut problem = problem(&self.shape.facts, &self.profile, &wishes)
+            .map_err(|error| ExperimentError::Problem { scenario: self.name.clone(), error })?;
+        for layer in &mut problem.layers {
+            layer.gpu_expert_seconds = Some(self.gpu_expert_seconds.clone());
+        }
+        Ok(problem)
+    }
+
+    /// The cheapest plan for `problem`.
+    pub(crate) fn solve(&self, problem: &Problem, remote: Remote) -> Result<Answer, ExperimentError> {
+        solve(problem, None, &Options { remote, ..Options::default() })
+            .map_err(|error| self.plan_error(error))
+    }
+
+    /// What `plan` costs, whatever limits it breaks.
+    pub(crate) fn evaluate(&self, problem: &Problem, plan: &Plan) -> Result<Evaluation, ExperimentError> {
+        evaluate(problem, &PlanDraft::from(plan), false).map_err(|error| self.plan_error(error))
+    }
+
+    pub(crate) fn plan_error(&self, error: PlanError) -> ExperimentError {
+        ExperimentError::Plan { scenario: self.name.clone(), error }
+    }
+
+    /// A plan with nothing remote.
+    pub(crate) fn all_local(&self, main_bytes: f64) -> Plan {
+        Plan::of_layers(main_bytes, vec![LayerPlan::default(); self.shape.moe_layers()])
+    }
+}

@@ -1,0 +1,337 @@
+//! The gateway as a whole: its models, its options, its server.
+
+use crate::access_log::AccessLog;
+use crate::answer::{FLOOR, WHOLE};
+use crate::books::Books;
+use crate::caller::Caller;
+use crate::connector::Connector;
+use crate::federation::Scrapes;
+use crate::keys::Keys;
+use crate::metrics::GatewayMetrics;
+use crate::model::Model;
+use crate::names::ShortNames;
+use crate::responses::{ResponseLimits, ResponseStore};
+use crate::room::Rooms;
+use crate::router::{metrics_routes, own_metrics_routes, routes};
+use crate::spending::DaySpending;
+use axum::Router;
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use http_body_util::Full;
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use remoe_http::{ConnectionLimits, ConnectionMetrics, Lanes, Origins};
+use remoe_otel::Traces;
+use remoe_proto::identity::Keyring;
+use remoe_proto::{Door, ErrorCode, ServiceError};
+use std::io;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+/// Connecting to a function takes longer than this only where it is gone.
+const CONNECT: Duration = Duration::from_secs(2);
+/// Kept connections to functions end before the functions would end them.
+const KEEP: Duration = Duration::from_secs(30);
+
+/// What a deployment chooses about its gateway.
+pub struct GatewayOptions {
+    /// Who may ask, until others are [named](Gateway::replace_keys).
+    pub keys: Keys,
+    /// Which short names of models select one.
+    pub short_names: ShortNames,
+    /// Origins that browsers may call from.
+    pub cors_origins: Origins,
+    /// Largest body of a request in bytes.
+    pub body_limit: usize,
+    /// A body must be there within this time.
+    pub body_timeout: Duration,
+    /// The longest wait for a turn of a request that states no `queue_deadline`; `None`: as long as others allow.
+    pub queue_deadline: Option<Duration>,
+    /// Bytes of all bodies that are there at the same time.
+    pub bodies_limit: usize,
+    /// Bytes of all answers that are held whole at the same time. A client, and a model, may have as much as it leaves free.
+    pub answers_limit: usize,
+    /// Limits of connections.
+    pub connections: ConnectionLimits,
+    /// Where money is accounted for, if anywhere.
+    pub books: Option<Arc<Books>>,
+    /// Destination of a line per request, if any.
+    pub access_log: Option<AccessLog>,
+    /// Where spans of requests go.
+    pub traces: Traces,
+    /// What is shown to functions that have to be somebody, if anything.
+    pub keyring: Option<Arc<Keyring>>,
+    /// TLS of the connections of clients; none: plaintext.
+    pub door: Option<Door>,
+    /// Responses that later requests go on from.
+    pub responses: Arc<ResponseStore>,
+}
+
+impl Default for GatewayOptions {
+    /// No keys, any short name, no origins, 4 MiB bodies within 60 s, 256 MiB of them, 64 MiB of answers, connections as the environment says, no
+    /// access log, no traces, no certificates, responses in memory.
+    fn default() -> Self {
+        Self {
+            keys: Keys::none(),
+            short_names: ShortNames::Any,
+            cors_origins: Origins::default(),
+            body_limit: 4 << 20,
+            body_timeout: Duration::from_secs(60),
+            queue_deadline: None,
+            bodies_limit: 256 << 20,
+            answers_limit: 64 << 20,
+            connections: ConnectionLimits::from_environment(|name| std::env::var(name).ok()),
+            books: None,
+            access_log: None,
+            traces: Traces::off(),
+            keyring: None,
+            door: None,
+            responses: ResponseStore::in_memory(ResponseLimits::default()),
+        }
+    }
+}
+
+pub(crate) type Upstream = Client<Connector, Full<Bytes>>;
+
+/// One address for all models.
+pub struct Gateway {
+    options: GatewayOptions,
+    /// Who may ask now.
+    keys: RwLock<Arc<Keys>>,
+    catalogue: RwLock<Catalogue>,
+    metrics: GatewayMetrics,
+    upstream: Upstream,
+    /// Bodies that are read at the same time.
+    pub(crate) lanes: Lanes,
+    /// For bodies.
+    pub(crate) rooms: Arc<Rooms>,
+    /// For what is held of answers.
+    pub(crate) answers: Arc<Rooms>,
+    /// Pages of metrics for clients, and for addresses of their own: neither keeps the other out.
+    pub(crate) scrapes: Scrapes,
+    pub(crate) own_scrapes: Scrapes,
+    pub(crate) created: u64,
+}
+
+/// What a gateway has.
+#[derive(Clone)]
+struct Catalogue {
+    models: Arc<[Arc<Model>]>,
+    /// It is all that there is to have, be it nothing.
+    is_whole: bool,
+}
+
+impl Gateway {
+    /// A gateway to `models`, each with a name of its own.
+    #[must_use]
+    pub fn new(mut options: GatewayOptions, models: Vec<Arc<Model>>, metrics: GatewayMetrics) -> Arc<Self> {
+        let connector = Connector::new(options.keyring.take(), CONNECT);
+        let upstream = Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(KEEP)
+            .build(connector);
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        options.keys.warn_without(&models, &options.short_names);
+        Arc::new(Self {
+            lanes: Lanes::new(cores, options.body_limit),
+            rooms: Arc::new(Rooms::new(options.bodies_limit, options.body_limit)),
+            answers: Arc::new(Rooms::new(options.answers_limit, WHOLE).with_floor(FLOOR)),
+            scrapes: Scrapes::default(),
+            own_scrapes: Scrapes::default(),
+            keys: RwLock::new(Arc::new(std::mem::take(&mut options.keys))),
+            options,
+            catalogue: RwLock::new(Catalogue { models: models.into(), is_whole: false }),
+            metrics,
+            upstream,
+            created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+        })
+    }
+
+    /// Has `models` in place of those that it had, whose time is no longer kept here. They are all that there is: from
+    /// now on the gateway is well, whatever becomes of them.
+    pub fn replace_models(&self, models: Vec<Arc<Model>>) {
+        let mut catalogue = self.catalogue.write().unwrap_or_else(PoisonError::into_inner);
+        let next = Catalogue { models: models.into(), is_whole: true };
+        let before = std::mem::replace(&mut *catalogue, next);
+        drop(catalogue);
+        drop(before);
+        self.forget_gone();
+    }
+
+    /// Removes the metrics of models that are gone. A model is there until the last request to it is over.
+    pub(crate) fn forget_gone(&self) {
+        self.metrics.forget_gone(|model| {
+            if let Some(books) = self.books() {
+                books.metrics().forget(model);
+            }
+        });
+    }
+
+    /// Lets in who has one of `keys` from now on. Requests that are there stay; what tenants have used up they have used up.
+    pub fn replace_keys(&self, keys: Keys) {
+        keys.warn_without(&self.models(), &self.options.short_names);
+        let mut known = self.keys.write().unwrap_or_else(PoisonError::into_inner);
+        *known = Arc::new(keys.after(&known));
+        drop(known);
+        self.metrics.keys_are_outdated(false);
+    }
+
+    /// Serves on `listener` until `stop`; requests that are there by then are answered. Keeps the time of
+    /// the models that it was made with meanwhile.
+    ///
+    /// The future is boxed, as [`remoe_http::serve`]'s.
+    ///
+    /// # Errors
+    /// The server fails.
+    pub fn serve(
+        self: Arc<Self>,
+        listener: TcpListener,
+        stop: CancellationToken,
+    ) -> BoxFuture<'static, io::Result<()>> {
+        Box::pin(self.serve_and_keep_time(listener, stop))
+    }
+
+    async fn serve_and_keep_time(
+        self: Arc<Self>,
+        listener: TcpListener,
+        stop: CancellationToken,
+    ) -> io::Result<()> {
+        let models = self.models();
+        let clocks = models.iter().cloned().map(|model| async move { model.keep_time().await });
+        let clocks = futures_util::future::join_all(clocks);
+        let (limits, metrics) = (self.options.connections, self.metrics.connections.clone());
+        let door = self.options.door.clone();
+        let served = remoe_http::serve(listener, door, routes(self.clone()), limits, metrics, stop);
+        tokio::select! {
+            served = served => served,
+            // They never end; without models there is nothing to keep.
+            _ = clocks, if !models.is_empty() => Ok(()),
+        }
+    }
+
+    /// Serves `/metrics` alone on `listener` until `stop`: all of them, without a key.
+    ///
+    /// # Errors
+    /// The server fails.
+    pub fn serve_metrics(
+        self: Arc<Self>,
+        listener: TcpListener,
+        stop: CancellationToken,
+    ) -> BoxFuture<'static, io::Result<()>> {
+        Box::pin(serve_pages(listener, metrics_routes(self), stop))
+    }
+
+    /// The same without those of functions, which have addresses of their own.
+    ///
+    /// # Errors
+    /// The server fails.
+    pub fn serve_own_metrics(
+        self: Arc<Self>,
+        listener: TcpListener,
+        stop: CancellationToken,
+    ) -> BoxFuture<'static, io::Result<()>> {
+        Box::pin(serve_pages(listener, own_metrics_routes(self), stop))
+    }
+
+    /// Returns what tenants and models with a budget have spent today at this gateway; none without books, or without budgets.
+    #[must_use]
+    pub fn spending(&self) -> Option<DaySpending> {
+        let (keys, models) = (self.keys(), self.models());
+        let mut budgets = keys.budgets(&models, &self.options.short_names).peekable();
+        budgets.peek()?;
+        Some(self.books()?.spending(budgets.map(|(payer, _)| payer)))
+    }
+
+    /// Takes a report of what was spent today at another gateway that shares the budgets of this one.
+    pub fn spent_elsewhere(&self, gateway: &str, spending: DaySpending) {
+        if let Some(books) = self.books() {
+            books.spent_elsewhere(gateway, spending);
+        }
+    }
+
+    pub(crate) fn options(&self) -> &GatewayOptions {
+        &self.options
+    }
+
+    pub(crate) fn keys(&self) -> Arc<Keys> {
+        // It is replaced as a whole.
+        self.keys.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn models(&self) -> Arc<[Arc<Model>]> {
+        self.catalogue().models
+    }
+
+    /// Whether requests are answered, be it that there is no model.
+    pub(crate) fn is_well(&self) -> bool {
+        let catalogue = self.catalogue();
+        catalogue.is_whole || catalogue.models.iter().any(|model| model.takes_requests())
+    }
+
+    fn catalogue(&self) -> Catalogue {
+        // Every change of it is whole.
+        self.catalogue.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn metrics(&self) -> &GatewayMetrics {
+        &self.metrics
+    }
+
+    pub(crate) fn books(&self) -> Option<&Arc<Books>> {
+        self.options.books.as_ref()
+    }
+
+    pub(crate) fn upstream(&self) -> &Upstream {
+        &self.upstream
+    }
+
+    /// The models that `caller` may use: for it there are no others.
+    pub(crate) fn models_of(&self, caller: &Caller) -> Vec<Arc<Model>> {
+        let may_use =
+            |model: &&Arc<Model>| caller.tenant.as_ref().is_none_or(|tenant| tenant.may_use(model.name()));
+        self.models().iter().filter(may_use).cloned().collect()
+    }
+
+    /// The model called `name`, which may be a short one; the only model where none is named.
+    ///
+    /// # Errors
+    /// There is no such model for `caller`, or several and none is named, or the short name is that of several.
+    pub(crate) fn model(&self, name: Option<&str>, caller: &Caller) -> Result<Arc<Model>, ServiceError> {
+        let models = self.models_of(caller);
+        let names = || {
+            let names: Vec<_> = models.iter().map(|model| format!("`{}`", model.name())).collect();
+            if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+        };
+        let home = caller.tenant.as_ref().and_then(|tenant| tenant.home());
+        let short_names = &self.options.short_names;
+        let (code, message) = match name {
+            None => match short_names.only(&models, home) {
+                Some(model) => return Ok(model.clone()),
+                None => (ErrorCode::InvalidArgument, format!("missing `model`; available: {}", names())),
+            },
+            Some(name) => match short_names.find(&models, name, home) {
+                Ok(model) => return Ok(model.clone()),
+                Err(0) => {
+                    let message = format!("The model `{name}` does not exist; available: {}", names());
+                    (ErrorCode::NotFound, message)
+                }
+                Err(several) => {
+                    let message = format!(
+                        "ambiguous `model`: {several} models are named `{name}`; available: {}",
+                        names()
+                    );
+                    (ErrorCode::InvalidArgument, message)
+                }
+            },
+        };
+        Err(ServiceError::new(code, message).about("model"))
+    }
+}
+
+/// Serves `pages` beside what clients see.
+async fn serve_pages(listener: TcpListener, pages: Router, stop: CancellationToken) -> io::Result<()> {
+    let metrics = ConnectionMetrics::new().map_err(io::Error::other)?;
+    remoe_http::serve(listener, None, pages, ConnectionLimits::PROBES, metrics, stop).await
+}

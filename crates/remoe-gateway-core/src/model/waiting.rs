@@ -1,0 +1,178 @@
+//! Requests that wait for a place, and those that have one. Both give it back when they are dropped.
+
+use super::Model;
+use super::running::Backend;
+use crate::beginnings::Beginning;
+use crate::queue::Ticket;
+use crate::timeline::{ColdStart, Parts};
+use remoe_proto::{ErrorCode, ServiceError};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
+use tokio::time::timeout_at;
+
+/// A request in the queue.
+pub(super) struct Waiting {
+    pub(super) arrived: Instant,
+    pub(super) cold: bool,
+    pub(super) beginning: Beginning,
+    pub(super) answer: oneshot::Sender<Result<Grant, ServiceError>>,
+}
+
+/// What a request that waits is told, and where.
+pub(super) type Answer = (oneshot::Sender<Result<Grant, ServiceError>>, Result<Grant, ServiceError>);
+
+/// A request that asks to be let in.
+#[derive(Debug, Clone)]
+pub(crate) struct Entry {
+    /// Whose turn it takes.
+    pub(crate) client: Arc<str>,
+    /// What it keeps in memory.
+    pub(crate) bytes: usize,
+    pub(crate) arrived: Instant,
+    /// Until when its client waits, where it said so.
+    pub(crate) until: Option<Instant>,
+    /// Until when it may wait for its turn, where its body states a queue deadline.
+    pub(crate) queue_until: Option<Instant>,
+    /// It was let in before, and its backend broke off.
+    pub(crate) again: bool,
+    /// What backends may have seen the like of.
+    pub(crate) beginning: Beginning,
+}
+
+impl Entry {
+    /// When it no longer waits for its turn.
+    pub(super) fn last(&self) -> Option<Instant> {
+        self.until.into_iter().chain(self.queue_until).min()
+    }
+
+    /// Whether that is its queue deadline.
+    pub(super) fn is_queue_deadline_first(&self) -> bool {
+        self.queue_until.is_some() && self.last() == self.queue_until
+    }
+}
+
+/// The class of the error of a request that was not given its turn in time.
+pub(super) fn late(by_queue_deadline: bool) -> ErrorCode {
+    if by_queue_deadline { ErrorCode::QueueDeadlineExceeded } else { ErrorCode::Unavailable }
+}
+
+/// Why a request was not let in.
+#[derive(Debug)]
+pub(crate) struct Refused {
+    pub(crate) error: ServiceError,
+    pub(crate) retry_after: Duration,
+}
+
+/// Tells waiting requests. Not under the lock: what nobody receives is dropped, and takes it.
+pub(super) fn answer(answers: Vec<Answer>) {
+    for (sender, answer) in answers {
+        let _client_gone = sender.send(answer);
+    }
+}
+
+pub(super) fn closed() -> ServiceError {
+    ServiceError::new(ErrorCode::Unavailable, "the server is shutting down; retry later")
+}
+
+pub(super) fn full() -> ServiceError {
+    ServiceError::new(ErrorCode::ResourceExhausted, "queue full: too many requests run or wait; retry later")
+}
+
+/// A request in the queue. It leaves when this is dropped.
+pub(crate) struct Waiter {
+    pub(super) model: Arc<Model>,
+    pub(super) ticket: Ticket,
+    pub(super) cold: bool,
+    pub(super) until: Instant,
+    /// True if the queue deadline comes before every other limit.
+    pub(super) by_queue_deadline: bool,
+    pub(super) receiver: oneshot::Receiver<Result<Grant, ServiceError>>,
+}
+
+impl Waiter {
+    /// Nothing answered when it came.
+    pub(crate) fn is_cold(&self) -> bool {
+        self.cold
+    }
+
+    /// Waits for a backend with room.
+    ///
+    /// # Errors
+    /// None was found in time, the request gave way to others, or the server shuts down.
+    pub(crate) async fn granted(mut self) -> Result<Grant, ServiceError> {
+        match timeout_at(self.until.into(), &mut self.receiver).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_dropped)) => Err(closed()),
+            Err(_late) => Err(ServiceError::new(
+                late(self.by_queue_deadline),
+                "queue deadline exceeded: no main function was ready in time; retry later",
+            )),
+        }
+    }
+}
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        // What was granted meanwhile is given back with the receiver.
+        if self.model.state().queue.remove(self.ticket).is_some() {
+            self.model.changed(Instant::now());
+        }
+    }
+}
+
+/// Leave to use a backend, until it is dropped.
+pub(crate) struct Grant {
+    pub(super) model: Arc<Model>,
+    pub(super) backend: Backend,
+    pub(super) parts: Parts,
+    /// When the wake was decided that the request waited for; none where functions answered when it came.
+    pub(super) woken: Option<Instant>,
+}
+
+impl Grant {
+    pub(crate) fn backend(&self) -> &Backend {
+        &self.backend
+    }
+
+    /// The parts of the request's time so far.
+    pub(crate) fn parts(&self) -> &Parts {
+        &self.parts
+    }
+
+    /// The wake that the request waited for, of which its first token tells the rest; none where functions answered when it came.
+    pub(crate) fn wake(&self) -> Option<Wake> {
+        let decided = self.woken?;
+        Some(Wake { model: self.model.clone(), decided, parts: self.parts })
+    }
+
+    /// The backend could not be reached, or broke off: it gets no request for a moment.
+    pub(crate) fn failed(&self) {
+        self.model.state().pause(self.backend.id, Instant::now());
+    }
+}
+
+/// A wake that a request waited for.
+pub(crate) struct Wake {
+    model: Arc<Model>,
+    decided: Instant,
+    parts: Parts,
+}
+
+impl Wake {
+    /// Seconds since it was decided: no first token took longer.
+    pub(crate) fn so_far(&self) -> f64 {
+        self.decided.elapsed().as_secs_f64()
+    }
+
+    /// The request's first token came so many seconds after a main function had it.
+    pub(crate) fn is_over(&self, first: f64) {
+        self.model.started_cold(ColdStart::new(self.decided, &self.parts, first));
+    }
+}
+
+impl Drop for Grant {
+    fn drop(&mut self) {
+        self.model.release(self.backend.id);
+    }
+}

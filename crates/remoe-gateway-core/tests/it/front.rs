@@ -1,0 +1,422 @@
+//! The gateway over real sockets: what is held, woken, sent again, refused and shared.
+
+use crate::stage;
+
+use axum::Router;
+use axum::routing::post;
+use futures_util::future::join_all;
+use http_body_util::BodyExt;
+use remoe_gateway_core::{Backend, GatewayOptions, Keys, Running};
+use serde_json::{Value, json};
+use stage::{LONG, Stage};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpSocket};
+
+const SHORT: Option<Duration> = Some(Duration::from_millis(4));
+
+fn body(x: usize) -> Value {
+    json!({"model": "m", "x": x})
+}
+
+/// Requests come when the model is about to fall asleep, while it does, and while it wakes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hundred_sleeps_and_wakes_lose_nothing() {
+    let stage = Stage::new(GatewayOptions::default(), |_| {}, 8, SHORT).await;
+    let mut asked = 0;
+    for round in 0..150_u64 {
+        *stage.functions.start.lock().unwrap() = Duration::from_micros(round * 40);
+        // Around the moment in which the window closes, and long after it.
+        tokio::time::sleep(Duration::from_micros(3_000 + round * 20)).await;
+        let answers = join_all((0..3).map(|client| {
+            let stage = &stage;
+            async move {
+                tokio::time::sleep(Duration::from_micros(client * round * 17)).await;
+                stage.ask(&body(7), &[]).await
+            }
+        }))
+        .await;
+        for (head, text) in answers {
+            assert_eq!((head.status().as_u16(), text.as_str()), (200, r#"{"x":7}"#));
+            asked += 1;
+        }
+        if round % 3 == 0 {
+            stage.sleeps().await;
+        }
+    }
+    let sleeps = stage.functions.stops.load(Ordering::SeqCst);
+    let starts = stage.functions.starts.load(Ordering::SeqCst);
+    assert_eq!(stage.functions.asked.lock().unwrap().len(), asked, "every request was answered once");
+    assert!(sleeps >= 50 && starts <= sleeps + 1, "{sleeps} sleeps, {starts} starts");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fifty_at_once_wake_a_model_once() {
+    let stage = Stage::new(GatewayOptions::default(), |_| {}, 8, SHORT).await;
+    stage.sleeps().await;
+    // Long enough for all of them to come before it ends, on a busy machine too.
+    *stage.functions.start.lock().unwrap() = Duration::from_secs(2);
+    let answers = join_all((0..50).map(|x| {
+        let stage = &stage;
+        async move { stage.ask(&body(x), &[]).await }
+    }))
+    .await;
+    for (x, (head, text)) in answers.into_iter().enumerate() {
+        assert_eq!((head.status().as_u16(), text), (200, format!("{{\"x\":{x}}}")));
+        assert_eq!(head.headers()["x-remoe-cold-start"], "true");
+    }
+    assert_eq!(stage.functions.starts.load(Ordering::SeqCst), 2, "the first start, and one wake");
+    let timing = stage.functions.headers.lock().unwrap()["x-remoe-timing"].to_str().unwrap().to_owned();
+    let parts = timing.split(", ").map(|part| part.split_once(";dur=").unwrap());
+    let longest = parts.max_by(|(_, a), (_, b)| a.parse::<f64>().unwrap().total_cmp(&b.parse().unwrap()));
+    assert_eq!(longest.unwrap().0, "start", "{timing}");
+
+    // Whoever waited for functions is measured, part by part, and nobody else.
+    *stage.functions.start.lock().unwrap() = Duration::from_millis(5);
+    stage.model.sleep_when_idle(LONG);
+    let mut cold = 50.0;
+    while stage.ask(&body(7), &[]).await.0.headers().contains_key("x-remoe-cold-start") {
+        cold += 1.0;
+    }
+    let (_, page) = stage.get("/metrics", None).await;
+    let value = |part: &str, of: &str| -> f64 {
+        let sample = format!("remoe_gateway_cold_start_seconds_{of}{{model=\"m\",part=\"{part}\"}} ");
+        page.lines().find_map(|line| line.strip_prefix(&sample)).expect(part).parse().unwrap()
+    };
+    let parts = ["decide", "schedule", "start", "load", "ready", "first"];
+    assert!(parts.iter().all(|part| value(part, "count") == cold), "{page}");
+    assert!((value("first", "sum") - 0.25 * cold).abs() < 1e-6, "{page}");
+    assert!(parts[..5].iter().all(|part| value(part, "sum") <= value("start", "sum")), "{page}");
+}
+
+/// Half an hour without a request at a thousandth of its length, to the window as ten minutes are to it; then 300 requests of
+/// many clients at once, while nothing runs.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_burst_after_a_long_sleep_is_one_wake() {
+    let half_an_hour = Duration::from_millis(1_800);
+    let options = GatewayOptions::default();
+    let stage = Stage::new(options, |model| model.max_requests = 300, 64, Some(half_an_hour / 3)).await;
+    stage.sleeps().await;
+    tokio::time::sleep(half_an_hour).await;
+    assert_eq!(stage.functions.starts.load(Ordering::SeqCst), 1, "nobody asked");
+    *stage.functions.start.lock().unwrap() = Duration::from_millis(200);
+    let answers = join_all((0..300).map(|x| {
+        let stage = &stage;
+        async move { stage.ask(&body(x), &[]).await }
+    }))
+    .await;
+    for (x, (head, text)) in answers.into_iter().enumerate() {
+        assert_eq!((head.status().as_u16(), text), (200, format!("{{\"x\":{x}}}")));
+    }
+    assert_eq!(stage.functions.starts.load(Ordering::SeqCst), 2, "one wake");
+    assert_eq!(stage.model.load(), (0, 0));
+}
+
+/// Functions that are listed and cannot be reached, as while they are replaced, are none that broke off: whoever asks waits for
+/// one that can be, however many there are.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_cannot_reach_a_function_waits_for_the_next() {
+    let stage = Stage::new(GatewayOptions::default(), |_| {}, 8, None).await;
+    // Nobody else gets the port, and nobody listens there.
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+    let closed = socket.local_addr().unwrap();
+    let open = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let live = open.local_addr().unwrap();
+    let router = Router::new().route("/v1/completions", post(|| async { "served" }));
+    tokio::spawn(async move { axum::serve(open, router).await });
+    let backend = |(id, address): (u64, SocketAddr)| Backend {
+        id,
+        address,
+        identity: None,
+        room: 8,
+        authorization: None,
+        billing: None,
+    };
+    let runs = |backends: Vec<(u64, SocketAddr)>| {
+        let backends = backends.into_iter().map(backend).collect();
+        stage.model.runs(Running { order: u64::MAX, backends, ..Running::default() });
+    };
+    // Where all have as much to do the first is asked.
+    let gone: Vec<_> = (100..106).map(|id| (id, closed)).collect();
+    runs([gone.clone(), vec![(200, live)]].concat());
+    let (head, text) = stage.ask(&body(1), &[]).await;
+    assert_eq!((head.status().as_u16(), text.as_str()), (200, "served"));
+    // None is left, and then there is another.
+    runs(gone);
+    let late = async {
+        stage.until(|stage| stage.model.load() == (1, 0)).await;
+        runs(vec![(201, live)]);
+    };
+    let request = body(2);
+    let (answer, ()) = tokio::join!(stage.ask(&request, &[]), late);
+    assert_eq!((answer.0.status().as_u16(), answer.1.as_str()), (200, "served"));
+    // Nobody waits for longer than his client does.
+    runs(vec![(300, closed)]);
+    let (head, text) = stage.ask(&body(3), &[("x-request-timeout", "0.2")]).await;
+    assert_eq!(head.status().as_u16(), 503, "{text}");
+    assert_eq!(stage.model.load(), (0, 0));
+    // Nor than its queue deadline, which has an error of its own.
+    let mut request = body(4);
+    request["queue_deadline"] = "200ms".into();
+    let (head, text) = stage.ask(&request, &[]).await;
+    assert_eq!((head.status().as_u16(), &head.headers()["x-should-retry"]), (503, &"false".parse().unwrap()));
+    assert!(text.contains("queue_deadline_exceeded"), "{text}");
+    assert_eq!(stage.model.load(), (0, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_waits_begins_at_once_and_fails_as_an_event() {
+    let stage = Stage::new(GatewayOptions::default(), |_| {}, 8, SHORT).await;
+    for (extra, end) in [
+        (json!({}), "data: [DONE]\n\n"),
+        (json!({"refuse": true}), "\"code\":null}}\n\n"),
+        (json!({"breaks": true}), "\"code\":\"service_unavailable\"}}\n\n"),
+    ] {
+        stage.sleeps().await;
+        *stage.functions.start.lock().unwrap() = Duration::from_millis(1200);
+        let mut request = body(1);
+        request.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        request["stream"] = true.into();
+        let answer = stage.send(&request, &[]).await;
+        assert_eq!(answer.status(), 200);
+        assert_eq!(answer.headers()["x-remoe-cold-start"], "true");
+        assert_eq!(answer.headers()["content-type"], "text/event-stream");
+        assert_ne!(stage.model.phase(), remoe_gateway_core::Phase::Active, "the head came first");
+        let text = answer.into_body().collect().await.unwrap().to_bytes();
+        let text = String::from_utf8(text.to_vec()).unwrap();
+        assert!(
+            text.matches(": keep-alive\n\n").count() >= 2 && text.starts_with(": keep-alive\n\n"),
+            "{text:?}"
+        );
+        assert!(text.ends_with(end), "{text:?}");
+        // Awake, the same has a status of its own.
+        stage.model.sleep_when_idle(LONG);
+        let awake = loop {
+            let (head, _) = stage.ask(&request, &[]).await;
+            if !head.headers().contains_key("x-remoe-cold-start") {
+                break head;
+            }
+        };
+        assert_eq!(awake.status().as_u16(), if request["refuse"] == true { 400 } else { 200 });
+        stage.model.sleep_when_idle(SHORT.unwrap());
+    }
+    let (_, page) = stage.get("/metrics", None).await;
+    let failed = |reason: &str| -> f64 {
+        let sample = format!("remoe_gateway_streams_failed_total{{model=\"m\",reason=\"{reason}\"}} ");
+        page.lines().find_map(|line| line.strip_prefix(&sample)).expect(reason).parse().unwrap()
+    };
+    // The one that breaks was asked for twice at least; what a function refuses is an answer.
+    assert!(failed("broken_off") >= 2.0 && failed("not_begun") == 0.0, "{page}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_nobody_wakes_for_is_counted() {
+    let stage =
+        Stage::new(GatewayOptions::default(), |m| m.wake_limit = Duration::from_millis(200), 8, SHORT).await;
+    stage.sleeps().await;
+    *stage.functions.start.lock().unwrap() = LONG;
+    let (head, text) = stage.ask(&json!({"model": "m", "x": 1, "stream": true}), &[]).await;
+    assert_eq!(head.status(), 200, "it was said before anybody knew");
+    assert!(text.contains("\"code\":\"service_unavailable\""), "{text}");
+    let (_, page) = stage.get("/metrics", None).await;
+    let sample = "remoe_gateway_streams_failed_total{model=\"m\",reason=\"not_begun\"} 1";
+    assert!(page.contains(sample), "{page}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_breaks_off_before_its_answer_is_sent_again_but_not_for_ever() {
+    let stage = Stage::new(GatewayOptions::default(), |_| {}, 8, None).await;
+    stage.functions.breaks.store(2, Ordering::SeqCst);
+    let (head, text) = stage.ask(&body(5), &[]).await;
+    assert_eq!((head.status().as_u16(), text.as_str()), (200, r#"{"x":5}"#));
+    stage.functions.breaks.store(3, Ordering::SeqCst);
+    let (head, text) = stage.ask(&body(6), &[]).await;
+    assert_eq!(head.status().as_u16(), 503, "{text}");
+    assert_eq!(head.headers()["retry-after"], "1");
+    assert_eq!(stage.functions.asked.lock().unwrap().len(), 6);
+    // A main function's word on a queue deadline is the answer.
+    let (head, text) = stage.ask(&json!({"model": "m", "overdue": true}), &[]).await;
+    assert_eq!(head.status().as_u16(), 503);
+    assert!(text.contains("queue_deadline_exceeded"), "{text}");
+    assert_eq!(stage.functions.asked.lock().unwrap().len(), 7);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_cannot_wait_for_a_wake_is_told_how_long_it_takes() {
+    let stage = Stage::new(GatewayOptions::default(), |_| {}, 8, Some(Duration::from_millis(40))).await;
+    *stage.functions.start.lock().unwrap() = Duration::from_millis(300);
+    // The model learns what a wake takes.
+    stage.sleeps().await;
+    stage.ask(&body(0), &[]).await;
+    stage.sleeps().await;
+    for name in ["x-request-timeout", "x-stainless-read-timeout"] {
+        let (head, text) = stage.ask(&body(1), &[(name, "0.1")]).await;
+        assert_eq!(head.status().as_u16(), 503, "{text}");
+        assert_eq!(head.headers()["retry-after"], "1");
+    }
+    let mut request = body(1);
+    request["queue_deadline"] = "100ms".into();
+    let (head, text) = stage.ask(&request, &[]).await;
+    assert_eq!(head.status().as_u16(), 503);
+    assert!(text.contains("queue_deadline_exceeded") && text.contains("cold start"), "{text}");
+    let (head, _) = stage.ask(&body(2), &[("x-request-timeout", "20")]).await;
+    assert_eq!(head.status().as_u16(), 200, "it was woken for those who could not wait");
+    assert_eq!(stage.functions.starts.load(Ordering::SeqCst), 3);
+    let (head, _) = stage.ask(&body(2), &[("x-request-timeout", "soon")]).await;
+    assert_eq!(head.status().as_u16(), 400);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_that_leave_are_forgotten_waiting_or_not() {
+    let stage = Stage::new(GatewayOptions::default(), |_| {}, 1, None).await;
+    let streaming = stage.send(&json!({"model": "m", "stream": true, "forever": true}), &[]).await;
+    assert_eq!(stage.functions.running(), 1);
+    // A client of its own: dropping the pooled one's request would keep its connection.
+    let waiting = tokio::spawn({
+        let (client, address) = (stage.client.clone(), stage.address);
+        async move {
+            let request = axum::http::Request::post(format!("http://{address}/v1/completions"));
+            drop(client.request(request.body(body(1).to_string().into()).unwrap()).await);
+        }
+    });
+    stage.until(|stage| stage.model.load() == (1, 1)).await;
+    waiting.abort();
+    stage.until(|stage| stage.model.load() == (0, 1)).await;
+    drop(streaming);
+    stage.until(|stage| stage.model.load() == (0, 0) && stage.functions.running() == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn more_than_may_wait_is_refused_and_tenants_take_turns() {
+    let keys = Keys::none().with_key("big", "key-of-big").unwrap().with_key("small", "key-of-small").unwrap();
+    let options = GatewayOptions { keys, ..GatewayOptions::default() };
+    let stage = Stage::new(options, |model| model.max_requests = 9, 1, None).await;
+    // One request at a time, and none yet.
+    stage.functions.turns.forget_permits(usize::MAX >> 4);
+    let big = [("authorization", "Bearer key-of-big")];
+    let small = [("authorization", "Bearer key-of-small")];
+    let ask = |x: usize, key: [(&'static str, &'static str); 1]| {
+        let (client, address) = (stage.client.clone(), stage.address);
+        tokio::spawn(async move {
+            let request = axum::http::Request::post(format!("http://{address}/v1/completions"));
+            let request = request.header(key[0].0, key[0].1).body(body(x).to_string().into()).unwrap();
+            tokio::time::timeout(LONG, client.request(request)).await.unwrap().unwrap()
+        })
+    };
+    let mut asked = Vec::new();
+    for x in 0..9 {
+        asked.push(ask(x, big));
+        stage.until(|stage| stage.model.load().0 + stage.model.load().1 == x + 1).await;
+    }
+    let (head, text) = stage.ask(&body(9), &big).await;
+    assert_eq!(head.status().as_u16(), 429, "{text}");
+    assert_eq!(head.headers()["retry-after"], "1");
+    assert!(!text.contains("key-of"), "{text}");
+    // The other tenant has a place, and the first one's youngest gives it up.
+    let others = [ask(100, small), ask(101, small)];
+    stage.until(|stage| stage.model.load() == (8, 1)).await;
+    let displaced = join_all(asked.drain(7..)).await;
+    assert!(displaced.into_iter().all(|answer| answer.unwrap().status() == 429));
+    stage.functions.turns.add_permits(100);
+    for answer in join_all(asked.into_iter().chain(others)).await {
+        assert_eq!(answer.unwrap().status(), 200);
+    }
+    let order = stage.functions.asked.lock().unwrap().clone();
+    let order: Vec<u64> = order.iter().map(|x| x.as_u64().unwrap()).collect();
+    assert_eq!(order[..5].iter().filter(|x| **x >= 100).count(), 2, "{order:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_are_asked_for_everywhere_but_for_health() {
+    let keys = Keys::none().with_key("one", "secret-one").unwrap();
+    let again = |name, key| Keys::none().with_key("one", "secret-one").unwrap().with_key(name, key).is_none();
+    assert!(again("two", "secret-one") && again("one", "x") && !again("two", "x"));
+    let stage = Stage::new(GatewayOptions { keys, ..GatewayOptions::default() }, |_| {}, 8, None).await;
+    let get = async |path: &str, key: Option<&str>| {
+        let mut request = axum::http::Request::get(format!("http://{}{path}", stage.address));
+        if let Some(key) = key {
+            request = request.header("authorization", format!("Bearer {key}"));
+        }
+        let request = request.body(axum::body::Bytes::new().into()).unwrap();
+        let (head, body) = stage.client.request(request).await.unwrap().into_parts();
+        let text = body.collect().await.unwrap().to_bytes();
+        (head.status.as_u16(), String::from_utf8(text.to_vec()).unwrap())
+    };
+    for path in ["/v1/models", "/v1/models/m", "/status", "/metrics", "/version", "/nothing"] {
+        for key in [None, Some("wrong"), Some("secret-one ")] {
+            let (status, text) = get(path, key).await;
+            // Spaces around a key belong to the header.
+            let expected =
+                if key == Some("secret-one ") { if path == "/nothing" { 404 } else { 200 } } else { 401 };
+            assert_eq!(status, expected, "{path} {text}");
+            assert!(!text.contains("secret-one"), "{text}");
+        }
+    }
+    assert_eq!(get("/health", None).await.0, 200);
+    let (_, models) = get("/v1/models", Some("secret-one")).await;
+    assert!(models.contains(r#""id":"m""#) && models.contains(r#""state":"active""#), "{models}");
+    let (head, text) = stage.ask(&json!({"model": "n"}), &[("authorization", "Bearer secret-one")]).await;
+    assert_eq!(head.status().as_u16(), 404, "{text}");
+    assert!(text.contains("The model `n` does not exist; available: `m`"), "{text}");
+    // Neither the key nor what a client claims about itself reaches a function.
+    let claims = [
+        ("authorization", "Bearer secret-one"),
+        ("x-remoe-tenant", "root"),
+        ("x-remoe-timing", "first;dur=1"),
+    ];
+    let (head, _) = stage.ask(&body(1), &claims).await;
+    assert_eq!(head.status(), 200);
+    assert!(!head.headers().contains_key("x-remoe-tokens"), "{head:?}");
+    // Longer than any clock shows.
+    let patient = [("authorization", "Bearer secret-one"), ("x-request-timeout", "1e19")];
+    assert_eq!(stage.ask(&body(1), &patient).await.0.status(), 200);
+    let headers = stage.functions.headers.lock().unwrap().clone();
+    assert!(!headers.contains_key("authorization"));
+    assert_eq!(headers["x-remoe-tenant"], "one");
+    assert!(headers["x-remoe-timing"].to_str().unwrap().starts_with("decide;dur="));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_waits_for_a_model_that_ends_is_told_so() {
+    let mut stage = Stage::new(GatewayOptions::default(), |_| {}, 1, None).await;
+    stage.functions.turns.forget_permits(1 << 20);
+    stage.takes_over().await;
+    let stage = Arc::new(stage);
+    let ask = |number: usize| {
+        let stage = stage.clone();
+        tokio::spawn(async move { stage.ask(&body(number), &[]).await })
+    };
+    let first = ask(1);
+    stage.until(|stage| stage.functions.running() == 1).await;
+    let second = ask(2);
+    stage.until(|stage| stage.model.load() == (1, 1)).await;
+    stage.model.end();
+    assert_eq!(second.await.unwrap().0.status(), 503);
+    assert_eq!(ask(3).await.unwrap().0.status(), 503);
+    let waiting =
+        |page: &str| page.lines().any(|line| line == "remoe_gateway_requests_waiting{model=\"m\"} 0");
+    let (_, page) = stage.get("/metrics", None).await;
+    assert!(waiting(&page), "{page}");
+    // What a function has in hand is answered.
+    stage.functions.turns.add_permits(1);
+    assert_eq!(first.await.unwrap().0.status(), 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn warning_of_a_function_reaches_the_client() {
+    let stage = Stage::new(GatewayOptions::default(), |_| {}, 8, None).await;
+    for stream in [false, true] {
+        let mut request = body(1);
+        request["stream"] = stream.into();
+        request["warns"] = true.into();
+        let (head, text) = stage.ask(&request, &[]).await;
+        assert_eq!(
+            (head.status().as_u16(), &head.headers()["x-remoe-warning"]),
+            (200, &"a: b".parse().unwrap()),
+            "{text}"
+        );
+    }
+}

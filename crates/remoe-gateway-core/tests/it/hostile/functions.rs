@@ -1,0 +1,391 @@
+//! Main functions that answer with anything, beside one that is honest.
+
+use crate::stage::LONG;
+use axum::body::Bytes;
+use axum::http::{Method, Request, header};
+use futures_util::stream::{StreamExt, iter};
+use http_body_util::{BodyExt, Full};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use remoe_billing::Rate;
+use remoe_gateway_core::{
+    Backend, Beginnings, Billing, Books, Directive, Gateway, GatewayMetrics, GatewayOptions, Keys, Model,
+    ModelOptions, Phase, WakeMarks,
+};
+use remoe_test_support::hostile::{Cases, Dice, chart_limit, has_grown_little, panics, resident};
+use std::fmt::Write;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+/// Cases in every change.
+const FEW: usize = 400;
+/// Clients at the same time.
+const CLIENTS: usize = 16;
+/// A client of the hostile function leaves after this long.
+const PATIENCE: Duration = Duration::from_millis(100);
+/// Nano-dollars of an honest answer.
+const COST: u64 = 12;
+/// Times that the gateway sends a request, and how much longer than that it believes it was worked on.
+const ATTEMPTS: u64 = 3;
+const SLACK: Duration = Duration::from_millis(100);
+
+const NAMES: [&str; 13] = [
+    "x-remoe-tokens",
+    "x-remoe-told",
+    "server-timing",
+    "x-remoe-activations",
+    "x-remoe-cost",
+    "x-remoe-tenant",
+    "content-length",
+    "transfer-encoding",
+    "trailer",
+    "connection",
+    "retry-after",
+    "x-should-retry",
+    "content-encoding",
+];
+
+/// End of a connection, once its answer is written.
+enum End {
+    Closes,
+    Stalls,
+    /// Writes the same for ever.
+    Repeats(Vec<u8>),
+}
+
+/// Cost of an answer, as no function may say it.
+fn told(dice: &mut Dice) -> String {
+    let mut share = || {
+        let [prefill, decode, cost, more, busy] = std::array::from_fn(|_| dice.whole());
+        format!(
+            r#"{{"work":{{"prefill":{prefill},"decode":{decode}}},"cost":{{"prefill":{cost},"decode":{more}}},"busy":{busy}}}"#
+        )
+    };
+    let shares = format!(r#""main":{},"other":{}"#, share(), share());
+    let mut rivals = String::from(r#""mix":18446744073709551615"#);
+    for number in 0..*dice.one_of(&[0, 3, 300, 50_000]) {
+        let _written = write!(rivals, r#","rival-{number}":{}"#, dice.whole());
+    }
+    match dice.below(5) {
+        0 => dice.json(8).replace(['\n', '\r'], ""),
+        _ => format!(r#"{{"shares":{{{shares}}},"rivals":{{{rivals}}},"served":{}}}"#, dice.whole()),
+    }
+}
+
+fn fields(dice: &mut Dice, into: &mut Vec<u8>) {
+    for _ in 0..dice.below(5) {
+        let name = dice.one_of(&NAMES);
+        let value = match *name {
+            "x-remoe-told" => told(dice).into_bytes(),
+            "x-remoe-tokens" => format!("{}, {}", dice.number(), dice.number()).into_bytes(),
+            _ => dice.header_value(),
+        };
+        // Repeated now and then.
+        for _ in 0..=usize::from(dice.once_in(6)) {
+            into.extend_from_slice(name.as_bytes());
+            into.extend_from_slice(b": ");
+            into.extend_from_slice(&value);
+            into.extend_from_slice(b"\r\n");
+        }
+    }
+}
+
+/// An answer that is almost one, and what follows it.
+fn answer(dice: &mut Dice) -> (Vec<u8>, End) {
+    let end = match dice.below(8) {
+        0 => End::Stalls,
+        1 => End::Repeats(b"1000\r\n".iter().copied().chain([b'x'; 0x1000]).chain(*b"\r\n").collect()),
+        2 => End::Repeats(b"HTTP/1.1 100 Continue\r\n\r\n".to_vec()),
+        3 => End::Repeats(b"f\r\ndata: {\"n\":0}\n\n\r\n".to_vec()),
+        _ => End::Closes,
+    };
+    if dice.once_in(12) {
+        return (dice.noise(4096), end);
+    }
+    let status =
+        *dice.one_of(&["200", "200", "200", "200", "204", "304", "400", "429", "500", "503", "599", "999"]);
+    let is_stream = dice.once_in(2);
+    let kind = if is_stream { "text/event-stream" } else { "application/json" };
+    let mut answer = format!("HTTP/1.1 {status} x\r\ncontent-type: {kind}\r\n").into_bytes();
+    fields(dice, &mut answer);
+    let body = match (is_stream, dice.below(4)) {
+        (_, 0) => dice.noise(2000),
+        (true, 1) => b"data: [DONE]\n\ndata: [DONE]\n\n".to_vec(),
+        (true, 2) => b"data: {\"n\":0}\n\nevent: response.completed\ndata: {\n\n".to_vec(),
+        (true, _) => "data: {\"n\":0}\n\n".repeat(dice.below(50)).into_bytes(),
+        (false, _) => dice.json(8).into_bytes(),
+    };
+    if dice.once_in(2) {
+        answer.extend(format!("transfer-encoding: chunked\r\n\r\n{:x}\r\n", body.len()).bytes());
+        answer.extend(body);
+        answer.extend_from_slice(b"\r\n");
+        if matches!(end, End::Closes) {
+            answer.extend_from_slice(b"0\r\n");
+            fields(dice, &mut answer);
+            answer.extend_from_slice(b"\r\n");
+        }
+    } else {
+        let length = if dice.once_in(3) { dice.number() } else { body.len().to_string() };
+        answer.extend(format!("content-length: {length}\r\n\r\n").bytes());
+        answer.extend(body);
+    }
+    // A second answer to the same request.
+    if dice.once_in(10) {
+        answer.extend_from_slice(
+            b"HTTP/1.1 200 x\r\ncontent-length: 9\r\nx-remoe-tokens: 9, 9\r\n\r\n{\"not\":1}",
+        );
+    }
+    if dice.once_in(3) {
+        dice.spoil(&mut answer);
+    }
+    (answer, end)
+}
+
+/// Reads one request, and answers as the case of its id says.
+async fn misbehave(
+    mut stream: TcpStream,
+    cases: Cases,
+    number: usize,
+    sent: Arc<AtomicU64>,
+) -> std::io::Result<()> {
+    let mut dice = cases.dice(number);
+    if dice.once_in(20) {
+        // Before anything was asked.
+        stream.write_all(&answer(&mut dice).0).await?;
+    }
+    let mut came = vec![0; 64 << 10];
+    if stream.read(&mut came).await? == 0 {
+        return Ok(());
+    }
+    let (answer, end) = answer(&mut dice);
+    for piece in answer.chunks(1 + dice.below(2000)) {
+        stream.write_all(piece).await?;
+        sent.fetch_add(piece.len() as u64, Ordering::Relaxed);
+    }
+    match end {
+        End::Closes => Ok(()),
+        // Until the gateway gives it up.
+        End::Stalls => stream.read_to_end(&mut Vec::new()).await.map(drop),
+        End::Repeats(bytes) => loop {
+            stream.write_all(&bytes).await?;
+            sent.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        },
+    }
+}
+
+/// Serves hostile answers for ever; each connection is a case. Returns the address, and counts the bytes that it sends.
+pub(super) async fn hostile(cases: Cases) -> (SocketAddr, Arc<AtomicU64>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (address, sent) = (listener.local_addr().unwrap(), Arc::new(AtomicU64::new(0)));
+    let counted = sent.clone();
+    tokio::spawn(async move {
+        for number in 0.. {
+            let Ok((stream, _)) = listener.accept().await else { return };
+            tokio::spawn(misbehave(stream, cases, number, counted.clone()));
+        }
+    });
+    (address, sent)
+}
+
+/// Serves honest answers of `bytes` for ever. Each costs [`COST`].
+pub(super) async fn honest(bytes: usize) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let body = Bytes::from(format!("{{{}}}", " ".repeat(bytes.saturating_sub(2))));
+    let answer = move || {
+        let told = format!(
+            r#"{{"shares":{{"main":{{"work":{{"prefill":5,"decode":7}},"cost":{{"prefill":5,"decode":{}}},"busy":12}}}},"served":12}}"#,
+            COST - 5
+        );
+        std::future::ready(([("x-remoe-tokens", "3, 4".to_owned()), ("x-remoe-told", told)], body.clone()))
+    };
+    let router = axum::Router::new().route("/v1/completions", axum::routing::post(answer));
+    tokio::spawn(async move { drop(axum::serve(listener, router).await) });
+    address
+}
+
+/// A model that the function at `address` answers for, at a nano-dollar a nanosecond.
+fn model(name: &str, address: SocketAddr, metrics: &GatewayMetrics) -> Arc<Model> {
+    let options = ModelOptions {
+        name: name.to_owned(),
+        short_names: Vec::new(),
+        context_length: 64,
+        max_requests: 1000,
+        waiting_bytes: 1 << 20,
+        wake_limit: LONG,
+    };
+    let mut billing = Billing::default();
+    billing.rates.0.insert("main".to_owned(), Rate(3_600_000_000_000));
+    billing.functions.insert("main".to_owned(), (name.to_owned(), "main".to_owned()));
+    let backend = Backend {
+        id: 1,
+        address,
+        identity: None,
+        room: 100,
+        authorization: None,
+        billing: Some(Arc::new(billing)),
+    };
+    let model = Model::new(options, metrics, &Beginnings::default());
+    model.follow(Directive { phase: Phase::Active, turn: 1 }, vec![backend], WakeMarks::default());
+    model
+}
+
+/// A gateway with the models `bad` and `good`, and the keys `v` and `h` of those who use them.
+pub(super) struct Theatre {
+    pub(super) gateway: Arc<Gateway>,
+    pub(super) metrics: GatewayMetrics,
+    address: SocketAddr,
+    client: Client<HttpConnector, Full<Bytes>>,
+}
+
+impl Theatre {
+    /// The function at `bad` answers for the model of that name, an honest one for the other. The models end with the array.
+    pub(super) async fn new(bad: SocketAddr) -> (Self, [Arc<Model>; 2]) {
+        let metrics = GatewayMetrics::new().unwrap();
+        let books = Arc::new(Books::open(None, "p", metrics.registry()).unwrap());
+        let keys = Keys::none().with_key("honest", "h").unwrap().with_key("victim", "v").unwrap();
+        let options = GatewayOptions { books: Some(books), keys, ..GatewayOptions::default() };
+        let gateway = Gateway::new(options, Vec::new(), metrics.clone());
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(gateway.clone().serve(listener, CancellationToken::new()));
+        let models =
+            [("bad", bad), ("good", honest(2).await)].map(|(name, address)| model(name, address, &metrics));
+        gateway.replace_models(models.to_vec());
+        let client = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build_http();
+        (Self { gateway, metrics, address, client }, models)
+    }
+
+    /// Sends a request, and reads all of its answer; none where there is none in time.
+    pub(super) async fn ask(
+        &self,
+        (method, path): (Method, &str),
+        key: &str,
+        body: String,
+        most: Duration,
+    ) -> Option<(u16, String)> {
+        let request = Request::builder().method(method).uri(format!("http://{}{path}", self.address));
+        let request = request.header(header::AUTHORIZATION, format!("Bearer {key}"));
+        let request = request.body(Full::from(body)).unwrap();
+        let answer = async {
+            let (head, body) = self.client.request(request).await.ok()?.into_parts();
+            let body = body.collect().await.ok()?.to_bytes();
+            Some((head.status.as_u16(), String::from_utf8_lossy(&body).into_owned()))
+        };
+        timeout(most, answer).await.ok()?
+    }
+
+    /// Has the model `bad` answer case `number`, or show what its function says.
+    pub(super) async fn attack(&self, cases: Cases, number: usize) {
+        let mut dice = cases.dice(number);
+        let path = *dice.one_of(&["/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"]);
+        let stream = dice.once_in(2);
+        let body = format!(r#"{{"model":"bad","stream":{stream},"max_tokens":7,"include_figures":true}}"#);
+        let (call, body) = match dice.below(12) {
+            0 => ((Method::GET, "/v1/placement?model=bad"), String::new()),
+            1 => ((Method::GET, "/metrics"), String::new()),
+            _ => ((Method::POST, path), body),
+        };
+        let _whatever = self.ask(call, "v", body, PATIENCE).await;
+    }
+
+    /// Asks the honest model.
+    pub(super) async fn ask_honest(&self) -> Option<(u16, String)> {
+        self.ask((Method::POST, "/v1/completions"), "h", r#"{"model":"good"}"#.to_owned(), LONG).await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn generated_answers_harm_no_honest_neighbour() {
+    let cases = Cases::new("answers of main functions", FEW);
+    let panics = panics();
+    let (theatre, [bad, good]) = Theatre::new(hostile(cases).await.0).await;
+
+    let (before, begun) = (resident(), Instant::now());
+    iter(0..cases.count())
+        .for_each_concurrent(CLIENTS, |number| {
+            let theatre = &theatre;
+            async move {
+                let ((), answer) = tokio::join!(theatre.attack(cases, number), theatre.ask_honest());
+                assert_eq!(answer, Some((200, "{}".to_owned())), "beside case {number}");
+            }
+        })
+        .await;
+    let idle = async {
+        while (bad.load(), good.load()) != ((0, 0), (0, 0)) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(LONG, idle).await.expect("a request is never over");
+    assert_eq!(panics.load(Ordering::SeqCst), 0);
+    // All parties are in this process.
+    has_grown_little(before, chart_limit("gateway"));
+
+    let Theatre { gateway, metrics, .. } = theatre;
+    let booked = |tenant: &str| booked(&metrics, tenant);
+    assert_eq!(booked("honest"), cases.count() as u64 * COST);
+    // No lie costs more than the price for the time that the function had the request.
+    let most = CLIENTS as u64 * begun.elapsed().as_nanos() as u64 / 999 * 1000
+        + cases.count() as u64 * ATTEMPTS * SLACK.as_nanos() as u64;
+    assert!(booked("victim") <= most, "{} nano-dollars, {most} at most", booked("victim"));
+    // Both models go, and all that was said of them.
+    drop((bad, good));
+    let gone = async {
+        // The last requests end with their connections.
+        while !of_models(&metrics).is_empty() {
+            gateway.replace_models(Vec::new());
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(LONG, gone).await.expect("series of models that are gone stay");
+}
+
+/// Nano-dollars that `tenant` has to pay.
+fn booked(metrics: &GatewayMetrics, tenant: &str) -> u64 {
+    let families = metrics.registry().gather();
+    let family = families.iter().find(|family| family.name() == "remoe_cost_nanodollars_total");
+    let all = family.map(|family| family.get_metric()).unwrap_or_default().iter();
+    let its = all.filter(|metric| metric.get_label().iter().any(|label| label.value() == tenant));
+    its.map(|metric| metric.get_counter().get_value() as u64).sum()
+}
+
+/// Families that have series of models.
+fn of_models(metrics: &GatewayMetrics) -> Vec<String> {
+    let families = metrics.registry().gather();
+    let has_model =
+        |metric: &prometheus::proto::Metric| metric.get_label().iter().any(|label| label.name() == "model");
+    let families = families.iter().filter(|family| family.get_metric().iter().any(has_model));
+    families.map(|family| family.name().to_owned()).collect()
+}
+
+/// Deployments that come and go leave nothing behind.
+#[tokio::test]
+async fn series_of_created_and_deleted_models_are_removed() {
+    let cases = Cases::new("models that come and go", FEW);
+    let metrics = GatewayMetrics::new().unwrap();
+    let books = Arc::new(Books::open(None, "p", metrics.registry()).unwrap());
+    let options = GatewayOptions { books: Some(books.clone()), ..GatewayOptions::default() };
+    let gateway = Gateway::new(options, Vec::new(), metrics.clone());
+    let before = resident();
+    for number in 0..cases.count() {
+        let mut dice = cases.dice(number);
+        // Some come back under the name of one before.
+        let name = format!("tenant/{}", dice.below(cases.count()));
+        let model = model(&name, SocketAddr::from(([127, 0, 0, 1], 1)), &metrics);
+        books.costs_now(&name, "main", dice.whole() >> 1, dice.whole() >> 1);
+        if !dice.once_in(4) {
+            gateway.replace_models(vec![model]);
+        }
+    }
+    gateway.replace_models(Vec::new());
+    gateway.replace_models(Vec::new());
+    assert_eq!(of_models(&metrics), Vec::<String>::new());
+    has_grown_little(before, chart_limit("gateway"));
+}

@@ -1,0 +1,59 @@
+//! Functions that want to know who asks, and have to be who they are said to be.
+
+use crate::stage;
+
+use axum::Router;
+use axum::routing::post;
+use remoe_gateway_core::{Backend, GatewayOptions, Running};
+use remoe_http::{ConnectionLimits, ConnectionMetrics};
+use remoe_proto::Door;
+use remoe_proto::identity::Identity;
+use remoe_test_support::realm::{Realm, gateway, main_of};
+use serde_json::json;
+use stage::Stage;
+use std::net::SocketAddr;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+/// A main function of `deployment` that answers gateways alone, where it is.
+async fn main_function(realm: &Realm, deployment: &str) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let door = Door::new(realm.trust(&main_of(deployment), &gateway()), |_| {});
+    let routes = Router::new().route("/v1/completions", post(|body: String| async { body }));
+    let metrics = ConnectionMetrics::new().unwrap();
+    let (limits, stop) = (ConnectionLimits::PROBES, CancellationToken::new());
+    tokio::spawn(remoe_http::serve(listener, Some(door), routes, limits, metrics, stop));
+    address
+}
+
+/// Connections are kept, and one to a function is never used for another one at the same address, nor for who need not be
+/// anybody.
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_reach_the_function_that_is_meant_and_no_other() {
+    let realm = Realm::default();
+    let keyring = realm.trust(&gateway(), &main_of("one")).keyring;
+    let options = GatewayOptions { keyring: Some(keyring), ..GatewayOptions::default() };
+    let mut stage = Stage::new(options, |_| {}, 8, None).await;
+    stage.takes_over().await;
+    let address = main_function(&realm, "one").await;
+    let mut ids = 100;
+    let mut runs = |identity: Option<Identity>| {
+        ids += 1;
+        let backend = Backend { id: ids, address, identity, room: 8, authorization: None, billing: None };
+        stage.model.runs(Running { order: u64::MAX, backends: vec![backend], ..Running::default() });
+    };
+    let body = json!({"model": "m", "x": 1});
+    runs(Some(main_of("one")));
+    for _ in 0..2 {
+        let (head, text) = stage.ask(&body, &[]).await;
+        assert_eq!((head.status().as_u16(), text), (200, body.to_string()));
+    }
+    for identity in [Some(main_of("other")), Some(gateway()), None] {
+        runs(identity.clone());
+        let (head, text) = stage.ask(&body, &[("x-request-timeout", "0.5")]).await;
+        assert_eq!(head.status().as_u16(), 503, "{identity:?}: {text}");
+    }
+    runs(Some(main_of("one")));
+    assert_eq!(stage.ask(&body, &[]).await.0.status().as_u16(), 200);
+}

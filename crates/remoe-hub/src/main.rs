@@ -1,0 +1,56 @@
+//! The `remoe-fetch` process: copies a model into a folder, from wherever it is.
+
+use clap::Parser;
+use remoe_hub::{ModelArgs, WholeModel};
+use std::error::Error;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+const READ_BYTES: usize = 4 << 20;
+
+/// Copies a model into a folder.
+#[derive(Debug, Parser)]
+#[command(name = "remoe-fetch", version)]
+struct Settings {
+    #[command(flatten)]
+    source: ModelArgs,
+    /// Output folder.
+    #[arg(long, value_name = "FOLDER")]
+    to: PathBuf,
+}
+
+fn main() -> ExitCode {
+    match copy(&Settings::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // A closed standard error must not change the exit code.
+            let _closed = writeln!(std::io::stderr(), "error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn copy(settings: &Settings) -> Result<(), Box<dyn Error>> {
+    let model = WholeModel::open(settings.source.open()?.checkpoint)?;
+    model.fetch()?;
+    let mut buffer = vec![0; READ_BYTES];
+    for (name, file) in model.files() {
+        let path = settings.to.join(name);
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder)?;
+        }
+        let mut copy = File::create(path)?;
+        let mut at = 0;
+        loop {
+            let read = file.read_at(&mut buffer, at)?;
+            if read == 0 {
+                break;
+            }
+            copy.write_all(buffer.get(..read).unwrap_or_default())?;
+            at += read as u64;
+        }
+    }
+    Ok(())
+}

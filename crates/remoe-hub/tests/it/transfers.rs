@@ -1,0 +1,217 @@
+//! Bytes on their way: connections that break, servers that fail, files that change, processes that share
+//! a cache or are killed.
+
+use crate::support::{WEIGHTS, connect, files, model, read, start_copy, total, web};
+use remoe_model::{Checkpoint, FileRange, Store};
+use remoe_test_support::checkpoint::{Sizes, generate};
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Bytes that are fetched without need: whole pages, and gaps that are smaller than a request is worth.
+const SLACK: u64 = 48 << 10;
+
+async fn weights(folder: &Path) -> Vec<u8> {
+    std::fs::read(folder.join(WEIGHTS)).unwrap()
+}
+
+async fn prefetch(store: &Arc<remoe_hub::FetchedStore>, bytes: Range<u64>) -> Result<(), String> {
+    let store = Arc::clone(store);
+    let prefetched =
+        tokio::task::spawn_blocking(move || store.prefetch(&[FileRange { file: WEIGHTS, bytes }]));
+    prefetched.await.unwrap().map_err(|error| error.to_string())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_what_is_wanted_is_fetched() {
+    let (model, work) = (model(), tempfile::tempdir().unwrap());
+    let (web, content) = web(model.path()).await;
+    let store = connect(&web.model(), work.path()).await.unwrap();
+    let (one, other) = (10_000_000..12_000_000, 20_000_000..20_000_100);
+    let ranges = [one, other];
+    let wanted: u64 = ranges.iter().map(|range| range.end - range.start).sum();
+    for range in &ranges {
+        prefetch(&store, range.clone()).await.unwrap();
+    }
+    let counted = content.take_counted().remove(WEIGHTS).unwrap();
+    let first = 64 << 10;
+    assert!((wanted + first..wanted + first + SLACK).contains(&counted.bytes), "{counted:?}");
+    for asked in &counted.ranges[1..] {
+        let near = |range: &Range<u64>| asked.start + SLACK > range.start && asked.end < range.end + SLACK;
+        assert!(ranges.iter().any(near), "{asked:?}");
+    }
+    // What is there is not asked for again, whoever reads it.
+    let again = connect(&web.model(), work.path()).await.unwrap();
+    prefetch(&again, ranges[0].clone()).await.unwrap();
+    assert_eq!(content.bytes(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_checkpoint_reads_what_it_has_not_prefetched() {
+    let (model, work) = (model(), tempfile::tempdir().unwrap());
+    let (web, _content) = web(model.path()).await;
+    let store = connect(&web.model(), work.path()).await.unwrap();
+    let folder = Checkpoint::open(model.path()).unwrap();
+    let fetched = tokio::task::spawn_blocking(move || {
+        let fetched = Checkpoint::open_in(store).unwrap();
+        let expert = fetched.expert(0, 5).unwrap();
+        (fetched.fingerprint().unwrap(), fetched.read(&expert.down.weight).unwrap())
+    });
+    let (fingerprint, bytes) = fetched.await.unwrap();
+    assert_eq!(fingerprint, folder.fingerprint().unwrap());
+    assert_eq!(bytes, folder.read(&folder.expert(0, 5).unwrap().down.weight).unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn broken_connections_go_on_where_they_broke() {
+    let (model, work) = (model(), tempfile::tempdir().unwrap());
+    let (web, content) = web(model.path()).await;
+    // Every answer breaks off: who begins again never ends.
+    content.change(|faults| (faults.cut_after, faults.cuts) = (Some(300_000), usize::MAX));
+    let store = connect(&web.model(), work.path()).await.unwrap();
+    assert_eq!(read(&store, WEIGHTS).await.unwrap(), weights(model.path()).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_fails_for_a_while_is_asked_again() {
+    let (model, work) = (model(), tempfile::tempdir().unwrap());
+    let (web, content) = web(model.path()).await;
+    let store = connect(&web.model(), work.path()).await.unwrap();
+    for status in [503, 500, 429] {
+        content.change(|faults| (faults.failures, faults.status) = (2, status));
+        let at = u64::from(status) * 30_000;
+        prefetch(&store, at..at + 1000).await.unwrap();
+    }
+    content.change(|faults| (faults.failures, faults.status) = (usize::MAX, 503));
+    let said = prefetch(&store, 1_000_000..2_000_000).await.unwrap_err();
+    assert!(said.contains(WEIGHTS) && said.contains("503"), "{said}");
+    // What cannot pass is not asked again.
+    content.change(|faults| (faults.failures, faults.status) = (1, 403));
+    let said = prefetch(&store, 1_000_000..2_000_000).await.unwrap_err();
+    assert!(said.contains("(403"), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_falls_silent_is_given_up() {
+    let (model, work) = (model(), tempfile::tempdir().unwrap());
+    let (web, content) = web(model.path()).await;
+    let store = connect(&web.model(), work.path()).await.unwrap();
+    read(&store, "config.json").await.unwrap();
+    content.change(|faults| faults.hang = true);
+    let said = prefetch(&store, 1_000_000..2_000_000).await.unwrap_err();
+    assert!(said.contains("cannot reach"), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_without_ranges_gives_small_files_only() {
+    let (model, work) = (model(), tempfile::tempdir().unwrap());
+    let (web, content) = web(model.path()).await;
+    content.change(|faults| faults.no_ranges = true);
+    let store = connect(&web.model(), work.path()).await.unwrap();
+    assert_eq!(read(&store, "config.json").await.unwrap(), files(model.path())["config.json"]);
+    let said = read(&store, WEIGHTS).await.unwrap_err();
+    assert!(said.contains("range requests"), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_without_ranges_is_told_of_once() {
+    let sizes =
+        Sizes { layers: 1, hidden: 128, width: 256, experts: 8, top_k: 2, vocabulary: 256, context: 64 };
+    let (model, work) = (generate(sizes), tempfile::tempdir().unwrap());
+    assert!(
+        (64 << 10..16 << 20).contains(&total(model.path())),
+        "longer than is asked for first, not too long"
+    );
+    let (web, content) = web(model.path()).await;
+    let copied = async |to: &str| {
+        let output =
+            start_copy(&web.model(), &work.path().join(format!("of {to}")), &work.path().join(to), &[]);
+        let output = output.end().await;
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{said}");
+        said.lines().filter(|line| line.contains("lacks range requests")).count()
+    };
+    assert_eq!(copied("one").await, 0);
+    content.change(|faults| faults.no_ranges = true);
+    assert_eq!(copied("other").await, 1);
+    let there = files(&work.path().join("other"));
+    assert_eq!(there[WEIGHTS], files(model.path())[WEIGHTS]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn versions_are_never_mixed() {
+    let (model, work) = (model(), tempfile::tempdir().unwrap());
+    let (web, content) = web(model.path()).await;
+    for validators in [true, false] {
+        content.change(|faults| faults.no_validators = !validators);
+        let cache = work.path().join(validators.to_string());
+        let store = connect(&web.model(), &cache).await.unwrap();
+        prefetch(&store, 1_000_000..2_000_000).await.unwrap();
+        let old = weights(model.path()).await;
+        // Without ETag and date the length is all that can differ.
+        let new: Vec<u8> = old.iter().map(|byte| !byte).chain((!validators).then_some(0)).collect();
+        std::fs::write(model.path().join(WEIGHTS), &new).unwrap();
+        content.change(|faults| faults.version += 1);
+        let said = prefetch(&store, 5_000_000..6_000_000).await.unwrap_err();
+        assert!(said.contains("changed at its source"), "{said}");
+        let fresh = connect(&web.model(), &cache).await.unwrap();
+        assert_eq!(read(&fresh, WEIGHTS).await.unwrap(), new);
+        // Who reads what it has goes on with the version that it opened.
+        let kept = Arc::clone(&store);
+        let read = tokio::task::spawn_blocking(move || {
+            let mut bytes = vec![0; 1_000_000];
+            let file = kept.open(WEIGHTS).unwrap().unwrap();
+            file.read_exact_at(&mut bytes, 1_000_000).unwrap();
+            bytes
+        });
+        assert_eq!(read.await.unwrap(), old[1_000_000..2_000_000]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn processes_share_the_work() {
+    let (model, work) = (model(), tempfile::tempdir().unwrap());
+    let (web, content) = web(model.path()).await;
+    // Slow enough for both to be at it together.
+    content.change(|faults| faults.bytes_per_second = Some(4 << 20));
+    let cache = work.path().join("cache");
+    let copies: Vec<_> = ["one", "two", "three"]
+        .into_iter()
+        .map(|to| start_copy(&web.model(), &cache, &work.path().join(to), &[]))
+        .collect();
+    for copy in copies {
+        assert_eq!(copy.done().await, files(model.path()));
+    }
+    assert_eq!(content.bytes(), total(model.path()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_process_is_continued() {
+    let (model, work) = (model(), tempfile::tempdir().unwrap());
+    let (web, content) = web(model.path()).await;
+    content.change(|faults| faults.bytes_per_second = Some(1 << 20));
+    let cache = work.path().join("cache");
+    let to = work.path().join("copy");
+    let half = total(model.path()) / 2;
+    let mut killed = start_copy(&web.model(), &cache, &to, &[]);
+    tokio::time::timeout(Duration::from_secs(120), async {
+        while content.bytes() < half {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await
+    .unwrap();
+    // A second one waits for the first one's bytes, and takes over what it leaves.
+    let waiting = start_copy(&web.model(), &cache, &work.path().join("other"), &[]);
+    killed.kill();
+    content.change(|faults| faults.bytes_per_second = None);
+    assert_eq!(waiting.done().await, files(model.path()));
+    // What each of its connections had received and not recorded is fetched twice, a MiB at most, and
+    // what was still on its way.
+    let connections = total(model.path()).div_ceil(8 << 20);
+    assert!(content.bytes() < total(model.path()) + connections * (3 << 20), "{}", content.bytes());
+    let before = content.bytes();
+    assert_eq!(start_copy(&web.model(), &cache, &to, &[]).done().await, files(model.path()));
+    assert_eq!(content.bytes(), before);
+}

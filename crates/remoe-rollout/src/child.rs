@@ -1,0 +1,185 @@
+//! One child process from its start to its end.
+
+use crate::activity::Activity;
+use crate::cgroup::Group;
+use crate::launcher::{Ending, Observed, Phase};
+use crate::lines::{Tail, each_line};
+use crate::process::{LogLine, LogSink, Shared};
+use remoe_process::Announcement;
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, sleep_until, timeout};
+
+/// The launcher's record of one child.
+pub(crate) struct Child {
+    pub(crate) observed: Observed,
+    /// Asks the child's watcher to stop it within a grace.
+    pub(crate) stop: mpsc::Sender<Duration>,
+    /// What limits it.
+    pub(crate) group: Option<Arc<Group>>,
+}
+
+impl Child {
+    fn announced(&mut self, announcement: &Announcement) {
+        // A child that is being stopped does not come back into service.
+        if self.observed.phase == Phase::Starting {
+            self.observed.phase = Phase::Listening {
+                grpc: announcement.grpc,
+                http: announcement.http,
+                // What speaks HTTP has its metrics there.
+                metrics: announcement.metrics.or(announcement.http),
+            };
+        }
+    }
+}
+
+/// What the task that watches a child needs.
+pub(crate) struct Watched {
+    pub(crate) number: u64,
+    pub(crate) name: String,
+    pub(crate) pid: u32,
+    pub(crate) process: tokio::process::Child,
+    /// What limits it.
+    pub(crate) group: Option<Arc<Group>>,
+    pub(crate) stop_requests: mpsc::Receiver<Duration>,
+    pub(crate) announce_timeout: Duration,
+    /// Progress that prolongs this.
+    pub(crate) activity: Activity,
+    pub(crate) sink: LogSink,
+    pub(crate) shared: Arc<Shared>,
+}
+
+/// Once a child is gone its output is read for this long: a grandchild may hold the pipes open.
+const LAST_OUTPUT: Duration = Duration::from_millis(500);
+
+/// Follows a child until it has ended, and records what becomes of it.
+pub(crate) async fn watch(mut watched: Watched) {
+    let tail = Arc::new(Mutex::new(Tail::default()));
+    let (announced, announcement) = oneshot::channel();
+    let mut output = tokio::spawn(read_output(&mut watched, tail.clone(), announced));
+    let (status, cause) = follow(&mut watched, announcement).await;
+    if timeout(LAST_OUTPUT, &mut output).await.is_err() {
+        output.abort();
+    }
+    let starved = watched.group.as_ref().is_some_and(|group| group.ran_out_of_memory());
+    let cause = cause.or_else(|| starved.then(|| "exceeded its memory limit".to_owned()));
+    let log = tail.lock().unwrap_or_else(PoisonError::into_inner).lines();
+    let ending = Ending {
+        code: status.and_then(|status| status.code()),
+        signal: status.and_then(|status| status.signal()),
+        cause,
+        log,
+    };
+    watched.shared.update(watched.number, |child| child.observed.phase = Phase::Ended(ending));
+}
+
+/// Waits for the end of the child while it serves announcement, deadlines and requests to stop.
+async fn follow(
+    watched: &mut Watched,
+    mut announcement: oneshot::Receiver<Announcement>,
+) -> (Option<ExitStatus>, Option<String>) {
+    let mut cause = None;
+    let mut listening_for = true;
+    let started = Instant::now();
+    let due = |watched: &Watched| watched.activity.deadline(started, watched.announce_timeout);
+    let mut announce_by = Some(due(watched));
+    let mut kill_at: Option<Instant> = None;
+    loop {
+        let wake = [announce_by, kill_at].into_iter().flatten().min();
+        tokio::select! {
+            status = watched.process.wait() => return (status.ok(), cause),
+            heard = &mut announcement, if listening_for => {
+                listening_for = false;
+                // A child that closed its output unheard meets the deadline.
+                if let Ok(heard) = heard {
+                    announce_by = None;
+                    watched.shared.update(watched.number, |child| child.announced(&heard));
+                }
+            }
+            Some(grace) = watched.stop_requests.recv() => {
+                announce_by = None;
+                let end = Instant::now() + grace;
+                // A later request can only shorten the time that is left.
+                kill_at = Some(kill_at.map_or(end, |earlier| earlier.min(end)));
+                if !grace.is_zero() {
+                    terminate(watched.pid);
+                }
+            }
+            () = sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {
+                if announce_by.is_some() && kill_at.is_none() {
+                    let later = due(watched);
+                    if later > Instant::now() {
+                        announce_by = Some(later);
+                        continue;
+                    }
+                    cause = Some(silent(watched.announce_timeout, &watched.activity.what()));
+                }
+                (announce_by, kill_at) = (None, None);
+                kill(watched.pid);
+            }
+        }
+    }
+}
+
+/// Why a child is ended that has not announced itself.
+fn silent(timeout: Duration, what: &str) -> String {
+    match what {
+        "" => format!("did not announce its address within {timeout:?}"),
+        what => format!("made no progress for {timeout:?}: {what}; raise --ready-timeout to wait longer"),
+    }
+}
+
+/// Asks the child to drain. It has not been waited for, so its id is still its own.
+fn terminate(pid: u32) {
+    if let Some(pid) = Pid::from_raw(pid.cast_signed()) {
+        // The only failure is that it has ended meanwhile.
+        let _gone = kill_process(pid, Signal::TERM);
+    }
+}
+
+/// Ends the child's process group, stopped members included.
+fn kill(pid: u32) {
+    if let Some(pid) = Pid::from_raw(pid.cast_signed()) {
+        let _gone = kill_process_group(pid, Signal::KILL);
+    }
+}
+
+/// Reads both streams of the child until they end: everything is a log line but the announcement.
+fn read_output(
+    watched: &mut Watched,
+    tail: Arc<Mutex<Tail>>,
+    announced: oneshot::Sender<Announcement>,
+) -> impl Future<Output = ()> + Send + use<> {
+    let (stdout, stderr) = (watched.process.stdout.take(), watched.process.stderr.take());
+    let (name, pid, sink) = (watched.name.clone(), watched.pid, watched.sink.clone());
+    let log = move |text: &str| {
+        tail.lock().unwrap_or_else(PoisonError::into_inner).push(text);
+        sink(LogLine { name: &name, pid, text });
+    };
+    async move {
+        let mut announced = Some(announced);
+        let from_stdout = async {
+            let Some(stdout) = stdout else { return };
+            each_line(stdout, |line| {
+                match (serde_json::from_str(line), announced.take()) {
+                    // The watcher is gone only when the child is.
+                    (Ok(announcement), Some(sender)) => drop(sender.send(announcement)),
+                    (_, sender) => {
+                        announced = sender;
+                        log(line);
+                    }
+                }
+            })
+            .await;
+        };
+        let from_stderr = async {
+            let Some(stderr) = stderr else { return };
+            each_line(stderr, &log).await;
+        };
+        tokio::join!(from_stdout, from_stderr);
+    }
+}

@@ -1,0 +1,217 @@
+//! Speaking to functions over gRPC.
+
+use prost::Message;
+use remoe_proto::identity::{Connector, Trust};
+use remoe_proto::v1::main_model_client::MainModelClient;
+use remoe_proto::v1::{DescribeMainRequest, MainDescription, Routing, RoutingAck};
+use remoe_proto::{
+    Counted, CountedCodec, ErrorCode, MAX_CONTROL_MESSAGE, MAX_DESCRIPTION, STREAM_WINDOW, ServiceError,
+    largest_generation,
+};
+use std::net::SocketAddr;
+use std::time::Duration;
+use tokio::time::timeout;
+use tonic::Status;
+use tonic::client::Grpc;
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic::transport::{Channel, Endpoint};
+
+/// A function, and who it has to be.
+#[derive(Debug, Clone)]
+pub struct Callee {
+    /// Where it is.
+    pub address: SocketAddr,
+    /// Who it has to be, and what it is shown; none: anybody, without TLS.
+    pub trust: Option<Trust>,
+}
+
+impl From<SocketAddr> for Callee {
+    fn from(address: SocketAddr) -> Self {
+        Self { address, trust: None }
+    }
+}
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long to wait before a function is asked for the same again.
+const ASKED_AGAIN: Duration = Duration::from_millis(5);
+
+/// A channel to a function. It connects when it is used, and again when the connection is lost.
+///
+/// # Errors
+/// The address cannot be written as a URI.
+pub fn channel(to: impl Into<Callee>) -> Result<Channel, ServiceError> {
+    channel_of(to.into(), STREAM_WINDOW)
+}
+
+/// A [`channel`] over which at most `window` bytes are under way to this process.
+fn channel_of(to: Callee, window: u32) -> Result<Channel, ServiceError> {
+    let Callee { address, trust } = to;
+    let endpoint = Endpoint::from_shared(format!("http://{address}"))
+        .map_err(|error| ServiceError::new(ErrorCode::Internal, error.to_string()))?;
+    Ok(endpoint
+        .connect_timeout(CONNECT_TIMEOUT)
+        .initial_stream_window_size(window)
+        .initial_connection_window_size(window)
+        .connect_with_connector_lazy(Connector::new(trust)))
+}
+
+/// A client of a main function, for inspections: it decodes answers of up to [`MAX_CONTROL_MESSAGE`].
+///
+/// # Errors
+/// The address cannot be written as a URI.
+pub fn main_client(to: impl Into<Callee>) -> Result<MainModelClient<Channel>, ServiceError> {
+    Ok(MainModelClient::new(channel(to)?).max_decoding_message_size(MAX_CONTROL_MESSAGE))
+}
+
+/// A client for `Describe` and `SetRouting`: it decodes answers of up to [`MAX_DESCRIPTION`] whose elements it has counted,
+/// because the main functions of an operator run images that others choose.
+pub(crate) struct DescribingClient(Grpc<Channel>);
+
+impl DescribingClient {
+    pub(crate) fn new(channel: Channel) -> Self {
+        Self(Grpc::new(channel).max_decoding_message_size(MAX_DESCRIPTION))
+    }
+
+    fn of(to: impl Into<Callee>) -> Result<Self, ServiceError> {
+        Ok(Self::new(channel_of(to.into(), MAX_DESCRIPTION as u32)?))
+    }
+
+    pub(crate) async fn describe(
+        &mut self,
+        request: DescribeMainRequest,
+    ) -> Result<MainDescription, ServiceError> {
+        self.call(request, "/remoe.v1.MainModel/Describe").await
+    }
+
+    async fn set_routing(&mut self, routing: Routing) -> Result<RoutingAck, ServiceError> {
+        self.call(routing, "/remoe.v1.MainModel/SetRouting").await
+    }
+
+    async fn call<T: Message + 'static, U: Counted>(
+        &mut self,
+        request: T,
+        method: &'static str,
+    ) -> Result<U, ServiceError> {
+        let closed = |error: tonic::transport::Error| Status::unavailable(error.to_string());
+        self.0.ready().await.map_err(|error| failed(closed(error)))?;
+        let (request, method) = (tonic::Request::new(request), PathAndQuery::from_static(method));
+        let answer = self.0.unary(request, method, CountedCodec::default()).await;
+        Ok(answer.map_err(failed)?.into_inner())
+    }
+}
+
+/// Returns `status` as an error. One of this process itself, that an answer is too large, says what to do.
+fn failed(status: tonic::Status) -> ServiceError {
+    // Main functions answer neither call with this code.
+    if status.code() != tonic::Code::OutOfRange {
+        return status.into();
+    }
+    // Asked again, it would be too large again.
+    ServiceError::new(
+        ErrorCode::InvalidArgument,
+        format!(
+            "cannot read the answer of the main function: expected at most {MAX_DESCRIPTION} bytes and as many elements \
+             as models have ({}); run an image of this release",
+            status.message()
+        ),
+    )
+}
+
+/// Has the main function `to` put `routing` in force, within `deadline`. The answer names the
+/// generation that is in force then, which is another one's where it is later. A number that the main
+/// function is too far behind of is reached in steps of the same placement.
+///
+/// # Errors
+/// It refuses, cannot be reached, or takes too long.
+pub async fn set_routing(
+    to: impl Into<Callee>,
+    routing: Routing,
+    deadline: Duration,
+) -> Result<RoutingAck, ServiceError> {
+    let client = DescribingClient::of(to)?;
+    timeout(deadline, advance(client, routing)).await.unwrap_or_else(|_elapsed| {
+        Err(ServiceError::new(
+            ErrorCode::DeadlineExceeded,
+            format!("placement not in force within {deadline:?}"),
+        ))
+    })
+}
+
+async fn advance(mut client: DescribingClient, routing: Routing) -> Result<RoutingAck, ServiceError> {
+    let mut in_force = 0;
+    if routing.generation > largest_generation(in_force) {
+        in_force = client.describe(DescribeMainRequest::default()).await?.generation;
+    }
+    loop {
+        let generation = routing.generation.min(largest_generation(in_force));
+        let step = Routing { generation, ..routing.clone() };
+        let ack = client.set_routing(step).await?;
+        if generation == routing.generation || ack.generation <= in_force {
+            return Ok(ack);
+        }
+        in_force = ack.generation;
+    }
+}
+
+/// How many requests the main function `of` runs or keeps waiting, within `deadline`.
+///
+/// # Errors
+/// It cannot be reached, or takes too long.
+pub async fn requests_in_flight(of: impl Into<Callee>, deadline: Duration) -> Result<u32, ServiceError> {
+    Ok(describe(of, deadline).await?.in_flight)
+}
+
+/// What the main function `of` is and has in force, within `deadline`.
+///
+/// # Errors
+/// It cannot be reached, or takes too long.
+pub async fn describe(of: impl Into<Callee>, deadline: Duration) -> Result<MainDescription, ServiceError> {
+    ask(of, DescribeMainRequest::default(), deadline).await
+}
+
+/// Returns once the main function `of` has read all of its local experts, and what comes after them, within `deadline`.
+///
+/// # Errors
+/// It cannot be reached, or takes too long.
+pub async fn all_experts_read(of: impl Into<Callee>, deadline: Duration) -> Result<(), ServiceError> {
+    let of = of.into();
+    let wait = async {
+        while describe(of.clone(), deadline).await?.arriving > 0 {
+            tokio::time::sleep(ASKED_AGAIN).await;
+        }
+        Ok(())
+    };
+    timeout(deadline, wait).await.unwrap_or_else(|_elapsed| {
+        Err(ServiceError::new(
+            ErrorCode::DeadlineExceeded,
+            format!("local experts not loaded within {deadline:?}"),
+        ))
+    })
+}
+
+/// The same with how often remote experts were used.
+///
+/// # Errors
+/// It cannot be reached, or takes too long.
+pub async fn describe_uses(
+    of: impl Into<Callee>,
+    deadline: Duration,
+) -> Result<MainDescription, ServiceError> {
+    ask(of, DescribeMainRequest { pairs: true }, deadline).await
+}
+
+async fn ask(
+    of: impl Into<Callee>,
+    request: DescribeMainRequest,
+    deadline: Duration,
+) -> Result<MainDescription, ServiceError> {
+    let mut client = DescribingClient::of(of)?;
+    match timeout(deadline, client.describe(request)).await {
+        Ok(answer) => answer,
+        Err(_elapsed) => Err(ServiceError::new(
+            ErrorCode::DeadlineExceeded,
+            format!("no description from the function within {deadline:?}"),
+        )),
+    }
+}

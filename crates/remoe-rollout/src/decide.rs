@@ -1,0 +1,294 @@
+//! The pure step for processes: their scene, and what its outcome is for them.
+//!
+//! Whoever decides is the parent of the processes: it sees an end at once, asks for health itself, remembers when it last
+//! started what, and is alone.
+
+use crate::launcher::{Ending, FunctionId, FunctionSpec, Observed, Phase};
+use crate::memory::{RestartMemory, Route, Time};
+use crate::scene::{
+    self, Duty, End, Follows, Part, Place, Policy, Replacement, Scene, Sight, State, Succession, Told,
+};
+use crate::step::step;
+use remoe_process::Role;
+use remoe_proto::v1::LayerExperts;
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+/// What is wanted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Desired {
+    /// The functions, each with a name of its own.
+    pub functions: Vec<FunctionSpec>,
+    /// Nothing is to run for now: the functions keep their places and are started when this is false
+    /// again. Whoever says so knows that no request is under way.
+    pub asleep: bool,
+    /// Places of remote functions that are not to run for now although the main function does. No route leads to them, so
+    /// that it loads their experts itself.
+    pub resting: BTreeSet<String>,
+    /// Whether it is decided what is remote. Before that functions start, and no generation is put in
+    /// force.
+    pub placed: bool,
+    /// The number of the placement. One that replaces another is put in force when all of its functions are ready, and
+    /// until then the other stays.
+    pub revision: u32,
+    /// The remote experts of each layer, as the main function is told.
+    pub remote: Vec<LayerExperts>,
+    /// The plan behind that with its problem, as JSON; empty where nobody planned it.
+    pub account: String,
+    /// Remote functions that start at the same time, at most, in their order among `functions`; none: all of them. After a
+    /// sleep a generation waits for as many, the first ones: for experts of others the main function stands in until they are there.
+    pub starts_at_once: Option<usize>,
+    /// How long a function that is no longer wanted may drain.
+    pub drain: Duration,
+    /// How long things may take before something is done about them.
+    pub patience: Patience,
+}
+
+impl Desired {
+    /// Whether a function is to run at the place now.
+    fn wants(&self, place: &str) -> bool {
+        !self.asleep && self.functions.iter().any(|spec| spec.name == place && !self.rests(spec))
+    }
+
+    /// Whether the function is to sleep beside a main function that runs. A main function never rests alone.
+    pub(crate) fn rests(&self, spec: &FunctionSpec) -> bool {
+        spec.role == Role::Remote && self.resting.contains(&spec.name)
+    }
+}
+
+/// Bounds on waiting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Patience {
+    /// A remote function that answers no probe for this long is ended.
+    pub remote_silence: Duration,
+    /// The same for a main function. Ending it costs requests, so it is given longer.
+    pub main_silence: Duration,
+    /// A function that answers, but is not ready for this long, is ended. A generation that is not
+    /// in force after this long counts as failed.
+    pub ready: Duration,
+}
+
+impl Patience {
+    /// The usual bounds, with `ready` as given.
+    pub fn with_ready(ready: Duration) -> Self {
+        Self { remote_silence: Duration::from_secs(12), main_silence: Duration::from_secs(15), ready }
+    }
+}
+
+/// A function as its launcher and its probes see it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Instance {
+    /// What the launcher says.
+    pub observed: Observed,
+    /// When it last answered a probe, or began to listen.
+    pub answered: Time,
+    /// Since when it has not been ready; `None`: it is.
+    pub unready_since: Option<Time>,
+}
+
+/// Something to be done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// Start the function that fills the place.
+    Start {
+        /// The place.
+        name: String,
+    },
+    /// Stop a function.
+    Stop {
+        /// Which.
+        id: FunctionId,
+        /// The place that it fills.
+        name: String,
+        /// How long it may drain; zero: end it.
+        grace: Duration,
+        /// What is wrong with it; `None`: nothing, it is no longer wanted.
+        fault: Option<String>,
+    },
+    /// Acknowledge the end of a function.
+    Forget {
+        /// Which.
+        id: FunctionId,
+        /// The place that it filled.
+        name: String,
+        /// How it ended.
+        ending: Ending,
+    },
+    /// Have the route's main function put a generation in force.
+    Route {
+        /// The number of the generation, larger than any before.
+        generation: u64,
+        /// What it says.
+        route: Route,
+    },
+    /// Nothing works and trying again will not help: the function refused to start.
+    GiveUp {
+        /// Which; its end is acknowledged with this.
+        id: FunctionId,
+        /// The place that it was to fill.
+        name: String,
+        /// What it said.
+        ending: Ending,
+    },
+}
+
+/// What is to be done at `now`, in this order.
+pub fn decide(desired: &Desired, instances: &[Instance], memory: &RestartMemory, now: Time) -> Vec<Action> {
+    let faults: Vec<Option<String>> = instances.iter().map(|it| fault(desired, it, memory, now)).collect();
+    let listening = |(instance, fault): &(&Instance, &Option<String>)| {
+        let Observed { name, role, phase, .. } = &instance.observed;
+        *role == Role::Main
+            && matches!(phase, Phase::Listening { .. })
+            && fault.is_none()
+            && desired.wants(name)
+    };
+    // Who puts generations in force.
+    let main = instances.iter().zip(&faults).find(listening).map(|(main, _)| &main.observed.id);
+    let in_force = memory.in_force().map(|(_, route)| route).filter(|route| main == Some(&route.main));
+    let is_out = |instance: &Instance, fault: &Option<String>| {
+        fault.is_some() || matches!(instance.observed.phase, Phase::Stopping | Phase::Ended(_))
+    };
+    let mut first = if memory.settled() { at_once(desired) } else { usize::MAX };
+    let parts = desired.functions.iter().map(|spec| {
+        // The first generation waits for everything, the first after a sleep for all that start at the same time as the
+        // main function and have not failed.
+        let is_first = spec.role == Role::Remote && !desired.rests(spec) && first > 0;
+        first -= usize::from(is_first);
+        let failed = instances
+            .iter()
+            .zip(&faults)
+            .any(|(it, fault)| it.observed.name == spec.name && is_out(it, fault));
+        let may_come = || !memory.settled() || memory.wakes(&spec.name, failed);
+        let place = || Place { name: spec.name.clone(), not_before: memory.not_before(&spec.name) };
+        Part {
+            role: spec.role,
+            hosted: &spec.hosted,
+            places: if desired.rests(spec) { Vec::new() } else { vec![place()] },
+            needed: usize::from(!desired.rests(spec)),
+            awaited: in_force.is_some() || (is_first && may_come()),
+            missed: true,
+        }
+    });
+    let route = |endpoints| {
+        let revision = desired.revision;
+        main.map(|main| Route { revision, main: main.clone(), endpoints })
+    };
+    let told = main.filter(|_| desired.placed && memory.may_push(now)).map(|_| Told {
+        endpoints: in_force
+            .filter(|route| route.revision == desired.revision)
+            .map(|route| route.endpoints.clone()),
+        stands: true,
+        newest: memory.newest(),
+    });
+    let is_left = |main: &FunctionId| {
+        let left = instances.iter().filter(|it| !matches!(it.observed.phase, Phase::Ended(_)));
+        left.map(|it| &it.observed.id).any(|id| id == main)
+    };
+    let outcome = step(&Scene {
+        parts: parts.collect(),
+        instances: instances
+            .iter()
+            .zip(&faults)
+            .map(|(it, fault)| seen(it, fault.is_some(), memory, is_left))
+            .collect(),
+        told,
+        asleep: desired.asleep,
+        policy: Policy {
+            replacement: Replacement::InPlace,
+            sight: Sight::Own,
+            succession: Succession::Surge,
+            replacements: usize::MAX,
+            starts_at_once: at_once(desired),
+            // Who sleeps has nothing to drain, and may be woken before a drain would end.
+            drain: Some(if desired.asleep { Duration::ZERO } else { desired.drain }),
+            faulty_drain: Some(Duration::ZERO),
+        },
+        now,
+    });
+    let mut ends = outcome.ends;
+    if desired.asleep {
+        // Main functions first: one that runs on would report remote functions that end before it.
+        let is_main =
+            |at: usize| instances.get(at).is_some_and(|instance| instance.observed.role == Role::Main);
+        ends.sort_by_key(|(at, _)| !is_main(*at));
+    }
+    let ends = ends.into_iter().filter_map(|(at, end)| {
+        let Observed { id, name, phase, .. } = instances.get(at)?.observed.clone();
+        Some(match (end, phase) {
+            (End::GiveUp, Phase::Ended(ending)) => Action::GiveUp { id, name, ending },
+            (_, Phase::Ended(ending)) => Action::Forget { id, name, ending },
+            (End::Stop(grace), _) => Action::Stop {
+                id,
+                name,
+                grace: grace.unwrap_or(desired.drain),
+                fault: faults.get(at)?.clone(),
+            },
+            _ => return None,
+        })
+    });
+    let start =
+        |start: &scene::Start| Some(Action::Start { name: desired.functions.get(start.part)?.name.clone() });
+    let starts = outcome.starts.iter().filter_map(start);
+    let told = outcome
+        .tell
+        .and_then(|tell| Some(Action::Route { generation: tell.number, route: route(tell.endpoints)? }));
+    ends.chain(starts).chain(told).collect()
+}
+
+/// Remote functions that may start at the same time.
+fn at_once(desired: &Desired) -> usize {
+    desired.starts_at_once.map_or(usize::MAX, |most| most.max(1))
+}
+
+/// A function as the step sees it.
+fn seen<'a>(
+    instance: &'a Instance,
+    is_faulty: bool,
+    memory: &RestartMemory,
+    is_left: impl Fn(&FunctionId) -> bool,
+) -> scene::Instance<'a, FunctionId> {
+    let Observed { id, name, role, phase, .. } = &instance.observed;
+    let listens = matches!(phase, Phase::Listening { .. });
+    let state = match phase {
+        // Killed from outside is chance; an exit of its own would be repeated.
+        Phase::Ended(ending) => {
+            State::Ended { refused: (ending.code.is_some() || ending.cause.is_some()) && !memory.settled() }
+        }
+        Phase::Stopping => State::Leaving,
+        Phase::Starting | Phase::Listening { .. } if is_faulty => State::Faulty { presumed: false },
+        Phase::Starting | Phase::Listening { .. } => {
+            State::Sound { ready: listens && instance.unready_since.is_none(), hindered: false }
+        }
+    };
+    let follows = memory.in_force().is_some_and(|(_, route)| route.main == *id);
+    let duty = match role {
+        Role::Main => Duty::Main {
+            current: true,
+            told: true,
+            follows: if follows { Follows::Told } else { Follows::Nothing },
+        },
+        Role::Remote => Duty::Remote { endpoint: Some(id.clone()), routed: memory.routes_to(id, is_left) },
+    };
+    scene::Instance { place: name, incarnation: None, state, duty }
+}
+
+/// Why a function that is wanted is to be ended, where it is.
+fn fault(desired: &Desired, instance: &Instance, memory: &RestartMemory, now: Time) -> Option<String> {
+    let Desired { patience, .. } = desired;
+    let Observed { id, name, phase, .. } = &instance.observed;
+    let listens = matches!(phase, Phase::Listening { .. });
+    // Its launcher bounds how long it may start, and the push of a generation has its own deadline.
+    if !listens || !desired.wants(name) || memory.pushes_to(id) {
+        return None;
+    }
+    let allowed = match instance.observed.role {
+        Role::Main => patience.main_silence,
+        Role::Remote => patience.remote_silence,
+    };
+    let silent = now.saturating_sub(instance.answered);
+    if silent > allowed {
+        return Some(format!("unresponsive for {:.1} s", silent.as_secs_f64()));
+    }
+    let unready = now.saturating_sub(instance.unready_since?);
+    (unready > patience.ready).then(|| format!("not ready for {:.1} s", unready.as_secs_f64()))
+}

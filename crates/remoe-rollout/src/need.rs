@@ -1,0 +1,80 @@
+//! In which order remote functions start: those first that requests need most. Pure.
+
+use crate::launcher::FunctionSpec;
+use crate::placement::MoeLayer;
+use remoe_process::Role;
+use remoe_proto::v1::LayerExperts;
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
+
+/// How much a remote function is needed. The smallest starts first.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Need<'a> {
+    /// How many functions with the same experts start before it: one of each group is enough to be served.
+    pub replica: u32,
+    /// The part of requests' (token, expert) pairs, summed over layers, that is on its experts.
+    pub work: f64,
+    /// Its name.
+    pub name: &'a str,
+}
+
+impl Need<'_> {
+    /// The first replica of each group before the second of any, then by work, then by name.
+    #[must_use]
+    pub fn order(&self, other: &Self) -> Ordering {
+        let work = || other.work.total_cmp(&self.work);
+        self.replica.cmp(&other.replica).then_with(work).then_with(|| self.name.cmp(other.name))
+    }
+}
+
+/// The part of each layer's pairs that is on `hosted`, summed over layers, where `usage` has a row of shares for each layer of
+/// `layers` (the model's ids). What it does not know is nothing.
+#[must_use]
+pub fn work(hosted: &[LayerExperts], layers: &[u32], usage: &[Vec<f64>]) -> f64 {
+    let rows: BTreeMap<u32, &Vec<f64>> = layers.iter().copied().zip(usage).collect();
+    let of_set = |set: &LayerExperts| -> f64 {
+        let row = rows.get(&set.layer).map_or(&[][..], |row| row.as_slice());
+        set.experts.iter().filter_map(|expert| row.get(*expert as usize)).sum()
+    };
+    hosted.iter().map(of_set).sum()
+}
+
+/// (token, expert) pairs that requests are expected to have.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Expected {
+    layers: Vec<u32>,
+    pairs: Vec<Vec<f64>>,
+}
+
+impl Expected {
+    /// `pairs` of them in each layer of `layers` (the model's ids), where `usage` has a row of shares for each.
+    #[must_use]
+    pub fn new(layers: Vec<u32>, mut usage: Vec<Vec<f64>>, pairs: f64) -> Self {
+        usage.iter_mut().flatten().for_each(|share| *share *= pairs);
+        Self { layers, pairs: usage }
+    }
+
+    /// Whether one of them is on `hosted`: enough for a function to start before anybody asks for it.
+    #[must_use]
+    pub fn is_on(&self, hosted: &[LayerExperts]) -> bool {
+        work(hosted, &self.layers, &self.pairs) >= 1.0
+    }
+}
+
+/// Puts the remote functions among `functions` into the order in which requests need them that use experts by `usage`
+/// ([layers][experts] by position in `layers`). Main functions come before all of them.
+pub fn by_need(functions: &mut Vec<FunctionSpec>, layers: &[MoeLayer], usage: &[Vec<f64>]) {
+    let ids: Vec<u32> = layers.iter().map(|moe| moe.layer).collect();
+    let (mut sorted, remote): (Vec<_>, Vec<_>) =
+        functions.drain(..).partition(|function| function.role == Role::Main);
+    let mut needs: Vec<(Need<'_>, &FunctionSpec)> = Vec::new();
+    for function in &remote {
+        let before = needs.iter().filter(|(_, other)| other.hosted == function.hosted).count();
+        let replica = u32::try_from(before).unwrap_or(u32::MAX);
+        let work = work(&function.hosted, &ids, usage);
+        needs.push((Need { replica, work, name: &function.name }, function));
+    }
+    needs.sort_by(|(one, _), (other, _)| one.order(other));
+    sorted.extend(needs.into_iter().map(|(_, function)| function.clone()));
+    *functions = sorted;
+}

@@ -1,0 +1,266 @@
+//! Functions as processes of this machine.
+
+use crate::activity::Activity;
+use crate::cgroup::{CgroupError, Cgroups};
+use crate::child::{self, Child};
+use crate::launcher::{FunctionId, FunctionSpec, LaunchError, Launcher, Observed, Phase};
+use remoe_process::Role;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::process::Command;
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, oneshot};
+
+/// One line that a function wrote, for people and log files.
+#[derive(Debug, Clone, Copy)]
+pub struct LogLine<'a> {
+    /// The place that the function fills.
+    pub name: &'a str,
+    /// Its process.
+    pub pid: u32,
+    /// The line, without its end.
+    pub text: &'a str,
+}
+
+/// Receives every line that a function logs.
+pub type LogSink = Arc<dyn Fn(LogLine<'_>) + Send + Sync>;
+
+/// Where the function programs lie.
+#[derive(Debug, Clone)]
+pub struct Programs {
+    /// The main function.
+    pub main: PathBuf,
+    /// The remote-expert function.
+    pub remote: PathBuf,
+}
+
+/// Starts functions as child processes and keeps what is known about them.
+///
+/// Every child is started by one thread that lives as long as the launcher: a function asks the
+/// kernel to end it with the *thread* that started it. Children have process groups of their own,
+/// so that Ctrl-C on the terminal reaches only the launcher, which then drains them.
+pub struct ProcessLauncher {
+    programs: Programs,
+    announce_timeout: Duration,
+    sink: LogSink,
+    cgroups: Option<Arc<Cgroups>>,
+    activity: Activity,
+    spawner: std::sync::mpsc::Sender<SpawnJob>,
+    started: AtomicU64,
+    shared: Arc<Shared>,
+}
+
+struct SpawnJob {
+    command: Command,
+    reply: oneshot::Sender<std::io::Result<tokio::process::Child>>,
+}
+
+/// What the launcher and the tasks that watch its children share.
+#[derive(Default)]
+pub(crate) struct Shared {
+    children: Mutex<BTreeMap<u64, Child>>,
+    changed: Notify,
+}
+
+impl Shared {
+    /// Changes the record of child `number` and wakes whoever waits for changes.
+    pub(crate) fn update(&self, number: u64, change: impl FnOnce(&mut Child)) {
+        if let Some(child) = self.children().get_mut(&number) {
+            change(child);
+        }
+        self.changed.notify_one();
+    }
+
+    fn children(&self) -> MutexGuard<'_, BTreeMap<u64, Child>> {
+        // Every change is a single assignment: a record is whole even where a thread panicked.
+        self.children.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ProcessLauncher {
+    /// A launcher of `programs`. A child that does not announce itself within `announce_timeout` is
+    /// ended. Call it within a tokio runtime.
+    ///
+    /// # Errors
+    /// The spawning thread cannot be started.
+    pub fn new(programs: Programs, announce_timeout: Duration, sink: LogSink) -> Result<Self, LaunchError> {
+        let (spawner, jobs) = std::sync::mpsc::channel::<SpawnJob>();
+        let runtime = Handle::current();
+        std::thread::Builder::new()
+            .name("spawner".to_owned())
+            .spawn(move || {
+                let _context = runtime.enter();
+                for mut job in jobs {
+                    // A start that nobody waits for any more is undone by `kill_on_drop`.
+                    let _unwanted = job.reply.send(job.command.spawn());
+                }
+            })
+            .map_err(|error| LaunchError { message: format!("cannot start the spawning thread: {error}") })?;
+        Ok(Self {
+            programs,
+            announce_timeout,
+            sink,
+            cgroups: None,
+            activity: Activity::default(),
+            spawner,
+            started: AtomicU64::new(0),
+            shared: Arc::default(),
+        })
+    }
+
+    /// Enforces the limits of functions with control groups.
+    #[must_use]
+    pub fn with_limits(mut self, cgroups: Arc<Cgroups>) -> Self {
+        self.cgroups = Some(cgroups);
+        self
+    }
+
+    /// Gives a child that has not announced itself as long as `activity` notes progress, and the announce timeout after
+    /// that.
+    #[must_use]
+    pub fn with_activity(mut self, activity: Activity) -> Self {
+        self.activity = activity;
+        self
+    }
+
+    /// Limits the CPU time of a running function anew, in thousandths of a vCPU. False where it is gone
+    /// or was started without limits.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn limit_cpu(&self, id: &FunctionId, millis: u64) -> Result<bool, CgroupError> {
+        let children = self.shared.children();
+        let child = children.values().find(|child| child.observed.id == *id);
+        match child.and_then(|child| child.group.as_ref()) {
+            Some(group) => group.limit_cpu(millis).map(|()| true),
+            None => Ok(false),
+        }
+    }
+
+    fn command(&self, spec: &FunctionSpec) -> Command {
+        let mut command = Command::new(match spec.role {
+            Role::Main => &self.programs.main,
+            Role::Remote => &self.programs.remote,
+        });
+        command.args(&spec.arguments).stdin(Stdio::null());
+        match (spec.role, spec.http) {
+            (Role::Main, Some(address)) => {
+                command.arg("--http-listen").arg(address.to_string());
+            }
+            (Role::Main, None) => {
+                command.arg("--no-http");
+            }
+            (Role::Remote, _) => {}
+        }
+        command
+            .arg("--launcher-pid")
+            .arg(std::process::id().to_string())
+            .envs(spec.environment.iter().map(|(name, value)| (name, value)))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0)
+            .kill_on_drop(true);
+        command
+    }
+}
+
+impl Drop for ProcessLauncher {
+    fn drop(&mut self) {
+        for child in self.shared.children().values() {
+            // Closed: it has ended.
+            let _sent = child.stop.try_send(Duration::ZERO);
+        }
+    }
+}
+
+impl Launcher for ProcessLauncher {
+    async fn start(&self, spec: &FunctionSpec) -> Result<FunctionId, LaunchError> {
+        let command = self.command(spec);
+        let limited =
+            |error: CgroupError| LaunchError { message: format!("cannot limit {}: {error}", spec.name) };
+        let group = match (&self.cgroups, spec.limits) {
+            (Some(cgroups), Some(limits)) => Some(Arc::new(cgroups.group(limits).map_err(limited)?)),
+            _ => None,
+        };
+        let program = command.as_std().get_program().to_string_lossy().into_owned();
+        let failed = |error: &dyn std::fmt::Display| LaunchError {
+            message: format!("cannot start {program}: {error}"),
+        };
+        let (reply, spawned) = oneshot::channel();
+        self.spawner
+            .send(SpawnJob { command, reply })
+            .map_err(|_closed| failed(&"the spawning thread ended"))?;
+        let process = spawned
+            .await
+            .map_err(|_closed| failed(&"the spawning thread ended"))?
+            .map_err(|error| failed(&error))?;
+        let pid = process.id().ok_or_else(|| failed(&"it exited immediately"))?;
+        if let Some(group) = &group {
+            group.add(pid).map_err(limited)?;
+        }
+
+        let mut children = self.shared.children();
+        let number = self.started.fetch_add(1, Ordering::Relaxed);
+        let id = FunctionId(format!("{}/{pid}/{number}", spec.name));
+        let (stop, stop_requests) = tokio::sync::mpsc::channel(4);
+        children.insert(
+            number,
+            Child {
+                observed: Observed {
+                    id: id.clone(),
+                    name: spec.name.clone(),
+                    role: spec.role,
+                    pid: Some(pid),
+                    phase: Phase::Starting,
+                },
+                stop,
+                group: group.clone(),
+            },
+        );
+        drop(children);
+        tokio::spawn(child::watch(child::Watched {
+            number,
+            name: spec.name.clone(),
+            pid,
+            process,
+            group,
+            stop_requests,
+            announce_timeout: self.announce_timeout,
+            activity: self.activity.clone(),
+            sink: self.sink.clone(),
+            shared: self.shared.clone(),
+        }));
+        self.shared.changed.notify_one();
+        Ok(id)
+    }
+
+    async fn stop(&self, id: &FunctionId, grace: Duration) {
+        let mut children = self.shared.children();
+        let found = children.iter().find(|(_, child)| child.observed.id == *id);
+        let Some(number) = found.map(|(number, _)| *number) else { return };
+        if let Some(child) = children.get_mut(&number) {
+            if matches!(child.observed.phase, Phase::Ended(_)) {
+                children.remove(&number);
+            } else {
+                child.observed.phase = Phase::Stopping;
+                // Full means that requests are waiting already; closed, that the child has ended.
+                let _sent = child.stop.try_send(grace);
+            }
+        }
+        drop(children);
+        self.shared.changed.notify_one();
+    }
+
+    async fn list(&self) -> Vec<Observed> {
+        let children = self.shared.children();
+        children.values().map(|child| child.observed.clone()).collect()
+    }
+
+    async fn changed(&self) {
+        self.shared.changed.notified().await;
+    }
+}

@@ -1,0 +1,253 @@
+//! The pure step, for processes and pods alike: from what is wanted, what is there and what main functions were told to what
+//! is to be done.
+//!
+//! What is to run is built beside what runs. Main functions are told of it when all of it is ready, and what they no longer
+//! use goes.
+
+use crate::memory::Time;
+use crate::scene::{
+    Duty, End, Follows, Instance, Outcome, Part, Place, Replacement, Scene, Sight, Start, State, Succession,
+    Tell,
+};
+use remoe_process::Role;
+use remoe_proto::v1::LayerExperts;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// The pauses before a function is started again.
+#[derive(Debug, Clone, Copy)]
+pub struct Backoff {
+    /// The first one.
+    pub first: Duration,
+    /// They double up to this.
+    pub longest: Duration,
+}
+
+impl Backoff {
+    /// The pause after so many failures in a row; after none there is none.
+    pub fn after(self, failures: u32) -> Duration {
+        let Some(doublings) = failures.checked_sub(1) else { return Duration::ZERO };
+        self.first.saturating_mul(2_u32.saturating_pow(doublings)).min(self.longest)
+    }
+}
+
+/// What is to be done.
+pub fn step<E: Ord + Clone>(scene: &Scene<'_, E>) -> Outcome<E> {
+    let look = Look::at(scene);
+    let tell = look.tell();
+    let succeeded = tell.is_none() && scene.told.is_some() && look.main_functions_serve();
+    let (starts, look_again) = look.starts();
+    let name = |start: &Start| Some(look.parts.get(start.part)?.places.get(start.place)?.name.as_str());
+    let replaced: BTreeSet<&str> = starts.iter().filter_map(name).collect();
+    let mut in_use = 0;
+    let mut ends = Vec::new();
+    for (at, instance) in scene.instances.iter().enumerate() {
+        let vacant = look.filled.get(instance.place) == Some(&None);
+        let waits = vacant && scene.policy.replacement == Replacement::Beside;
+        let end = match instance.state {
+            State::Ended { refused } if refused && vacant => End::GiveUp,
+            State::Ended { .. } => End::Forget,
+            // What is wrong goes when something better is there, or comes.
+            State::Faulty { .. } if !waits || replaced.contains(instance.place) => {
+                End::Stop(scene.policy.faulty_drain)
+            }
+            State::Sound { .. } if look.fills(at, instance) => continue,
+            State::Sound { .. } if scene.asleep || look.may_leave(instance, succeeded) => {
+                End::Stop(scene.policy.drain)
+            }
+            State::Sound { .. } => {
+                in_use += 1;
+                continue;
+            }
+            State::Faulty { .. } | State::Leaving => continue,
+        };
+        ends.push((at, end));
+    }
+    let is_extra = |start: &Start| look.parts.get(start.part).is_some_and(|part| start.place >= part.needed);
+    let settled = starts.iter().all(is_extra)
+        && ends.is_empty()
+        && tell.is_none()
+        && in_use == 0
+        && look_again.is_none()
+        && look.parts.iter().all(|part| look.is_complete(part))
+        && look.main_functions_serve();
+    Outcome { ends, starts, tell, succeeded, look_again, settled }
+}
+
+/// A scene, and who fills which place.
+struct Look<'a, E> {
+    scene: &'a Scene<'a, E>,
+    parts: &'a [Part<'a>],
+    /// The function that fills it, by the name of the place.
+    filled: BTreeMap<&'a str, Option<usize>>,
+}
+
+impl<'a, E: Ord + Clone> Look<'a, E> {
+    fn at(scene: &'a Scene<'a, E>) -> Self {
+        let parts = if scene.asleep { &[] } else { scene.parts.as_slice() };
+        let places = parts.iter().flat_map(|part| &part.places);
+        let mut filled: BTreeMap<&str, Option<usize>> =
+            places.map(|place| (place.name.as_str(), None)).collect();
+        // One that is ready rather than another, then the latest; of those that are alike the first.
+        let rank = |at: usize| scene.instances.get(at).map(|it| (it.is_ready(), it.incarnation));
+        for (at, instance) in scene.instances.iter().enumerate() {
+            let Some(best) = filled.get_mut(instance.place) else { continue };
+            if matches!(instance.state, State::Sound { .. }) && best.is_none_or(|best| rank(best) < rank(at))
+            {
+                *best = Some(at);
+            }
+        }
+        Self { scene, parts, filled }
+    }
+
+    fn fills(&self, at: usize, instance: &Instance<'_, E>) -> bool {
+        self.filled.get(instance.place) == Some(&Some(at))
+    }
+
+    /// The functions that fill places of `part`.
+    fn filling(&self, part: &'a Part<'a>) -> impl Iterator<Item = &'a Instance<'a, E>> {
+        let at = |place: &Place| self.filled.get(place.name.as_str()).copied().flatten();
+        part.places.iter().filter_map(at).filter_map(|at| self.scene.instances.get(at))
+    }
+
+    fn of(&self, role: Role) -> impl Iterator<Item = &'a Part<'a>> {
+        self.parts.iter().filter(move |part| part.role == role)
+    }
+
+    /// Whether all of it that is needed is ready.
+    fn is_complete(&self, part: &'a Part<'a>) -> bool {
+        self.filling(part).filter(|instance| instance.is_ready()).count() >= part.needed
+    }
+
+    /// Main functions that are there, those on their way out among them.
+    fn main_functions(&self) -> impl Iterator<Item = (&'a Instance<'a, E>, bool, Follows)> {
+        self.scene.instances.iter().filter_map(|instance| match (&instance.duty, instance.state) {
+            (_, State::Ended { .. }) | (Duty::Remote { .. }, _) => None,
+            (Duty::Main { current, follows, .. }, _) => Some((instance, *current, *follows)),
+        })
+    }
+
+    /// What is to be started, and when to look again where time has to pass before that.
+    fn starts(&self) -> (Vec<Start>, Option<Time>) {
+        let policy = self.scene.policy;
+        let starting = self.of(Role::Remote).flat_map(|part| self.filling(part));
+        let starting = starting.filter(|instance| !instance.is_ready()).count();
+        let mut room = policy.starts_at_once.saturating_sub(starting);
+        let mut replacements = policy.replacements;
+        let in_the_way =
+            policy.succession != Succession::Surge && self.main_functions().any(|(_, current, _)| !current);
+        let (mut starts, mut look_again) = (Vec::new(), None::<Time>);
+        for (part, its) in self.parts.iter().enumerate() {
+            if its.role == Role::Main && in_the_way {
+                continue;
+            }
+            for (place, Place { name, not_before }) in its.places.iter().enumerate() {
+                let there = || self.scene.instances.iter().enumerate().filter(|(_, it)| it.place == *name);
+                let is_taken = policy.replacement == Replacement::InPlace && there().next().is_some();
+                if is_taken || self.filled.get(name.as_str()) != Some(&None) {
+                    continue;
+                }
+                if self.scene.now < *not_before {
+                    look_again = Some(look_again.map_or(*not_before, |known| known.min(*not_before)));
+                    continue;
+                }
+                let newest = there().filter(|(_, it)| it.incarnation.is_some());
+                let newest = newest.max_by_key(|(_, it)| it.incarnation);
+                let faulty = newest.filter(|(_, it)| matches!(it.state, State::Faulty { .. }));
+                let limits = [
+                    (its.role == Role::Remote).then_some(&mut room),
+                    faulty
+                        .is_some_and(|(_, it)| it.state == State::Faulty { presumed: true })
+                        .then_some(&mut replacements),
+                ];
+                if limits.iter().flatten().any(|left| **left == 0) {
+                    continue;
+                }
+                limits.into_iter().flatten().for_each(|left| *left -= 1);
+                starts.push(Start { part, place, instead_of: faulty.map(|(at, _)| at) });
+            }
+        }
+        (starts, look_again)
+    }
+
+    /// The generation that main functions are to be told, where what they were told is not what it should be.
+    fn tell(&self) -> Option<Tell<E>> {
+        let told = self.scene.told.as_ref().filter(|_| !self.scene.asleep)?;
+        let stays = |endpoint: &E| {
+            let routed = told.endpoints.as_ref().is_some_and(|known| known.contains(endpoint));
+            self.scene.policy.sight == Sight::Reported && routed
+        };
+        let mut endpoints = BTreeSet::new();
+        let (mut served, mut missed) = (Vec::new(), Vec::new());
+        for part in self.of(Role::Remote) {
+            let usable = self.filling(part).filter_map(|instance| match &instance.duty {
+                Duty::Remote { endpoint, .. } => {
+                    endpoint.clone().filter(|endpoint| instance.is_ready() || stays(endpoint))
+                }
+                Duty::Main { .. } => None,
+            });
+            let usable: Vec<E> = usable.collect();
+            // A placement begins as a whole, less what rests. Later it does with what there is.
+            if told.endpoints.is_none() && part.awaited && usable.len() < part.needed {
+                return None;
+            }
+            match usable.is_empty() && !part.places.is_empty() {
+                false => served.extend(part.hosted),
+                true if part.missed => missed.extend(part.hosted),
+                true => {}
+            }
+            endpoints.extend(usable);
+        }
+        if let Some(known) = &told.endpoints {
+            if *known == endpoints && told.stands {
+                return None;
+            }
+            // Where experts have lost all of their functions, main functions serve them by themselves under the generation
+            // that they have, until one is back.
+            let waits = self.scene.policy.sight == Sight::Reported || endpoints.is_subset(known);
+            if waits && !missed.iter().all(|set| is_among(set, &served)) {
+                return None;
+            }
+        }
+        Some(Tell { number: told.newest.saturating_add(1), endpoints })
+    }
+
+    /// Whether main functions of the shape that is to run serve, all of them; those because of load as far as others serve
+    /// that would end, and nothing keeps them.
+    fn main_functions_serve(&self) -> bool {
+        let others = self.main_functions().filter(|(instance, current, _)| !current && instance.is_ready());
+        let others = others.count();
+        self.of(Role::Main).all(|part| {
+            let follows = |it: &&Instance<'_, E>| {
+                matches!(it.duty, Duty::Main { current: true, follows: Follows::Told, .. })
+            };
+            let serving = self.filling(part).filter(|it| it.is_ready()).filter(follows).count();
+            let is_kept = |it: &&Instance<'_, E>| it.state == State::Sound { ready: false, hindered: true };
+            let kept = self.filling(part).filter(is_kept).count();
+            serving >= part.needed && serving + kept >= others.min(part.places.len())
+        })
+    }
+
+    /// Whether a function that is not wanted is not used either. `succeeded`: main functions that are to run serve.
+    fn may_leave(&self, instance: &Instance<'_, E>, succeeded: bool) -> bool {
+        match &instance.duty {
+            // Serves until those that are to run do, or could.
+            Duty::Main { current, told, .. } => {
+                let gives_way = self.scene.policy.succession == Succession::Recreate { prepared: true };
+                let could = || self.of(Role::Remote).all(|part| self.is_complete(part));
+                *current || !told || succeeded || (gives_way && could())
+            }
+            // No request can be sent to it any more.
+            Duty::Remote { routed, .. } => {
+                !routed && self.main_functions().all(|(_, _, follows)| follows != Follows::Other)
+            }
+        }
+    }
+}
+
+/// Whether some of `served` have the experts of `set`.
+fn is_among(set: &LayerExperts, served: &[&LayerExperts]) -> bool {
+    let served = served.iter().filter(|served| served.layer == set.layer);
+    let served: BTreeSet<u32> = served.flat_map(|served| served.experts.iter().copied()).collect();
+    set.experts.iter().all(|expert| served.contains(expert))
+}

@@ -1,0 +1,454 @@
+//! The loop that keeps a deployment as it is wanted: observe, decide, act.
+
+use crate::activity::Activity;
+use crate::control;
+use crate::decide::{Action, Desired, Instance, decide};
+use crate::event::{Event, EventSink};
+use crate::launcher::{Ending, FunctionId, FunctionSpec, Launcher, Phase};
+use crate::memory::{RestartMemory, Route, Time};
+use crate::probe::{Answer, probe};
+use crate::status::{Failure, FunctionState, FunctionStatus, Status};
+use remoe_proto::v1::{Endpoint, Routing, RoutingAck};
+use remoe_proto::{ErrorCode, ServiceError};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tokio::task::{AbortHandle, JoinHandle};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+/// The loop runs at least this often.
+const TICK: Duration = Duration::from_millis(100);
+/// One round of the loop never counts as more than this. Time in which this process itself did not
+/// run (it was stopped, the machine slept) must not count against the functions.
+const LONGEST_ROUND: Duration = Duration::from_secs(1);
+
+/// Progress counts for a function that says within this that it is not ready.
+const PROBED: Duration = Duration::from_secs(1);
+
+/// Why a deployment did not become ready.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NotReady {
+    /// A function refused to start.
+    #[error(transparent)]
+    Failed(#[from] Failure),
+    /// It took too long.
+    #[error("not ready after {after:?}: {missing}; raise --ready-timeout to wait longer")]
+    TimedOut {
+        /// The time that was allowed.
+        after: Duration,
+        /// What was missing.
+        missing: String,
+    },
+    /// The loop ended.
+    #[error("the deployment was stopped")]
+    Stopped,
+}
+
+/// A deployment that is kept as wanted until it is shut down or this is dropped.
+pub struct Supervisor {
+    status: watch::Receiver<Status>,
+    changes: watch::Sender<(u64, Option<Desired>)>,
+    shutdown: watch::Sender<Option<Duration>>,
+    activity: Activity,
+    task: JoinHandle<()>,
+}
+
+impl Supervisor {
+    /// Starts to keep `desired` through `launcher`.
+    pub fn spawn(launcher: impl Launcher, desired: Desired, events: EventSink) -> Self {
+        Self::spawn_with(launcher, desired, events, Activity::default())
+    }
+
+    /// Starts a supervisor, with functions that are not late as long as `activity` notes progress.
+    pub fn spawn_with(
+        launcher: impl Launcher,
+        desired: Desired,
+        events: EventSink,
+        activity: Activity,
+    ) -> Self {
+        let (publish, status) = watch::channel(Status::default());
+        let (shutdown, shutdown_requests) = watch::channel(None);
+        let (changes, changed) = watch::channel((0, None));
+        let (answer_sender, answers) = mpsc::channel(64);
+        let (routing_sender, routings) = mpsc::channel(1);
+        let supervision = Supervision {
+            launcher,
+            desired,
+            former: Vec::new(),
+            events,
+            memory: RestartMemory::default(),
+            tracked: BTreeMap::new(),
+            now: Time::ZERO,
+            change: 0,
+            publish,
+            failure: None,
+            routing_problem: None,
+            answer_sender,
+            routing_sender,
+            activity: activity.clone(),
+        };
+        let task = tokio::spawn(supervision.run(changed, shutdown_requests, answers, routings));
+        Self { status, changes, shutdown, activity, task }
+    }
+
+    /// Keeps `desired` from now on. Functions that both want go on. Returns the number of the change: a
+    /// status of at least that number knows of it.
+    pub fn change(&self, desired: Desired) -> u64 {
+        let mut number = 0;
+        self.changes.send_modify(|change| {
+            number = change.0 + 1;
+            *change = (number, Some(desired));
+        });
+        number
+    }
+
+    /// The deployment as it is, now and whenever it changes.
+    pub fn status(&self) -> watch::Receiver<Status> {
+        self.status.clone()
+    }
+
+    /// Waits until a generation is in force.
+    ///
+    /// # Errors
+    /// The deployment was given up, or is not ready `silence` after the last progress.
+    pub async fn ready(&self, silence: Duration) -> Result<Status, NotReady> {
+        let mut status = self.status.clone();
+        let started = Instant::now();
+        let over = async {
+            loop {
+                let deadline = self.activity.deadline(started, silence);
+                if deadline <= Instant::now() {
+                    return;
+                }
+                sleep_until(deadline).await;
+            }
+        };
+        let settled = status.wait_for(|status| status.generation.is_some() || status.failure.is_some());
+        let settled = tokio::select! {
+            settled = settled => Some(settled),
+            () = over => None,
+        };
+        if let Some(settled) = settled {
+            let settled = settled.map_err(|_closed| NotReady::Stopped)?.clone();
+            return match settled.failure {
+                Some(failure) => Err(failure.into()),
+                None => Ok(settled),
+            };
+        }
+        let status = self.status.borrow();
+        let is_there =
+            |state| matches!(state, FunctionState::Ready | FunctionState::Serving | FunctionState::Asleep);
+        let unready = status.functions.iter().filter(|function| !is_there(function.state));
+        let names: Vec<&str> = unready.map(|function| function.name.as_str()).collect();
+        let missing = match (&status.routing_problem, names.is_empty()) {
+            (Some(problem), _) => problem.clone(),
+            (None, true) => "the placement is not in force".to_owned(),
+            (None, false) => format!("waiting for {}", names.join(", ")),
+        };
+        let missing = match self.activity.what().as_str() {
+            "" => missing,
+            what => format!("no progress: {what}; {missing}"),
+        };
+        Err(NotReady::TimedOut { after: silence, missing })
+    }
+
+    /// Stops everything: the main function first, then the remote ones. Each may drain for `grace`,
+    /// and is ended after that.
+    pub async fn shutdown(mut self, grace: Duration) {
+        self.shutdown.send_replace(Some(grace));
+        // Two rounds of draining, and the time that the kernel takes to end processes.
+        let deadline = grace * 2 + Duration::from_secs(5);
+        // When it is over, dropping the launcher ends what is left.
+        let _overdue = timeout(deadline, &mut self.task).await;
+    }
+}
+
+impl Drop for Supervisor {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+struct Supervision<L> {
+    launcher: L,
+    desired: Desired,
+    /// Places that are no longer wanted, as long as their functions are there.
+    former: Vec<FunctionSpec>,
+    events: EventSink,
+    memory: RestartMemory,
+    tracked: BTreeMap<FunctionId, Tracked>,
+    now: Time,
+    /// The number of the latest change that was followed.
+    change: u64,
+    publish: watch::Sender<Status>,
+    failure: Option<Failure>,
+    routing_problem: Option<String>,
+    answer_sender: mpsc::Sender<Answer>,
+    routing_sender: mpsc::Sender<RoutingResult>,
+    activity: Activity,
+}
+
+type RoutingResult = Result<RoutingAck, ServiceError>;
+
+struct Tracked {
+    instance: Instance,
+    asked_to_end: bool,
+    probe: Option<AbortHandle>,
+}
+
+impl Drop for Tracked {
+    fn drop(&mut self) {
+        if let Some(probe) = &self.probe {
+            probe.abort();
+        }
+    }
+}
+
+impl<L: Launcher> Supervision<L> {
+    async fn run(
+        mut self,
+        mut changes: watch::Receiver<(u64, Option<Desired>)>,
+        mut shutdown: watch::Receiver<Option<Duration>>,
+        mut answers: mpsc::Receiver<Answer>,
+        mut routings: mpsc::Receiver<RoutingResult>,
+    ) {
+        let mut round = Instant::now();
+        loop {
+            if let Some(grace) = *shutdown.borrow_and_update() {
+                self.want_nothing(grace);
+            }
+            self.observe().await;
+            let instances: Vec<Instance> =
+                self.tracked.values().map(|tracked| tracked.instance.clone()).collect();
+            let actions = decide(&self.desired, &instances, &self.memory, self.now);
+            for action in actions {
+                self.memory.note(&action, self.now);
+                self.act(action).await;
+            }
+            self.publish_status();
+            if self.desired.functions.is_empty() && self.tracked.is_empty() {
+                return;
+            }
+            tokio::select! {
+                () = self.launcher.changed() => {}
+                () = sleep(TICK) => {}
+                Some(answer) = answers.recv() => self.answered(&answer),
+                Some(result) = routings.recv() => self.routed(result),
+                Ok(()) = shutdown.changed() => {}
+                Ok(()) = changes.changed() => {
+                    let (number, desired) = changes.borrow_and_update().clone();
+                    self.change = number;
+                    if let Some(desired) = desired {
+                        self.want(desired);
+                    }
+                }
+            }
+            self.now += round.elapsed().min(LONGEST_ROUND);
+            round = Instant::now();
+        }
+    }
+
+    fn want(&mut self, desired: Desired) {
+        let before = std::mem::replace(&mut self.desired, desired);
+        let wanted = |spec: &FunctionSpec| self.desired.functions.iter().any(|other| other.name == spec.name);
+        self.former.extend(before.functions);
+        self.former.retain(|spec| !wanted(spec));
+    }
+
+    fn want_nothing(&mut self, grace: Duration) {
+        self.desired.functions.clear();
+        self.desired.drain = grace;
+    }
+
+    /// Brings what is tracked up to what the launcher lists.
+    async fn observe(&mut self) {
+        let listed = self.launcher.list().await;
+        self.tracked.retain(|id, _| listed.iter().any(|observed| observed.id == *id));
+        self.former.retain(|spec| listed.iter().any(|observed| observed.name == spec.name));
+        for observed in listed {
+            let now = self.now;
+            let tracked = self.tracked.entry(observed.id.clone()).or_insert_with(|| Tracked {
+                instance: Instance { observed: observed.clone(), answered: now, unready_since: Some(now) },
+                asked_to_end: false,
+                probe: None,
+            });
+            if let (Phase::Listening { grpc, .. }, None) = (&observed.phase, &tracked.probe) {
+                tracked.instance.answered = now;
+                let probing = probe(observed.id.clone(), observed.role, *grpc, self.answer_sender.clone());
+                tracked.probe = Some(tokio::spawn(probing).abort_handle());
+            }
+            tracked.instance.observed = observed;
+        }
+    }
+
+    fn answered(&mut self, answer: &Answer) {
+        let Some(tracked) = self.tracked.get_mut(&answer.id) else { return };
+        let instance = &mut tracked.instance;
+        instance.answered = self.now;
+        // What gets on is not late.
+        let moves = self.activity.moved_within(PROBED);
+        instance.unready_since = match (answer.ready, instance.unready_since) {
+            (true, _) => None,
+            (false, since) => since.filter(|_| !moves).or(Some(self.now)),
+        };
+        self.found(answer.generation);
+    }
+
+    /// Says where a main function follows a generation that is not of this deployment.
+    fn found(&mut self, generation: u64) {
+        if self.memory.found(generation, self.now) {
+            (self.events)(&Event::Overruled { generation });
+        }
+    }
+
+    async fn act(&mut self, action: Action) {
+        match action {
+            Action::Start { name } => {
+                let spec = self.desired.functions.iter().find(|spec| spec.name == name);
+                let Some(spec) = spec else { return };
+                match self.launcher.start(spec).await {
+                    Ok(_id) => (self.events)(&Event::Started { name }),
+                    Err(error) => self.not_started(name, error.message),
+                }
+            }
+            Action::Stop { id, name, grace, fault } => {
+                self.launcher.stop(&id, grace).await;
+                if let Some(tracked) = self.tracked.get_mut(&id) {
+                    tracked.asked_to_end = true;
+                }
+                if let Some(fault) = fault {
+                    (self.events)(&Event::Unhealthy { name, fault });
+                }
+            }
+            Action::Forget { id, name, ending } => {
+                self.launcher.stop(&id, Duration::ZERO).await;
+                let asked = self.tracked.get(&id).is_some_and(|tracked| tracked.asked_to_end);
+                (self.events)(&if asked {
+                    Event::Stopped { name, ending }
+                } else {
+                    Event::Ended { name, ending }
+                });
+            }
+            Action::Route { generation, route } => self.push(generation, &route),
+            Action::GiveUp { id, name, ending } => {
+                self.launcher.stop(&id, Duration::ZERO).await;
+                self.give_up(name, ending);
+            }
+        }
+    }
+
+    fn not_started(&mut self, name: String, message: String) {
+        self.memory.ended(&name, self.now);
+        let ending = Ending { cause: Some(message), ..Ending::default() };
+        if self.memory.settled() {
+            (self.events)(&Event::Ended { name, ending });
+        } else {
+            self.give_up(name, ending);
+        }
+    }
+
+    fn give_up(&mut self, name: String, ending: Ending) {
+        self.failure.get_or_insert(Failure { name, ending });
+        self.want_nothing(Duration::ZERO);
+    }
+
+    /// Pushes a generation without waiting for it: health is watched meanwhile.
+    fn push(&self, generation: u64, route: &Route) {
+        let address = self.address(&route.main);
+        let routing = Routing {
+            generation,
+            endpoints: route.endpoints.iter().filter_map(|id| self.endpoint(id)).collect(),
+            remote: self.desired.remote.clone(),
+            account: self.desired.account.clone(),
+        };
+        let deadline = self.desired.patience.ready;
+        let results = self.routing_sender.clone();
+        tokio::spawn(async move {
+            let result = match address {
+                Some(address) => control::set_routing(address, routing, deadline).await,
+                None => {
+                    Err(ServiceError::new(ErrorCode::Unavailable, "cannot reach the main function: it ended"))
+                }
+            };
+            // Closed: the deployment is gone.
+            let _unwanted = results.send(result).await;
+        });
+    }
+
+    fn endpoint(&self, id: &FunctionId) -> Option<Endpoint> {
+        let name = &self.tracked.get(id)?.instance.observed.name;
+        let spec = self.desired.functions.iter().find(|spec| spec.name == *name)?;
+        // Whole sets are named by their layers alone: the routing says what they are.
+        let is_whole = spec.hosted.iter().all(|set| self.desired.remote.contains(set));
+        let (layers, experts) = match is_whole {
+            true => (spec.hosted.iter().map(|set| set.layer).collect(), Vec::new()),
+            false => (Vec::new(), spec.hosted.clone()),
+        };
+        Some(Endpoint { address: self.address(id)?.to_string(), layers, experts })
+    }
+
+    fn address(&self, id: &FunctionId) -> Option<SocketAddr> {
+        match self.tracked.get(id)?.instance.observed.phase {
+            Phase::Listening { grpc, .. } => Some(grpc),
+            _ => None,
+        }
+    }
+
+    fn routed(&mut self, result: RoutingResult) {
+        let later = result.as_ref().is_ok_and(|ack| ack.generation > self.memory.newest());
+        self.memory.routed(result.is_ok() && !later, self.now);
+        let event = match result {
+            // Another one is in force, and this one had no effect.
+            Ok(ack) if later => return self.found(ack.generation),
+            Ok(ack) => {
+                self.routing_problem = None;
+                let problems = ack.problems.iter();
+                Event::Routed {
+                    generation: ack.generation,
+                    problems: problems
+                        .map(|problem| format!("{}: {}", problem.address, problem.message))
+                        .collect(),
+                }
+            }
+            Err(error) => {
+                self.routing_problem = Some(error.message.clone());
+                if error.code == ErrorCode::InvalidArgument && !self.memory.settled() {
+                    // The same routing would be refused again.
+                    let cause = Some(format!("rejected the placement: {}", error.message));
+                    let ending = Ending { cause, ..Ending::default() };
+                    self.give_up("main".to_owned(), ending);
+                }
+                Event::RoutingFailed { message: error.message }
+            }
+        };
+        (self.events)(&event);
+    }
+
+    fn publish_status(&self) {
+        let instance_of = |name: &str| {
+            let mut instances = self.tracked.values().map(|tracked| &tracked.instance);
+            instances.rfind(|instance| instance.observed.name == name)
+        };
+        let in_force = self.memory.in_force().filter(|(_, route)| self.address(&route.main).is_some());
+        let route = in_force.map(|(_, route)| route);
+        let specs = self.desired.functions.iter().chain(&self.former);
+        let status = Status {
+            change: self.change,
+            generation: in_force.map(|(generation, _)| generation),
+            functions: specs
+                .map(|spec| {
+                    let rests = !self.desired.asleep && self.desired.rests(spec);
+                    FunctionStatus::of(spec, instance_of(&spec.name), route, rests)
+                })
+                .collect(),
+            failure: self.failure.clone(),
+            routing_problem: self.routing_problem.clone(),
+        };
+        self.publish.send_if_modified(|known| {
+            let changed = *known != status;
+            *known = status;
+            changed
+        });
+    }
+}

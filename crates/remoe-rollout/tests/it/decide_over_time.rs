@@ -1,0 +1,147 @@
+//! The pure step over simulated lives: whatever happens, the deployment comes back.
+
+use crate::scene;
+
+use proptest::prelude::*;
+use remoe_process::Role;
+use remoe_rollout::decide::{Action, Desired, Instance, decide};
+use remoe_rollout::memory::{RestartMemory, Time};
+use remoe_rollout::{FunctionId, Phase};
+use scene::{ended, instance, listening, wanted};
+use std::time::Duration;
+
+/// What the world does to a function between two steps.
+#[derive(Debug, Clone, Copy)]
+enum Fate {
+    Progress,
+    Crash,
+    Freeze,
+    PushFails,
+    Sleep,
+    Wake,
+}
+
+fn fate() -> impl Strategy<Value = (Fate, usize)> {
+    let fate = prop_oneof![
+        6 => Just(Fate::Progress),
+        1 => Just(Fate::Crash),
+        1 => Just(Fate::Freeze),
+        1 => Just(Fate::PushFails),
+        1 => Just(Fate::Sleep),
+        2 => Just(Fate::Wake),
+    ];
+    (fate, 0_usize..4)
+}
+
+/// A launcher and its functions, as far as the step can tell.
+#[derive(Default)]
+struct World {
+    instances: Vec<Instance>,
+    frozen: Vec<FunctionId>,
+    started: usize,
+    pushing: bool,
+    generations: Vec<u64>,
+}
+
+impl World {
+    fn act(&mut self, desired: &Desired, action: &Action, memory: &RestartMemory, now: Time) {
+        match action {
+            Action::Start { name } => {
+                assert!(now >= memory.not_before(name), "{name} is started in its pause");
+                let taken = self.instances.iter().any(|other| other.observed.name == *name);
+                assert!(!taken, "{name} is started twice");
+                assert!(!desired.asleep, "{name} is started asleep");
+                assert!(desired.functions.iter().any(|spec| spec.name == *name));
+                self.started += 1;
+                let mut new = instance(&format!("{name}/{}", self.started), name, Phase::Starting);
+                (new.answered, new.unready_since) = (now, Some(now));
+                self.instances.push(new);
+            }
+            Action::Stop { id, .. } => {
+                let found = self.instances.iter_mut().find(|other| other.observed.id == *id);
+                found.unwrap().observed.phase = ended(None);
+            }
+            Action::Forget { id, .. } => self.instances.retain(|other| other.observed.id != *id),
+            Action::Route { generation, route } => {
+                assert!(!self.pushing, "two pushes at once");
+                assert!(self.generations.iter().all(|earlier| earlier < generation));
+                for id in route.endpoints.iter().chain([&route.main]) {
+                    let found = self.instances.iter().find(|other| other.observed.id == *id).unwrap();
+                    assert!(matches!(found.observed.phase, Phase::Listening { .. }));
+                    assert!(found.observed.role == Role::Main || found.unready_since.is_none());
+                }
+                self.generations.push(*generation);
+                self.pushing = true;
+            }
+            Action::GiveUp { .. } => panic!("nobody refused to start"),
+        }
+    }
+
+    /// Functions that are not frozen answer, and get one phase further.
+    fn live(&mut self, now: Time) {
+        for instance in &mut self.instances {
+            if self.frozen.contains(&instance.observed.id) {
+                continue;
+            }
+            match instance.observed.phase {
+                Phase::Starting => instance.observed.phase = listening(),
+                Phase::Listening { .. } => instance.unready_since = None,
+                Phase::Stopping | Phase::Ended(_) => {}
+            }
+            instance.answered = now;
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn whatever_happens_it_comes_back(
+        remotes in 0_usize..4,
+        fates in prop::collection::vec(fate(), 0..80),
+    ) {
+        let mut desired = wanted(remotes);
+        let (mut world, mut memory, mut now) = (World::default(), RestartMemory::default(), Time::ZERO);
+        // After the blows, enough quiet for the longest pause and the longest silence.
+        let quiet = std::iter::repeat_n((Fate::Wake, 0), 60);
+        for (fate, which) in fates.into_iter().chain(quiet) {
+            now += Duration::from_millis(500);
+            world.live(now);
+            let count = world.instances.len();
+            let hit = (count > 0).then(|| which % count.max(1));
+            match (fate, hit) {
+                (Fate::Crash, Some(hit)) => world.instances[hit].observed.phase = ended(None),
+                (Fate::Freeze, Some(hit)) if matches!(world.instances[hit].observed.phase, Phase::Listening { .. }) => {
+                    world.frozen.push(world.instances[hit].observed.id.clone());
+                }
+                (Fate::Sleep, _) => desired.asleep = true,
+                (Fate::Wake, _) => desired.asleep = false,
+                _ => {}
+            }
+            if std::mem::take(&mut world.pushing) {
+                memory.routed(!matches!(fate, Fate::PushFails), now);
+            }
+            let actions = decide(&desired, &world.instances, &memory, now);
+            for action in &actions {
+                world.act(&desired, action, &memory, now);
+                memory.note(action, now);
+            }
+            let again = decide(&desired, &world.instances, &memory, now);
+            let freed = |place: &String| {
+                actions.iter().any(|action| matches!(action, Action::Forget { name, .. } if name == place))
+            };
+            let settled = |action: &Action| match action {
+                Action::Forget { .. } => true,
+                // What slept has no pause: its place is taken as soon as it is free.
+                Action::Start { name } => freed(name),
+                _ => false,
+            };
+            prop_assert!(again.iter().all(settled), "{again:?}");
+        }
+        let (generation, route) = memory.in_force().unwrap();
+        prop_assert_eq!(Some(&generation), world.generations.last());
+        prop_assert_eq!(world.instances.len(), remotes + 1);
+        prop_assert_eq!(route.endpoints.len(), remotes);
+        let ids: Vec<_> = world.instances.iter().map(|instance| instance.observed.id.clone()).collect();
+        prop_assert!(route.endpoints.iter().chain([&route.main]).all(|id| ids.contains(id)));
+    }
+}

@@ -1,0 +1,77 @@
+//! A main function that computes everything itself, for tests of its HTTP front.
+
+use crate::binaries;
+use crate::control::Control;
+use crate::deadline::{SOON, within};
+use crate::metrics::Metrics;
+use crate::process::Process;
+use remoe_process::Announcement;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Command;
+use tokio::sync::mpsc;
+
+/// A main function without remote ones.
+pub struct MainHttp {
+    /// Where it speaks HTTP.
+    pub address: SocketAddr,
+    /// Where it answers probes, if it was told to.
+    pub health: Option<SocketAddr>,
+    /// Its process.
+    pub process: Process,
+    control: Control,
+}
+
+impl MainHttp {
+    /// Starts one with further arguments and variables of the environment, and places all experts.
+    pub async fn start(model: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> Self {
+        let server = Self::unplaced(model, arguments, variables).await;
+        server.place().await;
+        server
+    }
+
+    /// Starts one that does not know yet where its experts are.
+    pub async fn unplaced(model: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> Self {
+        let mut command = Command::new(binaries::program("main-model-fn"));
+        command.args(["--http-listen", "127.0.0.1:0", "--threads", "1", "--dtype", "float32"]);
+        command.arg("--launcher-pid").arg(std::process::id().to_string());
+        command.args(arguments).arg("--model").arg(model);
+        command.env_remove("REMOE_LOG").env_remove("REMOE_API_KEY").envs(variables.iter().copied());
+        let (sender, mut lines) = mpsc::unbounded_channel();
+        let mut process = Process::start("main-model-fn", command, move |line| drop(sender.send(line)));
+        let Some(line) = within(SOON, "the announcement of a function", lines.recv()).await else {
+            panic!("the function ended before its announcement: {:?}", process.end(SOON).await)
+        };
+        let announcement: Announcement = serde_json::from_str(&line).expect("an announcement");
+        let address = announcement.http.expect("a main function with HTTP announces where");
+        let health = announcement.health;
+        Self { address, health, process, control: Control::new(announcement.grpc) }
+    }
+
+    /// Places all experts beside the engine: from here on requests are taken.
+    pub async fn place(&self) {
+        self.control.route(&[], &[]).await;
+    }
+
+    /// Its metrics.
+    pub async fn metrics(&self) -> Metrics {
+        Metrics::read(self.address).await
+    }
+
+    /// Waits until `series` has `value`.
+    pub async fn settles(&self, series: &str, value: u64) {
+        Metrics::settle(self.address, series, value).await;
+    }
+
+    /// Open file descriptors.
+    #[must_use]
+    pub fn descriptors(&self) -> usize {
+        self.process.descriptors()
+    }
+
+    /// Bytes in memory (`VmRSS`), and the most that there ever were (`VmHWM`).
+    #[must_use]
+    pub fn memory(&self) -> (u64, u64) {
+        self.process.memory()
+    }
+}

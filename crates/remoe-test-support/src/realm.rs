@@ -1,0 +1,127 @@
+//! Identities for processes under test: an authority, and folders with what it signed.
+
+use crate::function::Options;
+use remoe_identity::{Authority, Pair};
+use remoe_proto::identity::{
+    CERTIFICATE, CERTIFICATES_OF_AUTHORITIES, Counterpart, Credentials, Identity, KEY, Keyring, Trust,
+};
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// Longer than any test.
+pub const LIFE: Duration = Duration::from_secs(3600);
+
+/// The deployment that is tested.
+pub const DEPLOYMENT: &str = "0a1b2c3d";
+
+/// The operator that is tested.
+#[must_use]
+pub fn operator() -> Identity {
+    Identity::Operator { namespace: "remoe-system".to_owned() }
+}
+
+/// The gateways of its release.
+#[must_use]
+pub fn gateway() -> Identity {
+    Identity::Gateway { namespace: "remoe-system".to_owned() }
+}
+
+/// The main functions of `deployment`.
+#[must_use]
+pub fn main_of(deployment: &str) -> Identity {
+    Identity::Main { namespace: "models".to_owned(), deployment: deployment.to_owned() }
+}
+
+/// The remote functions of `deployment`.
+#[must_use]
+pub fn remote_of(deployment: &str) -> Identity {
+    Identity::Remote { namespace: "models".to_owned(), deployment: deployment.to_owned() }
+}
+
+/// An authority and what it signed.
+pub struct Realm {
+    authority: Authority,
+    folder: TempDir,
+    written: AtomicUsize,
+}
+
+impl Default for Realm {
+    fn default() -> Self {
+        let (authority, _) = Authority::create(LIFE).expect("an authority is created");
+        let folder = tempfile::tempdir().expect("there is room for a folder");
+        Self { authority, folder, written: AtomicUsize::new(0) }
+    }
+}
+
+impl Realm {
+    /// A certificate of this authority.
+    #[must_use]
+    pub fn sign(&self, identity: &Identity, life: Duration) -> Pair {
+        self.authority.sign(identity, life).expect("a certificate is signed")
+    }
+
+    /// Its own certificate.
+    #[must_use]
+    pub fn certificate(&self) -> &str {
+        self.authority.certificate()
+    }
+
+    /// A folder called `name` with `pair` and `authorities`; what was there before is replaced at once, as a
+    /// kubelet does.
+    pub fn write(&self, name: &str, pair: &Pair, authorities: &str) -> PathBuf {
+        let number = self.written.fetch_add(1, Ordering::Relaxed);
+        let data = self.folder.path().join(format!("{name}-{number}"));
+        fs::create_dir(&data).expect("the folder is new");
+        for (file, text) in
+            [(CERTIFICATE, &*pair.certificate), (KEY, &*pair.key), (CERTIFICATES_OF_AUTHORITIES, authorities)]
+        {
+            fs::write(data.join(file), text).expect("a file is written");
+        }
+        let (next, link) = (data.with_extension("link"), self.folder.path().join(name));
+        symlink(&data, &next).expect("a link is made");
+        fs::rename(&next, &link).expect("the link is put in place");
+        link
+    }
+
+    /// What `own` shows to `peer`.
+    #[must_use]
+    pub fn trust(&self, own: &Identity, peer: &Identity) -> Trust {
+        self.trust_for(own, peer, LIFE)
+    }
+
+    /// The same with a certificate that is good for `life` from now.
+    #[must_use]
+    pub fn trust_for(&self, own: &Identity, peer: &Identity, life: Duration) -> Trust {
+        let pair = self.sign(own, life);
+        let root = self.certificate().as_bytes();
+        let credentials = Credentials::from_pem(pair.certificate.as_bytes(), pair.key.as_bytes(), root);
+        Trust {
+            keyring: Keyring::holding(credentials.expect("they go together")),
+            peer: Counterpart::Named(peer.clone()),
+        }
+    }
+
+    /// Options of the main function under test.
+    #[must_use]
+    pub fn main(&self, options: Options) -> Options {
+        let folder = self.write("main", &self.sign(&main_of(DEPLOYMENT), LIFE), self.certificate());
+        with_identity(options, &folder).with("--operator-identity", operator())
+    }
+
+    /// Options of a remote function under test.
+    #[must_use]
+    pub fn remote(&self, options: Options) -> Options {
+        let folder = self.write("remote", &self.sign(&remote_of(DEPLOYMENT), LIFE), self.certificate());
+        with_identity(options, &folder)
+    }
+}
+
+/// `options` and an identity that lies in `folder`.
+#[must_use]
+pub fn with_identity(options: Options, folder: &Path) -> Options {
+    options.with("--identity-dir", folder.display())
+}

@@ -1,0 +1,59 @@
+//! What a caller is answered that may not be answered: everything is tried.
+
+use crate::control::{Control, greedy};
+use crate::deadline::{SOON, within};
+use crate::expert_stream::client_within;
+use crate::raw::{self, Connection};
+use remoe_proto::identity::Trust;
+use remoe_proto::v1::{
+    DescribeMainRequest, DescribeRequest, InspectRequest, Routing, TokenIds, inspect_request,
+};
+use std::net::SocketAddr;
+use tonic::Code;
+
+/// A call and what it was refused with; none: it was answered.
+pub type Answer = (&'static str, Option<Code>);
+
+/// What every call of the control port at `address` is answered for a caller with `trust`, each over a
+/// connection of its own.
+pub async fn control_answers(address: SocketAddr, trust: Option<Trust>) -> Vec<Answer> {
+    let client = || Control::within(address, trust.clone()).client();
+    let prompt = Some(inspect_request::Prompt::Ids(TokenIds { ids: vec![1] }));
+    let routing = Routing { generation: 1 << 20, ..Routing::default() };
+    let all = async {
+        vec![
+            ("SetRouting", client().set_routing(routing).await.err()),
+            ("Generate", client().generate(greedy(&[1], 1)).await.err()),
+            ("Inspect", client().inspect(InspectRequest { prompt, hidden: true, scores: false }).await.err()),
+            ("Describe", client().describe(DescribeMainRequest::default()).await.err()),
+        ]
+    };
+    let answers = within(SOON, "answers of the control port", all).await;
+    answers.into_iter().map(|(call, refused)| (call, refused.map(|status| status.code()))).collect()
+}
+
+/// The same for the port of a remote function.
+pub async fn expert_answers(address: SocketAddr, trust: Option<Trust>) -> Vec<Answer> {
+    let client = || client_within(address, trust.clone());
+    let all = async {
+        vec![
+            ("Forward", client().forward(tokio_stream::pending()).await.err()),
+            ("Describe", client().describe(DescribeRequest {}).await.err()),
+        ]
+    };
+    let answers = within(SOON, "answers of the expert port", all).await;
+    answers.into_iter().map(|(call, refused)| (call, refused.map(|status| status.code()))).collect()
+}
+
+/// The same for the HTTP port of a main function. Who is not answered is not told why: PERMISSION_DENIED is that of a caller whose
+/// certificate is believed.
+pub async fn http_answer(address: SocketAddr, trust: Option<Trust>) -> Answer {
+    let (connection, refusal) = match &trust {
+        Some(trust) => (Connection::secured(address, trust).await, Code::PermissionDenied),
+        None => (Connection::reach(address).await, Code::Unavailable),
+    };
+    let Ok(mut connection) = connection else { return ("HTTP", Some(Code::Unavailable)) };
+    // What is not taken is not answered either.
+    let _closed = connection.write(raw::get("/health")).await;
+    ("HTTP", connection.answer().await.err().map(|_| refusal))
+}

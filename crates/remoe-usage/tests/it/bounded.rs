@@ -1,0 +1,76 @@
+//! However many requests there were, what is remembered of them takes no more than it may, on disk and in memory.
+//!
+//! `REMOE_STORE_RECORDS` says how many; `make nightly` ten million.
+
+use crate::model;
+
+use remoe_predictor::{Activations, Embedding, Phase};
+use remoe_usage::{Arrival, Foresight, ForesightOptions, Keeps, Prompts, Tenant};
+use std::path::Path;
+
+const LAYERS: usize = 2;
+const EXPERTS: usize = 4;
+const VOCABULARY: u64 = 1000;
+const LIMIT: u64 = 64 << 10;
+/// What the memory of the process may grow by, once what is remembered has come to its limit: allocators keep some.
+const SLACK: u64 = 16 << 20;
+
+fn foresight(folder: &Path) -> Foresight {
+    let header = model::header(LAYERS, EXPERTS);
+    let rows: Vec<f32> =
+        (0..4 * VOCABULARY).map(|at| (at * 2_654_435_761 % 1009) as f32 / 1009.0 - 0.5).collect();
+    let options =
+        ForesightOptions { store: Some((folder.to_owned(), LIMIT)), forgets: false, output_tokens: 4.0 };
+    let embedding = Embedding::from_rows(4, &rows).unwrap();
+    Foresight::new(header, embedding, Prompts::of_ids(VOCABULARY as usize), None, options).unwrap()
+}
+
+/// Bytes of this process in memory.
+fn resident() -> u64 {
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    4096 * pages.split(' ').nth(1).unwrap().parse::<u64>().unwrap()
+}
+
+#[test]
+fn what_is_remembered_is_bounded_however_much_there_was() {
+    let records: u64 = std::env::var("REMOE_STORE_RECORDS").map_or(30_000, |number| number.parse().unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    let mut foresight = foresight(folder.path());
+    // Which experts they use depends on the number, and so does whose they are.
+    let told: Vec<String> = (0..EXPERTS as u32)
+        .map(|expert| {
+            let experts = [(expert, 0.5), ((expert + 1) % EXPERTS as u32, 0.5)];
+            let mut activations = Activations::new(LAYERS, EXPERTS);
+            (0..8).for_each(|_| activations.count(Phase::Prefill, [&experts[..]; LAYERS].into_iter()));
+            activations.count(Phase::Decode, [&experts[..]; LAYERS].into_iter());
+            activations.to_text().unwrap()
+        })
+        .collect();
+    let tenants: Vec<Tenant> = (0..40).map(|number| Tenant::named(&format!("tenant {number}"))).collect();
+    let (mut settled, mut most) = (0, (0, 0));
+    for number in 0..records {
+        let ids: Vec<u64> = (0..8).map(|at| (number * 7919 + at * 104_729) % VOCABULARY).collect();
+        let body = format!("{{\"prompt\": {ids:?}}}");
+        let tenant = tenants[(number % 40) as usize];
+        foresight.came(Arrival { id: number, tenant, keeps: Keeps::Records, body: body.as_bytes() });
+        foresight.told(number, &told[(number % 4) as usize]).unwrap();
+        let (requests, bytes) = foresight.remembered();
+        most = (most.0.max(requests), most.1.max(bytes));
+        if number == records / 10 {
+            settled = resident();
+        }
+        if number % 1024 == 0 {
+            let files = std::fs::read_dir(folder.path()).unwrap();
+            let on_disk: u64 = files.map(|file| file.unwrap().metadata().unwrap().len()).sum();
+            assert!(on_disk <= LIMIT, "{on_disk} bytes after {number} requests");
+        }
+    }
+    assert!(most.0 > 100 && most.1 <= LIMIT, "{most:?}");
+    let grown = resident().saturating_sub(settled);
+    assert!(grown < SLACK, "{grown} bytes more than after {} requests", records / 10);
+    eprintln!("{records} requests: at most {} remembered in {} bytes, {grown} bytes more", most.0, most.1);
+    // And comes back.
+    let before = foresight.remembered().0;
+    drop(foresight);
+    assert!(self::foresight(folder.path()).remembered().0 >= before / 2);
+}

@@ -1,0 +1,303 @@
+//! What one gateway has learned the others learn from its file, once, whatever else lies there.
+
+use crate::model;
+
+use remoe_predictor::record::RecordHeader;
+use remoe_predictor::{Activations, Embedding, Experience, Phase, Shares};
+use remoe_usage::{
+    Arrival, Exchange, Foresight, ForesightOptions, Keeps, News, Peers, Prompts, Store, Stored, Tenant, Watch,
+};
+use std::collections::HashSet;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+const LAYERS: usize = 2;
+const EXPERTS: usize = 4;
+const VOCABULARY: usize = 40;
+const LIMIT: u64 = 1 << 20;
+
+fn header() -> RecordHeader {
+    model::header(LAYERS, EXPERTS)
+}
+
+fn gateway(folder: &Path, limit: u64) -> Foresight {
+    let rows: Vec<f32> =
+        (0..2 * VOCABULARY).map(|at| if at % 4 < 2 { 1.0 } else { at as f32 / 80.0 }).collect();
+    let embedding = Embedding::from_rows(2, &rows).unwrap();
+    let options =
+        ForesightOptions { store: Some((folder.to_owned(), limit)), forgets: false, output_tokens: 4.0 };
+    Foresight::new(header(), embedding, Prompts::of_ids(VOCABULARY), None, options).unwrap()
+}
+
+fn body() -> String {
+    serde_json::json!({"prompt": [1, 2, 3, 4, 5, 6, 7, 8], "max_tokens": 5}).to_string()
+}
+
+fn used() -> String {
+    let mut activations = Activations::new(LAYERS, EXPERTS);
+    let experts = [(2, 0.5), (3, 0.5)];
+    (0..8).for_each(|_| activations.count(Phase::Prefill, [&experts[..]; LAYERS].into_iter()));
+    activations.to_text().unwrap()
+}
+
+fn come(gateway: &mut Foresight, id: u64, keeps: Keeps) {
+    gateway.came(Arrival { id, tenant: Tenant::named("a"), keeps, body: body().as_bytes() });
+}
+
+fn serve(gateway: &mut Foresight, count: u64) {
+    for id in 0..count {
+        come(gateway, id, Keeps::Records);
+        gateway.told(id, &used()).unwrap();
+    }
+}
+
+/// Requests that `gateway` learns in one look.
+fn look(gateway: &mut Foresight, exchange: &mut Exchange, files: &[PathBuf]) -> usize {
+    let mut learned = 0;
+    exchange.look(files, |records| {
+        learned += gateway.share(&records);
+        true
+    });
+    learned
+}
+
+#[test]
+fn what_one_gateway_learns_another_one_knows() {
+    let root = tempfile::tempdir().unwrap();
+    let folders = ["0", "1"].map(|part| root.path().join(part));
+    let [mut one, mut other] = [&folders[0], &folders[1]].map(|folder| gateway(folder, LIMIT));
+    let files = [Store::file_in(&folders[0]), Store::file_in(&root.path().join("nobody"))];
+    let mut exchange = other.exchange().unwrap();
+    assert_eq!(look(&mut other, &mut exchange, &files), 0);
+    serve(&mut one, 40);
+    let expected = |gateway: &mut Foresight| {
+        come(gateway, 1000, Keeps::Records);
+        let mix = gateway.mix().unwrap();
+        gateway.left(1000);
+        mix.map(|mix| mix.shares.values().to_vec())
+    };
+    assert_eq!(expected(&mut other), None);
+    assert_eq!(look(&mut other, &mut exchange, &files), 40);
+    let (theirs, own) = (expected(&mut other).unwrap(), expected(&mut one).unwrap());
+    // The file has 65535ths.
+    assert!(theirs.iter().zip(&own).all(|(a, b)| (a - b).abs() < 1e-3), "{theirs:?} {own:?}");
+    assert_eq!(other.quality().shared, 40);
+    assert_eq!(look(&mut other, &mut exchange, &files), 0, "nothing is learned twice");
+    serve(&mut one, 3);
+    assert_eq!(look(&mut other, &mut exchange, &files), 3, "what came since is");
+    // Whoever begins anew, and whoever comes when the other has ended.
+    drop((one, other));
+    let mut other = gateway(&folders[1], LIMIT);
+    assert_eq!(other.remembered().0, 0, "each stores what it has served itself");
+    let mut exchange = other.exchange().unwrap();
+    assert_eq!(look(&mut other, &mut exchange, &files), 43);
+    // A copy of the same file, as gateways inherit it.
+    std::fs::create_dir(root.path().join("2")).unwrap();
+    let copy = Store::file_in(&root.path().join("2"));
+    std::fs::copy(&files[0], &copy).unwrap();
+    assert_eq!(look(&mut other, &mut exchange, &[files[0].clone(), copy]), 0);
+    // A tenant that is not to be remembered is not, whoever tells of it.
+    come(&mut other, 1, Keeps::Counts);
+    assert_eq!(other.remembered().0, 0);
+    let mut anew = other.exchange().unwrap();
+    assert_eq!(look(&mut other, &mut anew, &files), 0);
+}
+
+#[test]
+fn a_file_that_is_written_anew_is_read_on_without_learning_twice() {
+    let root = tempfile::tempdir().unwrap();
+    let folders = ["0", "1"].map(|part| root.path().join(part));
+    let [mut one, mut other] = [&folders[0], &folders[1]].map(|folder| gateway(folder, 4096));
+    let files = [Store::file_in(&folders[0])];
+    // Other tenants have most of its memory: it forgets soon.
+    for (id, name) in ["b", "c", "d"].into_iter().enumerate() {
+        let (id, tenant) = (id as u64, Tenant::named(name));
+        other.came(Arrival { id, tenant, keeps: Keeps::Records, body: body().as_bytes() });
+        other.told(id, &used()).unwrap();
+    }
+    let mut exchange = other.exchange().unwrap();
+    let mut learned = 0;
+    for _ in 0..60 {
+        serve(&mut one, 5);
+        learned += look(&mut other, &mut exchange, &files);
+    }
+    assert!(std::fs::metadata(&files[0]).unwrap().len() <= 4096, "it has room for some sixty");
+    // What was redundant when the file was written anew was not there to be read any more; what the other one has forgotten
+    // since it does not learn again.
+    assert!((150..=300).contains(&learned), "{learned}");
+    assert!(other.remembered().0 < 60);
+}
+
+#[test]
+fn what_is_taken_at_a_time_is_bounded_and_the_rest_comes_later() {
+    let root = tempfile::tempdir().unwrap();
+    let folders = ["0", "1"].map(|part| root.path().join(part));
+    let [mut one, mut other] = [&folders[0], &folders[1]].map(|folder| gateway(folder, LIMIT));
+    let files = [Store::file_in(&folders[0])];
+    serve(&mut one, 2500);
+    let mut exchange = other.exchange().unwrap();
+    let mut pieces = Vec::new();
+    let mut looks = Vec::new();
+    for _ in 0..4 {
+        let mut taken = 0;
+        exchange.look(&files, |records| {
+            pieces.push(records.len());
+            taken += other.share(&records);
+            true
+        });
+        looks.push(taken);
+    }
+    assert_eq!(looks.iter().sum::<usize>(), 2500);
+    assert!(looks.iter().all(|taken| *taken <= 1024 + 64) && looks[3] == 0, "{looks:?}");
+    assert!(pieces.iter().all(|piece| *piece <= 64), "{pieces:?}");
+    // Whoever does not want more gets no more.
+    let (mut told, mut again) = (0, other.exchange().unwrap());
+    again.look(&files, |_| {
+        told += 1;
+        false
+    });
+    assert_eq!(told, 1);
+}
+
+#[test]
+fn what_is_no_file_of_a_gateway_is_passed_over() {
+    let root = tempfile::tempdir().unwrap();
+    let part = |name: &str| {
+        let folder = root.path().join(name);
+        std::fs::create_dir(&folder).unwrap();
+        Store::file_in(&folder)
+    };
+    let mut honest = gateway(&root.path().join("honest"), LIMIT);
+    serve(&mut honest, 10);
+    let its = Store::file_in(&root.path().join("honest"));
+    let whole = std::fs::read(&its).unwrap();
+    let [linked, pipe, folder, garbage, zeros, long] =
+        ["linked", "pipe", "folder", "garbage", "zeros", "long"].map(part);
+    symlink(&its, &linked).unwrap();
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    std::fs::create_dir(&folder).unwrap();
+    std::fs::write(&garbage, [0xff; 1000]).unwrap();
+    std::fs::write(&zeros, [0; 4000]).unwrap();
+    // Longer than a file may be: holes without end.
+    std::fs::File::create(&long).unwrap().set_len(1 << 40).unwrap();
+    let other_model = part("other");
+    let header = RecordHeader { model: "cd".repeat(32), ..header() };
+    Store::open(other_model.parent().unwrap(), &header, 2, LIMIT, |_| ()).unwrap();
+    // One that numbers its requests so that none would follow, and tells of requests that cannot be.
+    let hostile = part("hostile");
+    let mut store = Store::open(hostile.parent().unwrap(), &self::header(), 2, LIMIT, |_| ()).unwrap();
+    let mut tell = |number: u64, vector: [f32; 2]| {
+        let experience =
+            Experience { vector: vector.to_vec(), prefill: Shares::uniform(LAYERS, EXPERTS), decode: None };
+        store.append(&Stored { number, tenant: Tenant::named("a"), experience }, HashSet::new).unwrap();
+    };
+    tell(u64::MAX, [1.0, 0.0]);
+    tell(1, [60_000.0, 0.0]);
+    tell(2, [f32::NAN, 1.0]);
+    tell(3, [1.0, 0.0]);
+    tell(2, [1.0, 0.0]);
+
+    let mut other = gateway(&root.path().join("other gateway"), LIMIT);
+    let mut exchange = other.exchange().unwrap();
+    let files = [linked, pipe, folder, garbage, zeros, long, other_model, hostile, its.clone()];
+    assert_eq!(look(&mut other, &mut exchange, &files), 11, "ten of the honest one, and one that could be");
+    assert_eq!(look(&mut other, &mut exchange, &files), 0);
+
+    // A record that is damaged, or not whole yet, holds the others up for one look at most.
+    let mut damaged = whole.clone();
+    damaged[head(&whole) + 20] ^= 1;
+    let copy = part("copy");
+    std::fs::write(&copy, &damaged[..damaged.len() - 5]).unwrap();
+    let mut fresh = gateway(&root.path().join("fresh"), LIMIT);
+    let mut exchange = fresh.exchange().unwrap();
+    let learned: Vec<usize> =
+        (0..3).map(|_| look(&mut fresh, &mut exchange, std::slice::from_ref(&copy))).collect();
+    assert_eq!(learned, [0, 8, 0]);
+    std::fs::write(&copy, &damaged).unwrap();
+    assert_eq!(look(&mut fresh, &mut exchange, &[copy]), 1);
+}
+
+/// Bytes of the first frame.
+fn head(file: &[u8]) -> usize {
+    8 + u32::from_le_bytes(file[..4].try_into().unwrap()) as usize
+}
+
+#[test]
+fn a_file_of_a_gateway_that_has_ended_is_rid_of_tenants_that_say_so() {
+    let root = tempfile::tempdir().unwrap();
+    let [own, ended, linked, elsewhere] = ["0", "1", "2", "3"].map(|part| root.path().join(part));
+    let of_tenants = |folder: &Path| -> Vec<Tenant> {
+        let mut read = Vec::new();
+        Store::open(folder, &header(), 2, LIMIT, |stored| read.push(stored.tenant)).unwrap();
+        read
+    };
+    let (a, b) = (Tenant::named("a"), Tenant::named("b"));
+    {
+        let mut gateway = gateway(&ended, LIMIT);
+        serve(&mut gateway, 3);
+        gateway.came(Arrival { id: 9, tenant: b, keeps: Keeps::Records, body: body().as_bytes() });
+        gateway.told(9, &used()).unwrap();
+    }
+    std::fs::create_dir_all(&linked).unwrap();
+    symlink(Store::file_in(&ended), Store::file_in(&linked)).unwrap();
+    let other = RecordHeader { model: "cd".repeat(32), ..header() };
+    Store::open(&elsewhere, &other, 2, LIMIT, |_| ()).unwrap();
+    let others = std::fs::read(Store::file_in(&elsewhere)).unwrap();
+
+    let mut gateway = gateway(&own, LIMIT);
+    let mut exchange = gateway.exchange().unwrap();
+    let rid = |exchange: &mut Exchange| {
+        for folder in [&linked, &elsewhere, &ended, &root.path().join("none")] {
+            exchange.rid(&Store::file_in(folder)).unwrap();
+        }
+    };
+    rid(&mut exchange);
+    assert_eq!(of_tenants(&ended), [a, a, a, b], "nobody has said anything");
+    come(&mut gateway, 1, Keeps::Counts);
+    rid(&mut exchange);
+    assert_eq!(of_tenants(&ended), [b]);
+    // And what another one left there since.
+    serve(&mut self::gateway(&ended, LIMIT), 2);
+    rid(&mut exchange);
+    assert_eq!(of_tenants(&ended), [b]);
+    assert!(std::fs::symlink_metadata(Store::file_in(&linked)).unwrap().is_symlink());
+    assert_eq!(std::fs::read(Store::file_in(&elsewhere)).unwrap(), others);
+    assert!(!root.path().join("none").exists());
+    // Who is remembered again is left alone.
+    come(&mut gateway, 2, Keeps::Records);
+    serve(&mut self::gateway(&ended, LIMIT), 2);
+    rid(&mut exchange);
+    assert_eq!(of_tenants(&ended), [b, a, a]);
+}
+
+#[test]
+fn a_watch_reads_what_others_learn_meanwhile() {
+    let root = tempfile::tempdir().unwrap();
+    let folders = ["0", "1"].map(|part| root.path().join(part));
+    let mut one = gateway(&folders[0], LIMIT);
+    let file = Store::file_in(&folders[0]);
+    let peers = Peers {
+        every: Duration::from_millis(5),
+        files: Box::new(move || vec![file.clone()]),
+        ended: Box::new(|_| ()),
+    };
+    let (tell, told) = channel();
+    let watch = Watch::start(gateway(&folders[1], LIMIT), Some(peers), move |foresight, news| {
+        tell.send((news, foresight.remembered().0)).unwrap();
+    })
+    .unwrap();
+    serve(&mut one, 30);
+    let long = Duration::from_secs(60);
+    while told.recv_timeout(long).unwrap() != (News::Shared, 30) {}
+    assert!(watch.came(1, "a", Keeps::Records, body().as_bytes()));
+    let mix = watch.mix(long).unwrap();
+    assert!(mix.shares.rows().all(|row| row[2] + row[3] > 0.7), "{mix:?}");
+    // Both threads end with it.
+    drop(watch);
+    assert!(
+        told.recv_timeout(long).is_err_and(|error| error == std::sync::mpsc::RecvTimeoutError::Disconnected)
+    );
+}

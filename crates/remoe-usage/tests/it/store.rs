@@ -1,0 +1,242 @@
+//! The file of what past requests used: whatever happens to it, what is whole in it is read.
+
+use crate::model;
+
+use remoe_predictor::record::RecordHeader;
+use remoe_predictor::{Experience, Shares};
+use remoe_usage::{Store, StoreError, Stored, Tenant};
+use std::collections::HashSet;
+use std::fs::Permissions;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+const HIDDEN: usize = 4;
+const LIMIT: u64 = 1 << 20;
+
+fn header() -> RecordHeader {
+    model::header(2, 4)
+}
+
+fn stored(number: u64) -> Stored {
+    let shares = |shift: u64| {
+        let weights = (0..8).map(|cell| ((cell * 3 + number + shift) % 7) as f32).collect();
+        Shares::from_weights(4, weights).unwrap()
+    };
+    let vector = (0..HIDDEN as u64).map(|at| ((at + number) % 5) as f32 / 4.0).collect();
+    let decode = (!number.is_multiple_of(3)).then(|| shares(1));
+    Stored {
+        number,
+        tenant: Tenant::named("a"),
+        experience: Experience { vector, prefill: shares(0), decode },
+    }
+}
+
+fn open(folder: &Path, limit: u64) -> Result<(Store, Vec<Stored>), StoreError> {
+    let mut read = Vec::new();
+    let store = Store::open(folder, &header(), HIDDEN, limit, |one| read.push(one))?;
+    Ok((store, read))
+}
+
+fn assert_same(read: &[Stored], numbers: impl Iterator<Item = u64>) {
+    let expected: Vec<Stored> = numbers.map(stored).collect();
+    assert_eq!(read.len(), expected.len());
+    for (read, expected) in read.iter().zip(&expected) {
+        assert_eq!((read.number, read.tenant), (expected.number, expected.tenant));
+        assert_eq!(read.experience.vector, expected.experience.vector, "quarters are exact in float16");
+        assert_eq!(read.experience.decode.is_some(), expected.experience.decode.is_some());
+        let pairs = read.experience.prefill.values().iter().zip(expected.experience.prefill.values());
+        pairs.for_each(|(read, expected)| assert!((read - expected).abs() < 1e-4, "{read} {expected}"));
+    }
+}
+
+#[test]
+fn nobody_but_its_owner_reads_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("experience");
+    let mode = || path.metadata().unwrap().permissions().mode() & 0o777;
+    // One that an earlier version wrote for all to read.
+    std::fs::write(&path, []).unwrap();
+    std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+    let (mut store, _) = open(folder.path(), 1000).unwrap();
+    assert_eq!(mode(), 0o600);
+    (1..100).for_each(|number| store.append(&stored(number), HashSet::new).unwrap());
+    assert_eq!(mode(), 0o600, "nor when it was written anew");
+}
+
+#[test]
+fn whoever_is_killed_at_any_byte_loses_at_most_the_record_being_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("experience");
+    let mut ends = Vec::new();
+    {
+        let (mut store, _) = open(folder.path(), LIMIT).unwrap();
+        ends.push(store.bytes());
+        for number in 0..6 {
+            store.append(&stored(number), HashSet::new).unwrap();
+            ends.push(store.bytes());
+        }
+    }
+    let whole = std::fs::read(&path).unwrap();
+    assert_eq!(whole.len() as u64, ends[6]);
+    for cut in 0..=whole.len() {
+        std::fs::write(&path, &whole[..cut]).unwrap();
+        let kept = ends.iter().filter(|end| **end <= cut as u64).count().saturating_sub(1) as u64;
+        let (mut store, read) = open(folder.path(), LIMIT).unwrap();
+        assert_same(&read, 0..kept);
+        store.append(&stored(9), HashSet::new).unwrap();
+        drop(store);
+        let (_, read) = open(folder.path(), LIMIT).unwrap();
+        assert_same(&read, (0..kept).chain([9]));
+    }
+}
+
+#[test]
+fn whoever_is_killed_while_the_file_is_written_anew_loses_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, next) = (folder.path().join("experience"), folder.path().join("experience.next"));
+    let limit = 800;
+    let (mut store, _) = open(folder.path(), limit).unwrap();
+    let mut last = 0_u64;
+    // Records with decode steps take 65 bytes: the next one of them has no room.
+    while store.bytes() + 65 <= limit {
+        store.append(&stored(last), HashSet::new).unwrap();
+        last += 1;
+    }
+    let next_one = if last.is_multiple_of(3) { last + 1 } else { last };
+    drop(store);
+    let whole = std::fs::read(&path).unwrap();
+    // What would have replaced it is there up to any byte.
+    for cut in 0..=whole.len() {
+        std::fs::write(&path, &whole).unwrap();
+        std::fs::write(&next, &whole[..cut]).unwrap();
+        let (mut store, read) = open(folder.path(), limit).unwrap();
+        assert_same(&read, 0..last);
+        // And when it is written anew by whoever comes after.
+        store.append(&stored(next_one), || HashSet::from([last - 2, last - 1])).unwrap();
+        drop(store);
+        let (_, read) = open(folder.path(), limit).unwrap();
+        assert_same(&read, [last - 2, last - 1, next_one].into_iter());
+    }
+}
+
+#[test]
+fn what_a_tenant_left_is_taken_out_and_nothing_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut store, _) = open(folder.path(), LIMIT).unwrap();
+    for number in 0..9_u64 {
+        let tenant = Tenant::named(if number.is_multiple_of(2) { "a" } else { "b" });
+        store.append(&Stored { tenant, ..stored(number) }, HashSet::new).unwrap();
+    }
+    let bytes = store.bytes();
+    store.forget(Tenant::named("c")).unwrap();
+    assert_eq!(store.bytes(), bytes);
+    store.forget(Tenant::named("b")).unwrap();
+    store.append(&stored(9), HashSet::new).unwrap();
+    drop(store);
+    let (_, read) = open(folder.path(), LIMIT).unwrap();
+    assert_same(&read, [0, 2, 4, 6, 8, 9].into_iter());
+}
+
+/// The folder that the process below writes in.
+const WRITER: &str = "REMOE_TEST_STORE_WRITER";
+const SMALL: u64 = 2000;
+
+/// No test: what the next one starts and kills. It says each number once its record is appended.
+#[test]
+fn writes_until_it_is_killed() {
+    let Ok(folder) = std::env::var(WRITER) else { return };
+    let (mut store, _) = open(Path::new(&folder), SMALL).unwrap();
+    let capacity = store.capacity() as u64;
+    for number in 0_u64.. {
+        let wanted = || (number.saturating_sub(capacity)..number).collect();
+        store.append(&stored(number), wanted).unwrap();
+        eprintln!("{number}");
+    }
+}
+
+#[test]
+fn a_process_that_is_killed_loses_at_most_the_record_being_written() {
+    for killed_after in [1, 2, 7, 20, 100, 333, 1500] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut writer = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "store::writes_until_it_is_killed", "--nocapture"])
+            .env(WRITER, folder.path())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(writer.stderr.take().unwrap()).lines();
+        (0..killed_after).for_each(|number| assert_eq!(lines.next().unwrap().unwrap(), number.to_string()));
+        writer.kill().unwrap();
+        writer.wait().unwrap();
+        // Whole lines that it had said by then; a line may be cut as well.
+        let said: Vec<u64> = lines.map_while(Result::ok).filter_map(|line| line.parse().ok()).collect();
+        let last = said.iter().copied().fold(killed_after - 1, |last, said| last.max(said));
+        let (store, read) = open(folder.path(), SMALL).unwrap();
+        let (first, newest) = (read[0].number, read.last().unwrap().number);
+        assert!(newest >= last, "{last} was appended, {newest} is there");
+        assert!(
+            first <= last.saturating_sub(store.capacity() as u64 - 1),
+            "{first} is the first of {newest}"
+        );
+        assert_same(&read, first..=newest);
+    }
+}
+
+#[test]
+fn a_damaged_record_costs_itself_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("experience");
+    let (mut store, _) = open(folder.path(), LIMIT).unwrap();
+    let begin = store.bytes() as usize;
+    (0..3).for_each(|number| store.append(&stored(number), HashSet::new).unwrap());
+    drop(store);
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[begin + 20] ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+    let (store, read) = open(folder.path(), LIMIT).unwrap();
+    assert_same(&read, 1..3);
+    assert_eq!(store.damaged(), 1);
+}
+
+#[test]
+fn the_file_never_passes_its_limit_and_keeps_what_is_wanted() {
+    let folder = tempfile::tempdir().unwrap();
+    let limit = 4096;
+    let (mut store, _) = open(folder.path(), limit).unwrap();
+    let capacity = store.capacity() as u64;
+    assert!(capacity > 8, "{capacity}");
+    let total = 50 * capacity;
+    for number in 0..total {
+        // Even ones are wanted for longer than odd ones.
+        let wanted =
+            || (number.saturating_sub(capacity)..number).filter(|number| number.is_multiple_of(2)).collect();
+        store.append(&stored(number), wanted).unwrap();
+        assert!(store.bytes() <= limit);
+        assert_eq!(std::fs::metadata(folder.path().join("experience")).unwrap().len(), store.bytes());
+    }
+    drop(store);
+    let (_, read) = open(folder.path(), limit).unwrap();
+    assert_eq!(read.last().unwrap().number, total - 1);
+    assert!(read.len() as u64 >= capacity / 2, "{} of {capacity}", read.len());
+    assert!(
+        read.iter().all(|one| *one == Stored { experience: one.experience.clone(), ..stored(one.number) })
+    );
+}
+
+#[test]
+fn two_programs_and_two_models_do_not_share_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let (store, _) = open(folder.path(), LIMIT).unwrap();
+    assert!(matches!(open(folder.path(), LIMIT), Err(StoreError::Taken { .. })));
+    drop(store);
+    let other = RecordHeader { model: "cd".repeat(32), ..header() };
+    let refused = Store::open(folder.path(), &other, HIDDEN, LIMIT, |_| ());
+    assert!(matches!(refused, Err(StoreError::Other { .. })), "{refused:?}");
+    std::fs::write(folder.path().join("experience"), "somebody's notes").unwrap();
+    assert!(matches!(open(folder.path(), LIMIT), Err(StoreError::Other { .. })));
+    assert_eq!(std::fs::read(folder.path().join("experience")).unwrap(), b"somebody's notes");
+    assert!(matches!(open(&folder.path().join("small"), 100), Err(StoreError::TooSmall { .. })));
+}

@@ -1,0 +1,179 @@
+//! Writes down when the pods of a deployment start, serve and end, as the operator tells it, and what they cost.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use remoe_api::{FunctionPod, MainFunction, MoEDemandSpec};
+use remoe_billing::{Basis, FunctionEvent, Rate};
+use remoe_gateway_core::{Billing, Books};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// Of one deployment.
+pub(crate) struct Cashier {
+    books: Arc<Books>,
+    model: String,
+    /// Pods that are paid for, by their uids.
+    known: BTreeMap<String, Known>,
+    /// All tiers that there ever were: one that ended costs nothing now.
+    tiers: BTreeSet<String>,
+}
+
+/// What was written about a pod.
+#[derive(Default)]
+struct Known {
+    serves: bool,
+    is_replaced: bool,
+}
+
+impl Cashier {
+    /// Of the deployment `model`; nothing is written yet.
+    pub(crate) fn new(books: Arc<Books>, model: &str) -> Self {
+        Self { books, model: model.to_owned(), known: BTreeMap::new(), tiers: BTreeSet::new() }
+    }
+
+    /// These are its pods now. Whichever is no longer among them has just ended, as far as anybody saw.
+    pub(crate) fn look(&mut self, functions: &[FunctionPod]) {
+        for function in functions {
+            let uid = &function.uid;
+            let event = |at: u64, event| self.books.function(at, &self.model, uid, event);
+            let known = self.known.entry(uid.clone()).or_insert_with(|| {
+                let (tier, rate) = (function.tier.clone(), Rate(function.rate));
+                let basis = if function.per_work { Basis::Work } else { Basis::Alive };
+                event(nanoseconds(&function.started), FunctionEvent::Started { tier, rate, basis });
+                Known::default()
+            });
+            if let Some(serving) = function.serving.as_ref().filter(|_| !known.serves) {
+                known.serves = true;
+                event(nanoseconds(serving), FunctionEvent::Serving);
+            }
+            if let Some(replaced) = function.replaced.as_ref().filter(|_| !known.is_replaced) {
+                known.is_replaced = true;
+                event(nanoseconds(replaced), FunctionEvent::Replaced);
+            }
+        }
+        self.known.retain(|uid, _| {
+            let is_there = functions.iter().any(|function| function.uid == *uid);
+            if !is_there {
+                self.books.function(Books::now(), &self.model, uid, FunctionEvent::Stopped);
+            }
+            is_there
+        });
+        self.tiers.extend(functions.iter().map(|function| function.tier.clone()));
+        for tier in &self.tiers {
+            let of_tier = functions.iter().filter(|function| function.tier == *tier);
+            let (rate, memory) = of_tier.fold((0_u64, 0_u64), |(rate, memory), function| {
+                (rate.saturating_add(function.rate), memory.saturating_add(function.memory))
+            });
+            self.books.costs_now(&self.model, tier, rate, memory);
+        }
+    }
+}
+
+/// What the functions cost that work for requests of `main`, by the names that it has for them; none where nobody says what
+/// `main` costs.
+pub(crate) fn billing(told: &MoEDemandSpec, main: &MainFunction) -> Option<Arc<Billing>> {
+    let mut billing = Billing::default();
+    for function in &told.functions {
+        let name = match &function.address {
+            Some(address) => address.clone(),
+            None if function.uid == main.uid => {
+                billing.restarts = function.restarts;
+                "main".to_owned()
+            }
+            None => continue,
+        };
+        billing.rates.0.insert(name.clone(), Rate(function.rate));
+        billing.functions.insert(name, (function.uid.clone(), function.tier.clone()));
+    }
+    billing.functions.contains_key("main").then(|| Arc::new(billing))
+}
+
+/// Nanoseconds since 1970.
+fn nanoseconds(time: &MicroTime) -> u64 {
+    u64::try_from(time.0.as_nanosecond()).unwrap_or(0)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use prometheus::Registry;
+    use remoe_api::DemandPhase;
+
+    const START: i64 = 1_700_000_000;
+
+    fn time(second: i64) -> MicroTime {
+        MicroTime(jiff::Timestamp::from_second(START + second).unwrap())
+    }
+
+    fn pod(uid: &str, address: Option<&str>, rate: u64) -> FunctionPod {
+        FunctionPod {
+            uid: uid.to_owned(),
+            pod: uid.to_owned(),
+            tier: if address.is_some() { "group-0" } else { "main" }.to_owned(),
+            address: address.map(str::to_owned),
+            restarts: 0,
+            rate,
+            memory: 0,
+            per_work: false,
+            started: time(0),
+            serving: Some(time(2)),
+            replaced: None,
+        }
+    }
+
+    #[test]
+    fn pods_are_paid_for_until_they_are_gone() {
+        let books = Arc::new(Books::open(None, "p", &Registry::new()).unwrap());
+        let mut cashier = Cashier::new(books.clone(), "ns/m");
+        let hour = 3_600_000_000_000;
+        let (main, far) = (pod("a", None, hour), pod("b", Some("10.0.0.2:9001"), hour));
+        cashier.look(&[main.clone(), far.clone()]);
+        cashier.look(&[main.clone(), far.clone()]);
+        let now = books.added_up().unwrap();
+        assert_eq!((now.alive, now.per_hour), (2, 2 * hour));
+        let replaced = FunctionPod { replaced: Some(time(100)), ..far };
+        cashier.look(&[main, replaced]);
+        cashier.look(&[]);
+        let before = Books::now();
+        let account = books.added_up().unwrap();
+        assert_eq!((account.alive, account.per_hour, account.residual), (0, 0, 0));
+        // A nano-dollar a nanosecond: both lived from their start until now.
+        let lived = before - START as u64 * 1_000_000_000;
+        assert!(account.paid <= 2 * lived && account.paid > 2 * (lived - 60_000_000_000), "{account:?}");
+        assert!(
+            account.overlap > lived - 160_000_000_000 && account.cold_start == 4_000_000_000,
+            "{account:?}"
+        );
+    }
+
+    #[test]
+    fn a_main_function_is_billed_with_the_remote_ones() {
+        let told = MoEDemandSpec {
+            served_name: String::new(),
+            context_length: 0,
+            phase: DemandPhase::Active,
+            turn: 0,
+            since: time(0),
+            wakes: 0,
+            wake_told: 0,
+            planning: None,
+            sleeps: false,
+            follows_load: false,
+            mains: Vec::new(),
+            groups: Vec::new(),
+            prediction: None,
+            functions: vec![pod("a", None, 5), pod("b", Some("10.0.0.2:9001"), 7), pod("c", None, 5)],
+        };
+        let main = |uid: &str| MainFunction {
+            uid: uid.to_owned(),
+            pod: uid.to_owned(),
+            address: "10.0.0.1:8000".to_owned(),
+            identity: None,
+            room: 1,
+        };
+        let billing = |uid| super::billing(&told, &main(uid));
+        assert_eq!(billing("c").unwrap().rates.to_string(), "10.0.0.2:9001=7;main=5");
+        assert_eq!(billing("c").unwrap().functions["main"], ("c".to_owned(), "main".to_owned()));
+        assert_eq!(billing("unknown"), None);
+    }
+}

@@ -1,0 +1,40 @@
+//! Main functions as the operator names them.
+
+use http::Uri;
+use remoe_api::MainFunction;
+use remoe_proto::identity::Identity;
+use std::net::SocketAddr;
+
+/// Where `main` speaks HTTP, and who it has to be there, if anybody; none where that cannot be read: it is not asked.
+pub(crate) fn place(main: &MainFunction) -> Option<(SocketAddr, Option<Identity>)> {
+    let identity = main.identity.as_deref().map(str::parse).transpose().ok()?;
+    Some((main.address.parse().ok()?, identity))
+}
+
+/// `path` there.
+pub(crate) fn uri(main: &MainFunction, path: &str) -> Option<Uri> {
+    let (address, identity) = place(main)?;
+    remoe_gateway_core::uri(address, identity.as_ref(), path).ok()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_whose_name_cannot_be_read_is_not_taken_for_one_that_has_none() {
+        let uri = |identity: Option<&str>| {
+            let (uid, pod) = ("u".to_owned(), "p".to_owned());
+            let (address, identity) = ("10.0.0.1:8000".to_owned(), identity.map(str::to_owned));
+            uri(&MainFunction { uid, pod, address, identity, room: 1 }, "/health")
+        };
+        assert_eq!(uri(None).unwrap(), "http://10.0.0.1:8000/health");
+        let named = uri(Some("spiffe://remoe/models/uid/main")).unwrap();
+        assert_eq!((named.scheme_str(), named.host()), (Some("https"), Some("10.0.0.1")));
+        assert!(named.authority().unwrap().as_str().contains("uid"));
+        for name in ["", "main", "spiffe://other/models/uid/main"] {
+            assert_eq!(uri(Some(name)), None, "{name}");
+        }
+    }
+}

@@ -1,0 +1,464 @@
+//! What the requests to one deployment use, as far as its operator wants to know.
+//!
+//! Files for prediction come from a main function, once: a [`Primer`]. It is kept, so that a gateway that restarts
+//! can predict for those who wake a deployment. Where it is kept in a folder, it is in memory only while requests come.
+
+use crate::experience::{forget_past, keep_primer, others, others_ended, read_primer};
+use crate::mains::uri;
+use bytes::Bytes;
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::TokioExecutor;
+use remoe_api::{DemandPhase, MOST_SHARES, MainFunction, MixOf, MoEDemandSpec, PredictionOrder, RequestMix};
+use remoe_gateway_core::{Connector, Privacy, Witness};
+use remoe_proto::identity::Keyring;
+use remoe_usage::{
+    ForesightMetrics, ForesightOptions, Keeps, MAX_PRIMER, MEMORY, Mix, ModelForesightMetrics, News, Open,
+    Opened, Peers, Primer, PrimerError, Watch,
+};
+use std::path::PathBuf;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+use tokio::sync::{Semaphore, watch};
+use tokio::task::spawn_blocking;
+use tokio::time::{sleep, timeout};
+
+/// What could not be begun is tried again after so long, and after twice as long each time, up to the longest pause.
+const AGAIN: Duration = Duration::from_secs(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(600);
+/// A primer arrives within this time.
+const PRIMING: Duration = Duration::from_secs(120);
+/// What an entry waits for the predictions of those who wait, at most. They take less than a millisecond each.
+const PREDICTIONS: Duration = Duration::from_millis(250);
+/// The same where the model's files for prediction have to be read first.
+const FIRST_PREDICTIONS: Duration = Duration::from_secs(2);
+/// A model that no request has come for in this time is let go from memory until the next one.
+const IDLE: Duration = Duration::from_secs(3600);
+/// Those who come within this time of the first are planned for with it.
+const TOGETHER: Duration = Duration::from_millis(10);
+/// In what part of the time between two revisions it is said what requests use.
+const SAID: u32 = 4;
+/// And how rarely at least.
+const RARELY: Duration = Duration::from_secs(10);
+
+/// What all deployments share.
+#[derive(Clone)]
+pub(crate) struct Means {
+    /// Memory for predictions, in MiB.
+    memory: Arc<Semaphore>,
+    /// One primer is fetched and opened at a time: that takes memory beside.
+    turn: Arc<Semaphore>,
+    /// Bytes of past requests of one deployment.
+    experience_bytes: u64,
+    /// Between two looks at what other gateways have learned.
+    exchanged: Duration,
+    metrics: ForesightMetrics,
+    /// What main functions are shown that want to know who asks.
+    keyring: Option<Arc<Keyring>>,
+}
+
+impl Means {
+    /// `memory` bytes for all deployments, of each of which past requests take at most `experience_bytes`; what other gateways
+    /// have learned is looked at once in `exchanged`.
+    pub(crate) fn new(
+        (memory, experience_bytes): (u64, u64),
+        exchanged: Duration,
+        metrics: ForesightMetrics,
+        keyring: Option<Arc<Keyring>>,
+    ) -> Self {
+        let memory = usize::try_from(memory >> 20).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
+        Self {
+            memory: Arc::new(Semaphore::new(memory)),
+            turn: Arc::new(Semaphore::new(1)),
+            experience_bytes,
+            exchanged,
+            metrics,
+            keyring,
+        }
+    }
+}
+
+/// Follows the requests of one deployment.
+pub(crate) struct Seer {
+    /// None until there is a primer.
+    watch: RwLock<Option<Following>>,
+    /// With the model that the answers were of.
+    answered: watch::Sender<Option<(String, Mix)>>,
+    folder: Option<PathBuf>,
+    means: Means,
+    metrics: ModelForesightMetrics,
+}
+
+struct Following {
+    watch: Arc<Watch>,
+    order: PredictionOrder,
+}
+
+impl Drop for Seer {
+    /// The last request to the deployment is over.
+    fn drop(&mut self) {
+        self.metrics.forget();
+    }
+}
+
+impl Witness for Seer {
+    fn came(&self, id: u64, tenant: &str, privacy: Privacy, body: &Bytes) -> bool {
+        let keeps = match privacy {
+            Privacy::Shared => Keeps::Shared,
+            Privacy::None => Keeps::Records,
+            Privacy::CountsOnly => Keeps::Counts,
+            Privacy::LeftOut => Keeps::Nothing,
+        };
+        self.watch().is_some_and(|watch| watch.came(id, tenant, keeps, body))
+    }
+
+    fn told(&self, id: u64, activations: &str) {
+        if let Some(watch) = self.watch() {
+            watch.told(id, activations);
+        }
+    }
+
+    fn left(&self, id: u64) {
+        if let Some(watch) = self.watch() {
+            watch.left(id);
+        }
+    }
+}
+
+/// Why requests of a model are not followed.
+#[derive(Debug, thiserror::Error)]
+enum Unprimed {
+    /// The main function says something else, or nothing.
+    #[error("cannot get the model summary of main function {address}: {why}")]
+    Main { address: String, why: String },
+    /// It is of another model.
+    #[error("model mismatch at main function {address}: expected {wanted}, got {found}")]
+    OtherModel { address: String, found: String, wanted: String },
+    /// The kept one is of another model.
+    #[error("cached model summary is of another model: expected {wanted}, got {found}")]
+    Kept { found: String, wanted: String },
+    /// There is no room.
+    #[error("prediction memory exhausted: needs {wanted} MiB, {left} MiB left; raise --prediction-bytes")]
+    Memory { wanted: usize, left: usize },
+    #[error(transparent)]
+    Primer(#[from] PrimerError),
+    #[error("{0}")]
+    Thread(String),
+}
+
+/// Whether nothing of what is known has to go for another order.
+fn is_same(one: &PredictionOrder, other: &PredictionOrder) -> bool {
+    (&one.model, one.counts_only) == (&other.model, other.counts_only)
+}
+
+impl Seer {
+    /// Of the deployment `name`, of which is kept in `folder` what is known.
+    pub(crate) fn new(name: &str, folder: Option<PathBuf>, means: Means) -> Arc<Self> {
+        let metrics = means.metrics.of_model(name);
+        Arc::new(Self {
+            watch: RwLock::default(),
+            answered: watch::Sender::new(None),
+            folder,
+            means,
+            metrics,
+        })
+    }
+
+    fn watch(&self) -> Option<Arc<Watch>> {
+        let following = self.watch.read().unwrap_or_else(PoisonError::into_inner);
+        following.as_ref().map(|following| following.watch.clone())
+    }
+
+    /// By which order requests are followed.
+    fn order(&self) -> Option<PredictionOrder> {
+        let following = self.watch.read().unwrap_or_else(PoisonError::into_inner);
+        following.as_ref().map(|following| following.order.clone())
+    }
+
+    fn replace(&self, following: Option<Following>) {
+        *self.watch.write().unwrap_or_else(PoisonError::into_inner) = following;
+        self.answered.send_replace(None);
+    }
+
+    /// Follows what `told` orders, until that ends.
+    pub(crate) async fn keep(self: Arc<Self>, mut told: watch::Receiver<MoEDemandSpec>) {
+        // What could not be done is said once, and tried again ever less often.
+        let (mut said, mut pause, mut attempts) = (String::new(), AGAIN, 0);
+        loop {
+            let now = told.borrow_and_update().clone();
+            let known = self.order();
+            let is_known =
+                |order: &PredictionOrder| known.as_ref().is_some_and(|known| is_same(known, order));
+            let Some(order) = now.prediction.clone().filter(|order| !is_known(order)) else {
+                if now.prediction.is_none() && known.is_some() {
+                    self.replace(None);
+                }
+                if told.changed().await.is_err() {
+                    return;
+                }
+                continue;
+            };
+            if known.is_some() {
+                self.replace(None);
+            }
+            attempts += 1;
+            match self.begin(&order, &now, attempts).await {
+                Ok(true) => {
+                    (pause, attempts) = (AGAIN, 0);
+                    continue;
+                }
+                Ok(false) => {}
+                Err(error) => {
+                    let error = error.to_string();
+                    if error != said {
+                        tracing::warn!(error, model = now.served_name, "expert usage prediction disabled");
+                        said = error;
+                    }
+                }
+            }
+            // Whatever is told meanwhile: a main function reads its whole embedding for an answer. Only another order, or
+            // functions that serve, are worth another try at once.
+            let is_news = |next: &MoEDemandSpec| {
+                let begins = next.phase == DemandPhase::Active && now.phase != DemandPhase::Active;
+                begins || next.prediction.as_ref().is_none_or(|next| !is_same(next, &order))
+            };
+            if let Ok(Err(_over)) = timeout(pause, told.wait_for(is_news)).await {
+                return;
+            }
+            pause = (2 * pause).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// Begins to follow; false where nobody has a primer yet.
+    async fn begin(
+        self: &Arc<Self>,
+        order: &PredictionOrder,
+        told: &MoEDemandSpec,
+        attempt: usize,
+    ) -> Result<bool, Unprimed> {
+        let Ok(_turn) = self.means.turn.clone().acquire_owned().await else { return Ok(false) };
+        let (folder, model, forgets) = (self.folder.clone(), order.model.clone(), order.counts_only);
+        let kept = spawn_blocking(move || {
+            let Some(folder) = folder else { return Ok(None) };
+            if forgets {
+                forget_past(&folder, &model)?;
+            }
+            read_primer(&folder)
+        });
+        let kept = kept.await.map_err(|error| Unprimed::Thread(error.to_string()))?;
+        let kept = kept.map_err(PrimerError::from)?.map(Bytes::from);
+        if let Some(primer) = kept.and_then(|bytes| Primer::from_bytes(&bytes).ok())
+            && primer.model() == order.model
+        {
+            match self.follow(primer, order, true).await {
+                Ok(()) => return Ok(true),
+                Err(error @ Unprimed::Memory { .. }) => return Err(error),
+                // Another one may be better: what makes tokens is no part of a model's fingerprint.
+                Err(error) => tracing::warn!(%error, "cached model summary unusable"),
+            }
+        }
+        // One that does not answer must not keep the others from it.
+        let main = told.mains.get(attempt % told.mains.len().max(1));
+        let Some(main) = main.filter(|_| told.phase == DemandPhase::Active) else { return Ok(false) };
+        let address = main.address.clone();
+        let asked = ask(main, self.means.keyring.clone()).await;
+        let bytes = asked.map_err(|why| Unprimed::Main { address: address.clone(), why })?;
+        let primer = Primer::from_bytes(&bytes)?;
+        if primer.model() != order.model {
+            let (found, wanted) = (primer.model().to_owned(), order.model.clone());
+            return Err(Unprimed::OtherModel { address, found, wanted });
+        }
+        let mut is_kept = false;
+        if let Some(folder) = self.folder.clone() {
+            let model = order.model.clone();
+            let kept = spawn_blocking(move || keep_primer(&folder, &model, &bytes)).await;
+            is_kept = matches!(kept, Ok(Ok(())));
+            if let Ok(Err(error)) = kept {
+                tracing::warn!(%error, "model summary not cached: fetched again after a restart");
+            }
+        }
+        self.follow(primer, order, is_kept).await?;
+        Ok(true)
+    }
+
+    /// Follows by `primer`, which is in the folder if it `is_kept`.
+    async fn follow(
+        self: &Arc<Self>,
+        primer: Primer,
+        order: &PredictionOrder,
+        is_kept: bool,
+    ) -> Result<(), Unprimed> {
+        let opening = Opening {
+            folder: self.folder.clone(),
+            order: order.clone(),
+            memory: self.means.memory.clone(),
+            experience_bytes: self.means.experience_bytes,
+        };
+        let peers = self.folder.clone().map(|folder| {
+            let (here, of) = (folder.clone(), order.model.clone());
+            let model = order.model.clone();
+            Peers {
+                every: self.means.exchanged,
+                files: Box::new(move || others(&folder, &model)),
+                ended: Box::new(move |each| {
+                    if let Err(error) = others_ended(&here, &of, each) {
+                        tracing::warn!(%error, "cannot read the training history of ended gateways");
+                    }
+                }),
+            }
+        });
+        let seer = Arc::downgrade(self);
+        let model = order.model.clone();
+        let opened = spawn_blocking(move || -> Result<Watch, Unprimed> {
+            let opened = opening.open(primer)?;
+            let learned = move |foresight: &remoe_usage::Foresight, news| {
+                let Some(seer) = seer.upgrade() else { return };
+                seer.metrics.show(foresight);
+                if news == News::Answered
+                    && let Ok(Some(mix)) = foresight.observed().mix()
+                {
+                    seer.answered.send_replace(Some((model.clone(), mix)));
+                }
+            };
+            // What is in the folder is opened again when a request comes.
+            let watch = match opening.again().filter(|_| is_kept) {
+                Some(again) => {
+                    drop(opened);
+                    Watch::start_closed(again, IDLE, peers, learned)
+                }
+                None => Watch::start_opened(opened, peers, learned),
+            };
+            watch.map_err(|error| Unprimed::Thread(error.to_string()))
+        });
+        // What a primer makes a library do is contained: it comes from functions in tenants' namespaces.
+        let watch = opened.await.map_err(|error| Unprimed::Thread(error.to_string()))??;
+        tracing::info!(model = order.model, "expert usage prediction enabled");
+        self.replace(Some(Following { watch: Arc::new(watch), order: order.clone() }));
+        Ok(())
+    }
+
+    /// What was answered of late, now and whenever that changes.
+    pub(crate) fn answered(&self) -> watch::Receiver<Option<(String, Mix)>> {
+        self.answered.subscribe()
+    }
+
+    /// Returns the expert usage to report while functions are in `phase` and `here` requests wait or run: the prediction of
+    /// waiting requests while functions are asleep, else the usage of recent requests and the prediction of running ones.
+    pub(crate) async fn mix(&self, phase: DemandPhase, here: usize) -> Option<RequestMix> {
+        let model = self.order()?.model;
+        let is_cold = matches!(phase, DemandPhase::Asleep | DemandPhase::Waking);
+        // The thread of a model before may have had something left to report.
+        let answered = || self.answered.borrow().clone().filter(|(of, _)| *of == model).map(|(_, mix)| mix);
+        let (expected, took) = match self.watch().filter(|_| here > 0 && (is_cold || answered().is_some())) {
+            Some(watch) => {
+                if is_cold {
+                    sleep(TOGETHER).await;
+                }
+                let most = if watch.is_open() { PREDICTIONS } else { FIRST_PREDICTIONS };
+                let started = Instant::now();
+                let mix = spawn_blocking(move || watch.mix(most)).await.ok().flatten();
+                (mix, started.elapsed())
+            }
+            None => (None, Duration::ZERO),
+        };
+        let (of, mix) = match (expected, answered()) {
+            (Some(expected), _) if is_cold => (MixOf::Waiting, expected),
+            (Some(expected), Some(answered)) => (MixOf::Answered, answered.with(&expected).ok()?),
+            (_, answered) => (MixOf::Answered, answered?),
+        };
+        Some(RequestMix {
+            of,
+            model,
+            requests: mix.requests.round().min(f64::from(u32::MAX)) as u32,
+            tokens: mix.tokens.round() as u64,
+            shares: mix.shares.to_text(MOST_SHARES)?,
+            predicted_us: u64::try_from(took.as_micros()).unwrap_or(u64::MAX),
+        })
+    }
+}
+
+/// Opens what is known of a model.
+struct Opening {
+    folder: Option<PathBuf>,
+    order: PredictionOrder,
+    memory: Arc<Semaphore>,
+    experience_bytes: u64,
+}
+
+impl Opening {
+    /// Reserves memory for what is known of the model of `primer`, and reads it.
+    fn open(&self, primer: Primer) -> Result<Opened, Unprimed> {
+        let past = self.folder.as_ref().map_or(MEMORY, |_| self.experience_bytes);
+        let bytes = primer.memory_bytes() + past;
+        let wanted = usize::try_from(bytes.div_ceil(1 << 20)).unwrap_or(usize::MAX);
+        let permits = u32::try_from(wanted).unwrap_or(u32::MAX);
+        let held = self.memory.clone().try_acquire_many_owned(permits);
+        let held = held.map_err(|_| Unprimed::Memory { wanted, left: self.memory.available_permits() })?;
+        let options = ForesightOptions {
+            // Another model's is another folder.
+            store: self.folder.as_ref().map(|folder| (folder.join(primer.model()), self.experience_bytes)),
+            forgets: self.order.counts_only,
+            output_tokens: f64::from(self.order.output_tokens),
+        };
+        Ok(Opened { foresight: primer.open(options)?, held: Box::new(held) })
+    }
+
+    /// Opens it from the folder whenever it is needed; `None` where there is no folder. What cannot be opened is tried again
+    /// ever less often.
+    fn again(self) -> Option<Open> {
+        let folder = self.folder.clone()?;
+        let (mut next, mut pause) = (Instant::now(), AGAIN);
+        Some(Box::new(move || {
+            if Instant::now() < next {
+                return None;
+            }
+            let opened =
+                read_primer(&folder).map_err(|error| Unprimed::Primer(error.into())).and_then(|bytes| {
+                    let primer = Primer::from_bytes(&bytes.unwrap_or_default().into())?;
+                    match primer.model() {
+                        found if found == self.order.model => self.open(primer),
+                        found => {
+                            Err(Unprimed::Kept { found: found.to_owned(), wanted: self.order.model.clone() })
+                        }
+                    }
+                });
+            match opened {
+                Ok(opened) => {
+                    pause = AGAIN;
+                    Some(opened)
+                }
+                Err(error) => {
+                    tracing::warn!(%error, model = self.order.model, "expert usage prediction disabled");
+                    (next, pause) = (Instant::now() + pause, (2 * pause).min(LONGEST_PAUSE));
+                    None
+                }
+            }
+        }))
+    }
+}
+
+/// Between two entries that say what requests use, where there is nothing else to say; none: nobody wants to know.
+pub(crate) fn pause(told: &MoEDemandSpec) -> Option<Duration> {
+    let order = told.prediction.as_ref()?;
+    Some((Duration::from_secs(order.every_seconds.into()) / SAID).max(RARELY))
+}
+
+/// The primer of `main`, to which what is in `keyring` is shown, or why there is none.
+async fn ask(main: &MainFunction, keyring: Option<Arc<Keyring>>) -> Result<Bytes, String> {
+    let uri = uri(main, "/v1/primer").ok_or("invalid address or name")?;
+    let client: Client<Connector, Empty<Bytes>> =
+        Client::builder(TokioExecutor::new()).build(Connector::new(keyring, PRIMING));
+    let asking = async {
+        let answer = client.get(uri).await.map_err(|error| error.to_string())?;
+        if !answer.status().is_success() {
+            return Err(format!("got status {}", answer.status()));
+        }
+        let body = Limited::new(answer.into_body(), MAX_PRIMER).collect().await;
+        body.map(|body| body.to_bytes()).map_err(|error| error.to_string())
+    };
+    timeout(PRIMING, asking).await.map_err(|_| format!("no model summary within {PRIMING:?}"))?
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic)]
+mod tests;

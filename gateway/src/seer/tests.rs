@@ -1,0 +1,346 @@
+use super::*;
+use crate::experience::Experience;
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use prometheus::Registry;
+use remoe_model::Checkpoint;
+use remoe_predictor::record::RecordHeader;
+use remoe_predictor::{Activations, Phase, Shares};
+use remoe_usage::{Store, write_primer};
+use std::io::{Read, Write};
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// What requests of the test have the demo model use.
+const USED: [(u32, f32); 2] = [(3, 0.5), (5, 0.5)];
+const UID: &str = "the-demand";
+
+struct Main {
+    header: RecordHeader,
+    address: String,
+    asked: Arc<AtomicUsize>,
+}
+
+/// A main function of the demo model, as far as primers go.
+fn main() -> Main {
+    let checkpoint = Checkpoint::open(Path::new(env!("CARGO_MANIFEST_DIR")).join("../demo/model")).unwrap();
+    let config = checkpoint.config();
+    let layers = config.moe_layers();
+    let header = RecordHeader {
+        model: checkpoint.fingerprint().unwrap().to_string(),
+        layers: layers.iter().map(|&layer| layer as u32).collect(),
+        experts: config.moe(layers[0]).unwrap().experts as u32,
+        top_k: 2,
+        dtype: "bfloat16".to_owned(),
+        tokens: false,
+    };
+    let mut primer = Vec::new();
+    let take = |part: Vec<u8>| {
+        primer.extend(part);
+        true
+    };
+    write_primer(&checkpoint, &header, take).unwrap();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let (address, asked) = (listener.local_addr().unwrap().to_string(), Arc::new(AtomicUsize::new(0)));
+    let counted = asked.clone();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut request = [0; 1024];
+            let read = stream.read(&mut request).unwrap();
+            assert!(request[..read].starts_with(b"GET /v1/primer HTTP/1.1\r\n"));
+            counted.fetch_add(1, Ordering::SeqCst);
+            let head =
+                format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", primer.len());
+            stream.write_all(head.as_bytes()).unwrap();
+            stream.write_all(&primer).unwrap();
+        }
+    });
+    Main { header, address, asked }
+}
+
+fn told(main: &Main, phase: DemandPhase, model: &str) -> MoEDemandSpec {
+    let uid = "u".to_owned();
+    MoEDemandSpec {
+        served_name: "demo".to_owned(),
+        context_length: 0,
+        phase,
+        turn: 1,
+        since: MicroTime(Timestamp::UNIX_EPOCH),
+        wakes: 0,
+        wake_told: 0,
+        planning: None,
+        sleeps: true,
+        follows_load: false,
+        mains: vec![MainFunction {
+            uid,
+            pod: "p".to_owned(),
+            address: main.address.clone(),
+            identity: None,
+            room: 1,
+        }],
+        functions: Vec::new(),
+        groups: Vec::new(),
+        prediction: Some(PredictionOrder {
+            model: model.to_owned(),
+            every_seconds: 60,
+            counts_only: false,
+            output_tokens: 16,
+        }),
+    }
+}
+
+/// One that has the part `0` of `folder`.
+fn seer(folder: &Path, mebibytes: u64) -> Arc<Seer> {
+    seer_of(&folder.join("0").join(UID), mebibytes)
+}
+
+fn seer_of(folder: &Path, mebibytes: u64) -> Arc<Seer> {
+    let metrics = ForesightMetrics::register(&Registry::new()).unwrap();
+    let means = Means::new((mebibytes << 20, 1 << 20), Duration::from_millis(5), metrics, None);
+    Seer::new("ns/demo", Some(folder.to_owned()), means)
+}
+
+fn came(seer: &Seer, id: u64, tenant: &str, privacy: Privacy) -> bool {
+    seer.came(id, tenant, privacy, &Bytes::from_static(BODY))
+}
+
+/// What a main function tells of a request that used these experts.
+fn activations(main: &Main) -> String {
+    let mut activations = Activations::new(main.header.layers.len(), main.header.experts as usize);
+    let layers = vec![&USED[..]; main.header.layers.len()];
+    (0..100).for_each(|_| activations.count(Phase::Prefill, layers.iter().copied()));
+    activations.to_text().unwrap()
+}
+
+/// The share of those experts in what is said.
+fn used(main: &Main, mix: &RequestMix) -> f64 {
+    let shares = Shares::from_text(&mix.shares, main.header.layers.len(), main.header.experts as usize);
+    let rows = shares.unwrap().to_rows();
+    rows.iter().map(|row| row[3] + row[5]).sum::<f64>() / rows.len() as f64
+}
+
+async fn until(what: &str, mut is: impl FnMut() -> bool) {
+    for _ in 0..3000 {
+        if is() {
+            return;
+        }
+        sleep(Duration::from_millis(10)).await;
+    }
+    panic!("{what} does not come");
+}
+
+const BODY: &[u8] = br#"{"prompt": "And the LORD spake unto Moses", "max_tokens": 8}"#;
+
+#[tokio::test]
+async fn what_requests_use_is_said_and_survives_the_gateway() {
+    let (main, folder) = (main(), tempfile::tempdir().unwrap());
+    let first = seer(folder.path(), 128);
+    assert!(!came(&first, 1, "", Privacy::None), "nothing is known of the model");
+    let (tell, telling) = watch::channel(told(&main, DemandPhase::Active, &main.header.model));
+    let keeping = tokio::spawn(first.clone().keep(telling));
+    until("a primer", || first.order().is_some()).await;
+    assert_eq!(first.mix(DemandPhase::Active, 0).await, None);
+    let mut answered = first.answered();
+    for id in 1..=6 {
+        assert!(came(&first, id, "", Privacy::None));
+        first.told(id, &activations(&main));
+        first.left(id);
+    }
+    let used = |mix: &RequestMix| used(&main, mix);
+    answered.wait_for(|said| said.as_ref().is_some_and(|(_, mix)| mix.requests > 5.5)).await.unwrap();
+    let mix = first.mix(DemandPhase::Active, 0).await.unwrap();
+    assert_eq!((mix.of, mix.requests, &mix.model), (MixOf::Answered, 6, &main.header.model));
+    assert!((540..=600).contains(&mix.tokens) && used(&mix) > 0.95, "{} {}", mix.tokens, used(&mix));
+    // A request that runs counts by what it is predicted to use.
+    assert!(came(&first, 20, "", Privacy::None));
+    let more = first.mix(DemandPhase::Active, 1).await.unwrap();
+    assert_eq!((more.of, more.requests), (MixOf::Answered, 7));
+    assert!(more.tokens > mix.tokens && used(&more) > 0.9, "{} {}", more.tokens, used(&more));
+    first.left(20);
+    assert_eq!(pause(&tell.borrow()), Some(Duration::from_secs(15)));
+    keeping.abort();
+    assert!(keeping.await.unwrap_err().is_cancelled());
+    drop(first);
+
+    // The next one knows what it knew, while nobody is there to ask, and says whom those who wait resemble.
+    let second = seer(folder.path(), 128);
+    let (_tell, telling) = watch::channel(told(&main, DemandPhase::Asleep, &main.header.model));
+    let _keeping = tokio::spawn(second.clone().keep(telling));
+    until("what was kept", || second.order().is_some()).await;
+    assert_eq!(main.asked.load(Ordering::SeqCst), 1);
+    assert!(came(&second, 7, "", Privacy::None));
+    let mix = second.mix(DemandPhase::Asleep, 1).await.unwrap();
+    assert_eq!((mix.of, mix.requests), (MixOf::Waiting, 1));
+    assert!(used(&mix) > 0.5, "{}", used(&mix));
+}
+
+#[tokio::test]
+async fn a_model_that_is_another_or_finds_no_room_is_served_without() {
+    let (main, folder) = (main(), tempfile::tempdir().unwrap());
+    let seer_of = |mebibytes| seer(folder.path(), mebibytes);
+    let order = told(&main, DemandPhase::Active, "another");
+    let other = seer_of(128);
+    let refused = other.begin(order.prediction.as_ref().unwrap(), &order, 0).await;
+    assert!(matches!(refused, Err(Unprimed::OtherModel { .. })), "{refused:?}");
+    let order = told(&main, DemandPhase::Active, &main.header.model);
+    let cramped = seer_of(1);
+    let refused = cramped.begin(order.prediction.as_ref().unwrap(), &order, 0).await;
+    assert!(matches!(refused, Err(Unprimed::Memory { left: 1, .. })), "{refused:?}");
+    assert!(!came(&cramped, 1, "", Privacy::None));
+    // It is not asked for again where there is a folder.
+    let refused = cramped.begin(order.prediction.as_ref().unwrap(), &order, 1).await;
+    assert!(matches!(refused, Err(Unprimed::Memory { .. })), "{refused:?}");
+    assert_eq!(main.asked.load(Ordering::SeqCst), 2);
+}
+
+#[tokio::test]
+async fn model_without_requests_takes_no_memory() {
+    let (main, folder) = (main(), tempfile::tempdir().unwrap());
+    let seer = seer(folder.path(), 128);
+    let left = || seer.means.memory.available_permits();
+    let (_tell, telling) = watch::channel(told(&main, DemandPhase::Active, &main.header.model));
+    let _keeping = tokio::spawn(seer.clone().keep(telling));
+    until("a primer", || seer.order().is_some()).await;
+    assert_eq!((left(), seer.watch().unwrap().is_open()), (128, false));
+    assert!(came(&seer, 1, "t", Privacy::None));
+    until("what is known", || seer.watch().unwrap().is_open()).await;
+    assert!(left() < 128);
+    seer.told(1, &activations(&main));
+    seer.left(1);
+    assert!(came(&seer, 2, "t", Privacy::None));
+    assert!(seer.mix(DemandPhase::Asleep, 1).await.is_some_and(|mix| mix.of == MixOf::Waiting));
+}
+
+#[tokio::test]
+async fn new_tenant_is_predicted_by_tenants_that_share() {
+    let (main, folder) = (main(), tempfile::tempdir().unwrap());
+    let seer = seer(folder.path(), 128);
+    let (_tell, telling) = watch::channel(told(&main, DemandPhase::Active, &main.header.model));
+    let _keeping = tokio::spawn(seer.clone().keep(telling));
+    until("a primer", || seer.order().is_some()).await;
+    for (privacy, is_known) in [(Privacy::None, false), (Privacy::Shared, true), (Privacy::None, false)] {
+        for id in 1..=6 {
+            assert!(came(&seer, id, "t", privacy));
+            seer.told(id, &activations(&main));
+            seer.left(id);
+        }
+        assert!(came(&seer, 7, "new", Privacy::None));
+        let said = seer.mix(DemandPhase::Asleep, 1).await.unwrap();
+        assert_eq!(said.of == MixOf::Waiting, is_known, "{privacy:?}");
+        seer.left(7);
+    }
+}
+
+#[tokio::test]
+async fn who_is_told_to_keep_counts_only_forgets() {
+    let (main, folder) = (main(), tempfile::tempdir().unwrap());
+    let seer = seer(folder.path(), 128);
+    let (tell, telling) = watch::channel(told(&main, DemandPhase::Active, &main.header.model));
+    let _keeping = tokio::spawn(seer.clone().keep(telling));
+    until("a primer", || seer.order().is_some()).await;
+    let past = folder.path().join("0").join(UID).join(&main.header.model);
+    assert!(past.exists());
+    tell.send_modify(|told| told.prediction.as_mut().unwrap().counts_only = true);
+    until("the other order", || seer.order().is_some_and(|order| order.counts_only)).await;
+    assert!(!past.exists());
+}
+
+#[tokio::test]
+async fn what_one_gateway_serves_another_one_predicts_by() {
+    let (main, folder) = (main(), tempfile::tempdir().unwrap());
+    let [one, other] = ["0", "1"].map(|part| seer_of(&folder.path().join(part).join(UID), 128));
+    let (_tell, telling) = watch::channel(told(&main, DemandPhase::Active, &main.header.model));
+    let _keeping = [&one, &other].map(|seer| tokio::spawn(seer.clone().keep(telling.clone())));
+    until("a primer", || one.order().is_some() && other.order().is_some()).await;
+    assert!(came(&other, 1, "t", Privacy::None));
+    assert_eq!(other.mix(DemandPhase::Asleep, 1).await, None, "it knows nothing");
+    other.left(1);
+    for id in 1..=6 {
+        assert!(came(&one, id, "t", Privacy::None));
+        one.told(id, &activations(&main));
+    }
+    let metrics = &other.metrics;
+    until("what the other one learned", || metrics.shared() == 6).await;
+    assert!(came(&other, 2, "t", Privacy::None));
+    let mix = other.mix(DemandPhase::Asleep, 1).await.unwrap();
+    assert_eq!((mix.of, mix.requests), (MixOf::Waiting, 1));
+    assert!(used(&main, &mix) > 0.5, "{}", used(&main, &mix));
+    other.left(2);
+    // It has answered nobody: the operator adds up what all of them say.
+    assert_eq!(other.mix(DemandPhase::Active, 0).await, None);
+    // Of another tenant nothing is known.
+    assert!(came(&other, 3, "u", Privacy::None));
+    assert_eq!(other.mix(DemandPhase::Asleep, 1).await, None);
+}
+
+#[tokio::test]
+async fn what_a_gateway_that_has_ended_kept_of_a_tenant_goes_when_that_says_so() {
+    let (main, folder) = (main(), tempfile::tempdir().unwrap());
+    let file = {
+        let ended = Experience::take(folder.path()).unwrap();
+        let seer = seer_of(&ended.of(UID), 128);
+        let (_tell, telling) = watch::channel(told(&main, DemandPhase::Active, &main.header.model));
+        let keeping = tokio::spawn(seer.clone().keep(telling));
+        until("a primer", || seer.order().is_some()).await;
+        for (id, tenant) in [(1, "t"), (2, "u"), (3, "t")] {
+            assert!(came(&seer, id, tenant, Privacy::None));
+            seer.told(id, &activations(&main));
+        }
+        let file = Store::file_in(&ended.of(UID).join(&main.header.model));
+        let mut answered = seer.answered();
+        answered.wait_for(|said| said.as_ref().is_some_and(|(_, mix)| mix.requests > 2.5)).await.unwrap();
+        keeping.abort();
+        let _aborted = keeping.await;
+        file
+    };
+    let bytes = || std::fs::metadata(&file).unwrap().len();
+    let before = bytes();
+    // Another gateway has its part, and a further one hears of the tenant.
+    let parts = [(); 2].map(|()| Experience::take(folder.path()).unwrap());
+    let [inherited, other] = parts;
+    assert!(file.starts_with(inherited.of(UID)));
+    let seer = seer_of(&other.of(UID), 128);
+    let (_tell, telling) = watch::channel(told(&main, DemandPhase::Active, &main.header.model));
+    let _keeping = tokio::spawn(seer.clone().keep(telling));
+    until("a primer", || seer.order().is_some()).await;
+    assert!(came(&seer, 1, "t", Privacy::CountsOnly));
+    assert_eq!(seer.mix(DemandPhase::Asleep, 1).await, None, "and it is not read again");
+    // Whoever has a part sees to it himself; when nobody has it any more, the others do.
+    assert_eq!(bytes(), before);
+    drop(inherited);
+    until("the file without the tenant", || bytes() < before).await;
+    let own = Store::file_in(&other.of(UID).join(&main.header.model));
+    assert_eq!(
+        bytes(),
+        std::fs::metadata(own).unwrap().len(),
+        "as in its own part: the other tenant's is there"
+    );
+    seer.left(1);
+    assert!(came(&seer, 2, "u", Privacy::None));
+    assert!(seer.mix(DemandPhase::Asleep, 1).await.is_some_and(|mix| mix.of == MixOf::Waiting));
+}
+
+#[tokio::test]
+async fn of_a_tenant_that_leaves_itself_out_nothing_is_said() {
+    let (main, folder) = (main(), tempfile::tempdir().unwrap());
+    let seer = seer(folder.path(), 128);
+    let (_tell, telling) = watch::channel(told(&main, DemandPhase::Active, &main.header.model));
+    let _keeping = tokio::spawn(seer.clone().keep(telling));
+    until("a primer", || seer.order().is_some()).await;
+    let mut answered = seer.answered();
+    assert!(came(&seer, 1, "t", Privacy::None));
+    seer.told(1, &activations(&main));
+    answered.wait_for(Option::is_some).await.unwrap();
+    assert!(came(&seer, 2, "t", Privacy::None));
+    assert!(seer.mix(DemandPhase::Asleep, 1).await.is_some_and(|mix| mix.of == MixOf::Waiting));
+    seer.left(2);
+    // It waits, and what is said is what is known without it: of those who wait nothing.
+    assert!(!came(&seer, 3, "t", Privacy::LeftOut));
+    let mix = seer.mix(DemandPhase::Asleep, 1).await.unwrap();
+    assert_eq!((mix.of, mix.requests), (MixOf::Answered, 1));
+    // Its past is gone.
+    assert!(came(&seer, 4, "t", Privacy::CountsOnly));
+    let mix = seer.mix(DemandPhase::Asleep, 1).await.unwrap();
+    assert_eq!(mix.of, MixOf::Answered, "nothing is known of its like");
+}

@@ -1,0 +1,228 @@
+//! One deployment behind the gateway: it goes where the operator says, and says what there is to do.
+
+use crate::cashier::{Cashier, billing};
+use crate::mains::place;
+use crate::notes::{Notes, Said, due, request_load, timeline};
+use crate::probes::Probes;
+use crate::seer::{Seer, pause};
+use http::HeaderValue;
+use remoe_api::{DemandPhase, GroupDemand, MainFunction, MoEDemandSpec, WakeTimeline, tier};
+use remoe_gateway_core::{ApartGroup, Backend, Books, ColdStart, Directive, Model, Phase, WakeMarks};
+use remoe_proto::identity::Keyring;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+/// After an entry that could not be written.
+const AGAIN: Duration = Duration::from_millis(200);
+
+/// A deployment that is served.
+pub(crate) struct Served {
+    pub(crate) model: Arc<Model>,
+    told: watch::Sender<MoEDemandSpec>,
+    over: watch::Sender<bool>,
+    cashier: Cashier,
+    tasks: JoinSet<()>,
+}
+
+impl Served {
+    /// Begins to serve `model`, which `told` describes, to write down in `books` what that costs, and to have `seer` find out
+    /// what requests use. `lease` says whether this gateway is counted on, `keyring` has what it shows to main functions.
+    pub(crate) fn new(
+        model: Arc<Model>,
+        told: MoEDemandSpec,
+        books: Arc<Books>,
+        (notes, seer): (Notes, Arc<Seer>),
+        lease: watch::Receiver<bool>,
+        keyring: Option<Arc<Keyring>>,
+    ) -> Self {
+        model.tell(seer.clone());
+        let mut cashier = Cashier::new(books.clone(), model.name());
+        cashier.look(&told.functions);
+        let (told, telling) = watch::channel(told);
+        let (over, ends) = watch::channel(false);
+        let mut tasks = JoinSet::new();
+        let clock = model.clone();
+        tasks.spawn(async move { clock.keep_time().await });
+        tasks.spawn(steer(model.clone(), telling.clone(), lease, keyring));
+        tasks.spawn(seer.clone().keep(telling.clone()));
+        tasks.spawn(note((model.clone(), seer, books), telling, notes, ends));
+        Self { model, told, over, cashier, tasks }
+    }
+
+    /// What the operator tells now.
+    pub(crate) fn tell(&mut self, told: MoEDemandSpec) {
+        self.cashier.look(&told.functions);
+        let length = usize::try_from(told.context_length).unwrap_or(usize::MAX);
+        self.model.describe(short_names(self.model.name(), &told), length);
+        self.told.send_if_modified(|known| {
+            let is_news = *known != told;
+            *known = told;
+            is_news
+        });
+    }
+
+    /// Its deployment is gone: who waits is told so.
+    pub(crate) fn end(mut self) {
+        self.tasks.abort_all();
+        self.model.end();
+        self.cashier.look(&[]);
+    }
+
+    /// Takes back what was said about it.
+    pub(crate) async fn forget(mut self) {
+        self.over.send_replace(true);
+        // The others never end.
+        while let Some(ended) = self.tasks.join_next().await {
+            if ended.is_ok() {
+                break;
+            }
+        }
+        self.tasks.abort_all();
+    }
+}
+
+/// The names besides `NAMESPACE/NAME` that requests may use.
+pub(crate) fn short_names(name: &str, told: &MoEDemandSpec) -> Vec<String> {
+    let own = name.split_once('/').map_or(name, |(_, own)| own).to_owned();
+    let mut names = vec![told.served_name.clone(), own];
+    names.dedup();
+    names
+}
+
+/// Has the model follow what the operator tells and what main functions answer.
+async fn steer(
+    model: Arc<Model>,
+    mut told: watch::Receiver<MoEDemandSpec>,
+    mut lease: watch::Receiver<bool>,
+    keyring: Option<Arc<Keyring>>,
+) {
+    let (changes, mut changed) = watch::channel(());
+    let mut probes = Probes::new(changes, keyring);
+    let mut marks = WakeMarks::default();
+    let mut turn = 0;
+    loop {
+        let now = told.borrow_and_update().clone();
+        let is_counted_on = *lease.borrow_and_update();
+        probes.keep(&now.mains);
+        changed.mark_unchanged();
+        mark(&mut marks, &now, &probes);
+        let serving = now.mains.iter().filter(|main| probes.answers(&main.uid).serves);
+        let backends = serving.filter_map(|main| backend(&now, main)).collect();
+        // Whoever is not counted on must not send anybody to functions that may end without asking.
+        let holds = now.sleeps && !is_counted_on;
+        let phase = if holds { Phase::Draining } else { now.phase.into() };
+        turn = if holds { turn } else { now.turn };
+        model.follow(Directive { phase, turn }, backends, marks);
+        // Those of a model of which nothing runs are none.
+        let groups = now.groups.iter().filter(|group| group.asleep || !group.experts.is_empty());
+        let group = |group: &GroupDemand| ApartGroup {
+            name: tier(&group.name),
+            experts: group.experts.clone(),
+            asleep: group.asleep,
+        };
+        model.groups_are(groups.map(group).collect(), 0);
+        let over = tokio::select! {
+            told = told.changed() => told.is_err(),
+            held = lease.changed() => held.is_err(),
+            answered = changed.changed() => answered.is_err(),
+        };
+        if over {
+            return;
+        }
+    }
+}
+
+/// Notes how far functions have come since they were last asleep.
+fn mark(marks: &mut WakeMarks, told: &MoEDemandSpec, probes: &Probes) {
+    if told.phase == DemandPhase::Asleep {
+        *marks = WakeMarks::default();
+        return;
+    }
+    let now = Instant::now();
+    let mut reached = |mark: fn(&mut WakeMarks) -> &mut Option<Instant>, is: bool| {
+        if is {
+            mark(marks).get_or_insert(now);
+        }
+    };
+    let any =
+        |is: fn(crate::probes::Answers) -> bool| told.mains.iter().any(|main| is(probes.answers(&main.uid)));
+    reached(|marks| &mut marks.started, !told.mains.is_empty());
+    reached(|marks| &mut marks.listening, any(|answers| answers.listens));
+    reached(|marks| &mut marks.serving, any(|answers| answers.serves));
+}
+
+fn backend(told: &MoEDemandSpec, main: &MainFunction) -> Option<Backend> {
+    let mut hasher = DefaultHasher::new();
+    (&main.uid, &main.address).hash(&mut hasher);
+    let (address, identity) = place(main)?;
+    Some(Backend {
+        id: hasher.finish(),
+        address,
+        identity,
+        room: usize::try_from(main.room).unwrap_or(usize::MAX).max(1),
+        authorization: None::<HeaderValue>,
+        billing: billing(told, main),
+    })
+}
+
+/// Says what there is to do when that is due, until it is `over`.
+async fn note(
+    (model, seer, books): (Arc<Model>, Arc<Seer>, Arc<Books>),
+    mut told: watch::Receiver<MoEDemandSpec>,
+    mut notes: Notes,
+    mut over: watch::Receiver<bool>,
+) {
+    let (mut loads, mut answered) = (model.loads(), seer.answered());
+    // What was said, and when.
+    let mut said: Option<(Said, Instant)> = None;
+    // The latest wake that somebody had an answer after, and what is said of it. It is known before that answer's end is: the
+    // entry which says that has it.
+    let mut woken: Option<(ColdStart, WakeTimeline)> = None;
+    while !*over.borrow_and_update() {
+        let now = told.borrow_and_update().clone();
+        let load = *loads.borrow_and_update();
+        let quiet = model.quiet();
+        woken = model.cold_start().map(|cold_start| match woken {
+            Some(known) if known.0 == cold_start => known,
+            _ => (cold_start, timeline(now.wakes, &cold_start)),
+        });
+        let before = said.map(|(said, at)| {
+            let ago = at.elapsed();
+            Said { quiet: said.quiet + ago, ago, ..said }
+        });
+        let mut wait = due(&now, before, load, quiet);
+        // Nobody sleeps or wakes for it: it is said by and by.
+        if let Some(pause) = pause(&now).filter(|_| answered.has_changed().unwrap_or(false)) {
+            let rest = before.map_or(Duration::ZERO, |said| pause.saturating_sub(said.ago));
+            wait = Some(wait.map_or(rest, |wait| wait.min(rest)));
+        }
+        if wait == Some(Duration::ZERO) {
+            answered.mark_unchanged();
+            let mix = seer.mix(now.phase, load.waiting + load.in_flight).await;
+            let took = now.follows_load.then(|| request_load(model.occupied()));
+            if notes
+                .write(load, quiet, books.saved(model.name()), (mix, took, woken.map(|(_, wake)| wake)))
+                .await
+            {
+                said = Some((Said { load, quiet, ago: Duration::ZERO }, Instant::now()));
+            } else {
+                answered.mark_changed();
+                sleep(AGAIN).await;
+            }
+            continue;
+        }
+        tokio::select! {
+            told = told.changed() => if told.is_err() { return },
+            load = loads.changed() => if load.is_err() { return },
+            // Its other end lives as long as the seer.
+            _more = answered.changed(), if pause(&now).is_some() && wait.is_none() => answered.mark_changed(),
+            _over = over.changed() => {}
+            () = sleep(wait.unwrap_or(Duration::MAX)), if wait.is_some() => {}
+        }
+    }
+    notes.erase().await;
+}
