@@ -15,7 +15,7 @@ use kube::runtime::controller::{Action, Config, Controller, Error};
 use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher;
 use kube::{Api, Client, ResourceExt};
-use remoe_rollout::step::Backoff;
+use remoe_rollout::backoff::Backoff;
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;

@@ -16,11 +16,12 @@ use super::routing::{Generation, RoutedPod, RoutingTable};
 use jiff::{SignedDuration, Timestamp};
 use remoe_process::Role;
 use remoe_proto::format_listing;
+use remoe_rollout::backoff::Backoff;
 use remoe_rollout::scene::{
     self, Duty, End, Follows, Instance, Part, Place, Policy, Replacement, Sight, Start, State, Succession,
     Told,
 };
-use remoe_rollout::step::{self as pure, Backoff};
+use remoe_rollout::step as pure;
 use std::time::Duration;
 
 /// A place is filled anew at once the first time, and so long after the one before was made later.

@@ -5,12 +5,14 @@ use crate::error::PredictError;
 use crate::fate::Fate;
 use crate::history::History;
 use crate::informed::informed_sps;
+use crate::method::Method;
 use crate::phase::{ByPhase, Phase};
 use crate::predictor::{Predictor, Uniform};
 use crate::record::{ActivationRecord, RecordHeader};
 use crate::sps::{Index, SimilarPrompts, UNTEMPERED};
 use crate::tokens::TokenTable;
-use crate::training::{Method, Trained, TrainingOptions};
+use crate::trained::Trained;
+use crate::training::TrainingOptions;
 use crate::tree::Clustering;
 use std::sync::Arc;
 

@@ -2,9 +2,10 @@
 
 use crate::error::PredictError;
 use crate::error_bars::ErrorBars;
+use crate::method::Method;
 use crate::phase::ByPhase;
 use crate::shares::Shares;
-use crate::training::{Method, Trained};
+use crate::trained::Trained;
 
 /// How the work of a request, or of a history's requests, will spread over the experts.
 #[derive(Debug, Clone, PartialEq)]

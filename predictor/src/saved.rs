@@ -13,7 +13,7 @@ use crate::rows::Rows;
 use crate::shares::Shares;
 use crate::sps::{Index, SimilarPrompts};
 use crate::tokens::TokenTable;
-use crate::training::{Parts, Trained};
+use crate::trained::{Parts, Trained};
 use crate::tree::{Clustering, Sketches, Tree, TreeOptions, TreeParts};
 use crate::tuning::Tuning;
 use bytes::Bytes;

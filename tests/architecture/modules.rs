@@ -1,6 +1,6 @@
 //! Modules of a crate depend on each other in one direction: each can be read with those below it alone.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -153,11 +153,17 @@ fn modules(folder: &Path) -> Graph {
             named(item.to_token_stream(), parts.len(), &mut names);
         }
         let module = parts[0].to_owned();
-        let used = names.into_iter().map(|name| exports.get(&name).cloned().unwrap_or(name));
-        found.entry(module.clone()).or_default().extend(used.filter(|name| *name != module));
+        found.entry(module).or_default().extend(names);
     }
-    let known: Vec<String> = found.keys().cloned().collect();
-    found.values_mut().for_each(|used| used.retain(|name| known.contains(name)));
+    let known: BTreeSet<String> = found.keys().cloned().collect();
+    for (module, used) in &mut found {
+        let named = std::mem::take(used).into_iter();
+        let modules =
+            named.map(
+                |name| if known.contains(&name) { name } else { exports.get(&name).cloned().unwrap_or(name) },
+            );
+        *used = modules.filter(|name| known.contains(name) && name != module).collect();
+    }
     found
 }
 
@@ -178,7 +184,7 @@ fn modules_of_every_crate_form_no_circle() {
 }
 
 /// A circle as `crate: a -> b, c; b -> a; ..`.
-fn describe(name: &str, circle: &std::collections::BTreeSet<String>, modules: &Graph) -> String {
+fn describe(name: &str, circle: &BTreeSet<String>, modules: &Graph) -> String {
     let lines = circle.iter().map(|module| {
         let below: Vec<&str> = modules[module].intersection(circle).map(String::as_str).collect();
         format!("    {module} -> {}", below.join(", "))

@@ -3,7 +3,8 @@
 use crate::life::Life;
 use crate::meter::is_rival;
 use crate::read::LedgerError;
-use crate::record::{FunctionEvent, FunctionRecord, Phases, Record, RequestRecord, grow};
+use crate::record::{FunctionEvent, FunctionRecord, Record, RequestRecord};
+use crate::share::{Phases, grow};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::ops::AddAssign;

@@ -6,7 +6,7 @@
 
 use crate::meter::Work;
 use crate::money::split;
-use crate::record::Phase;
+use crate::share::Phase;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;

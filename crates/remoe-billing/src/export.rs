@@ -46,7 +46,7 @@ pub fn export_csv(records: impl Iterator<Item = Records>, out: &mut impl Write) 
         if let Record::Request(request) = record.map_err(io::Error::other)? {
             let RequestRecord { at, id, model, tenant, function, prompt_tokens, completion_tokens, .. } =
                 &request;
-            let main = |share: &&crate::record::Share| share.tier == "main";
+            let main = |share: &&crate::share::Share| share.tier == "main";
             let of_main: u64 = request.shares.values().filter(main).map(|share| share.cost.sum()).sum();
             let prefill: u64 = request.shares.values().map(|share| share.cost.prefill).sum();
             let rivals: &BTreeMap<String, u64> = &request.rivals;

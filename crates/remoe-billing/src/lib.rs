@@ -21,6 +21,7 @@ mod meter;
 mod money;
 mod read;
 mod record;
+mod share;
 mod writer;
 
 pub use account::{Account, AccountError, Amounts, Functions, SIGN_OF_LIFE, Tier};
@@ -30,7 +31,6 @@ pub use life::Life;
 pub use meter::{Meter, RIVALS, Rates, Told, Work, Worked};
 pub use money::{Carry, Rate, split};
 pub use read::{Entries, LedgerError, records, records_since};
-pub use record::{
-    Basis, FunctionEvent, FunctionRecord, Phase, Phases, Record, RequestCost, RequestRecord, Share,
-};
+pub use record::{FunctionEvent, FunctionRecord, Record, RequestCost, RequestRecord};
+pub use share::{Basis, Phase, Phases, Share};
 pub use writer::{LOCK, Ledger, LedgerLimits};

@@ -1,7 +1,7 @@
 //! One function from its start to its end, and what its time was paid for.
 
 use crate::money::Rate;
-use crate::record::{Basis, Share, grow, sum};
+use crate::share::{Basis, Share, grow, sum};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 

@@ -1,7 +1,7 @@
 //! From nanoseconds of work to nano-dollars, where an answer is told what it cost.
 
 use crate::money::{Carry, Rate};
-use crate::record::{Phases, Share};
+use crate::share::{Phases, Share};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;

@@ -2,9 +2,9 @@
 
 use crate::life::Life;
 use crate::money::Rate;
+use crate::share::{Basis, Share, sum};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::ops::AddAssign;
 
 /// One line of a ledger.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -97,72 +97,6 @@ pub struct RequestRecord {
     pub served: u64,
 }
 
-/// A request's share of one function.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Share {
-    /// `main`, or the name of the group; empty where nobody said.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub tier: String,
-    /// Nanoseconds.
-    pub work: Phases,
-    /// Nano-dollars.
-    pub cost: Phases,
-    /// Nanoseconds that the function has worked for anybody since it serves.
-    pub busy: u64,
-}
-
-/// An amount of prompts, and one of generating.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Phases {
-    /// Until the first token.
-    pub prefill: u64,
-    /// After it.
-    pub decode: u64,
-}
-
-/// What is done for a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Phase {
-    /// Its prompt is computed, until the first token.
-    Prefill,
-    /// Tokens are generated.
-    Decode,
-}
-
-impl Phases {
-    /// The amount of one of them.
-    pub fn of(&mut self, phase: Phase) -> &mut u64 {
-        match phase {
-            Phase::Prefill => &mut self.prefill,
-            Phase::Decode => &mut self.decode,
-        }
-    }
-
-    /// Both together.
-    #[must_use]
-    pub fn sum(self) -> u64 {
-        self.prefill.saturating_add(self.decode)
-    }
-}
-
-/// Adds `more` to `sum`, which stays at the largest number there is: what somebody else says of a function must not end who
-/// adds it up.
-pub(crate) fn grow(sum: &mut u64, more: u64) {
-    *sum = sum.saturating_add(more);
-}
-
-/// All `amounts` together, by the rule of [`grow`].
-pub(crate) fn sum(amounts: impl IntoIterator<Item = u64>) -> u64 {
-    amounts.into_iter().fold(0, u64::saturating_add)
-}
-
-impl AddAssign for Phases {
-    fn add_assign(&mut self, other: Self) {
-        grow(&mut self.prefill, other.prefill);
-        grow(&mut self.decode, other.decode);
-    }
-}
-
 impl RequestRecord {
     /// Nano-dollars of all functions together.
     #[must_use]
@@ -202,17 +136,6 @@ pub struct RequestCost {
     pub decode: u64,
     /// Counterfactual costs, by the name of the baseline.
     pub rivals: BTreeMap<String, u64>,
-}
-
-/// What a price is asked for.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Basis {
-    /// The time that a function is alive.
-    #[default]
-    Alive,
-    /// The time that it works.
-    Work,
 }
 
 /// What a function has come to.

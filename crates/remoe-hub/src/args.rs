@@ -1,10 +1,11 @@
 //! The model and `--model-cache`, for every program that reads a model.
 
+use crate::access::Access;
 use crate::demo;
 use crate::egress::{Egress, Rule};
 use crate::error::FetchError;
 use crate::location::{LocationError, ModelLocation};
-use crate::store::{Access, FetchedStore};
+use crate::store::FetchedStore;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgMatches, Args, Command, FromArgMatches};

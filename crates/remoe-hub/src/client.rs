@@ -3,8 +3,8 @@
 use crate::answer::{
     content_length, content_range, describe, error_text, failure, is_lost, is_redirect, redirect,
 };
+use crate::checked_client::CheckedClient;
 use crate::checksum::Sha256Sum;
-use crate::egress::CheckedClient;
 use crate::error::FetchError;
 use crate::identity::Identity;
 use crate::patience::{Again, Failed};

@@ -1,7 +1,7 @@
 //! What the hub says of a revision of a repository.
 
 use crate::answer::{failure, is_redirect, redirect, unanswered};
-use crate::egress::CheckedClient;
+use crate::checked_client::CheckedClient;
 use crate::error::FetchError;
 use crate::patience::{Attempts, Failed, Patience};
 use crate::source::{Description, HubServer};

@@ -11,10 +11,12 @@
 //! [`ModelArgs`] is what programs take on their command line. A model in a folder is opened by
 //! [`remoe_model`] alone: no thread is started and no connection prepared for it.
 
+mod access;
 mod answer;
 mod args;
 mod background;
 mod cache;
+mod checked_client;
 mod checksum;
 mod client;
 mod demo;
@@ -32,11 +34,12 @@ mod store;
 mod transfer;
 mod whole;
 
+pub use access::Access;
 pub use args::{Known, ModelArgs, Opened, SourceArgs, cache_folder, location};
 pub use egress::{Egress, NotAllowed, Rule, RuleError};
 pub use error::FetchError;
 pub use kept::{Kept, allocated, kept};
 pub use location::{LocationError, ModelLocation};
 pub use patience::Patience;
-pub use store::{Access, FetchedStore};
+pub use store::FetchedStore;
 pub use whole::WholeModel;

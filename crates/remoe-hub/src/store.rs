@@ -1,10 +1,11 @@
 //! The files of a source, read through the cache.
 
+use crate::access::Access;
 use crate::background::Background;
 use crate::cache::{CachedFile, SourceFolder};
+use crate::checked_client::CheckedClient;
 use crate::client::SourceClient;
 use crate::describe::describe;
-use crate::egress::{CheckedClient, Egress};
 use crate::error::FetchError;
 use crate::kept;
 use crate::location::ModelLocation;
@@ -41,17 +42,6 @@ pub struct FetchedStore {
     revision: Option<String>,
     /// The user has been told that nothing needs to be fetched.
     said_cached: AtomicBool,
-}
-
-/// How a source is connected with.
-#[derive(Debug, Clone, Default)]
-pub struct Access {
-    /// Limits of waiting.
-    pub patience: Patience,
-    /// Hosts and addresses that may be connected to.
-    pub egress: Egress,
-    /// Credentials of the machine or pod may be asked for: a web identity, or a metadata service.
-    pub ambient_credentials: bool,
 }
 
 /// A hub commit as the cache keeps it.

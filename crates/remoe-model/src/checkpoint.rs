@@ -4,7 +4,8 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::config::{ModelConfig, prediction_layers, quantisation};
+use crate::config::ModelConfig;
+use crate::config_file::{prediction_layers, quantisation};
 use crate::decode::{self, NotFinite};
 use crate::error::CheckpointError;
 use crate::facts::{ExpertsDtype, StoredDtype};

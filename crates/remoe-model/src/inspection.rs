@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::ModelConfig;
 use crate::facts::{DenseDtype, ExpertsDtype};
 use crate::fingerprint::Fingerprint;
+use crate::layout::Ignored;
 use crate::sizes::Sizes;
 use crate::stored_form::ShortForm;
 
@@ -67,15 +68,6 @@ pub struct Inspection {
     /// in none of the sizes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ignored: Option<Ignored>,
-}
-
-/// What a checkpoint holds besides the model.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Ignored {
-    /// Ids of the layers behind the others that predict further tokens.
-    pub prediction_layers: Vec<usize>,
-    /// Bytes of those layers and of buffers that are computed anew.
-    pub bytes: u64,
 }
 
 /// Weights that are stored in a shorter form, as they are when they have been read.

@@ -3,6 +3,8 @@
 mod ignored;
 mod short;
 
+pub use ignored::Ignored;
+
 use std::cell::RefCell;
 use std::collections::HashSet;
 use std::path::Path;
@@ -13,8 +15,7 @@ use crate::facts::{
     AttentionFacts, ExpertBiases, GqaFacts, LayerFacts, MlaFacts, MlpFacts, MoeFacts, NormKind, QkNorm,
     StoredDtype,
 };
-use crate::family::{BlockNames, Fused, TensorNames};
-use crate::inspection::Ignored;
+use crate::families::{BlockNames, Fused, TensorNames};
 use crate::shards::{RawTensor, Shards};
 use crate::stored_form::{Quantisation, ShortForm};
 use crate::tensors::{

@@ -11,9 +11,11 @@
 
 mod checkpoint;
 mod config;
+mod config_file;
 mod decode;
 mod error;
 mod facts;
+mod families;
 mod family;
 mod fields;
 mod fingerprint;
@@ -50,7 +52,8 @@ pub use generation::GenerationDefaults;
 pub use header::TENSOR_LIMIT;
 #[doc(hidden)]
 pub use header::tensor_table;
-pub use inspection::{Decoded, Ignored, Inspection};
+pub use inspection::{Decoded, Inspection};
+pub use layout::Ignored;
 pub use outline::{AttentionOutline, ExpertsOutline, LayerOutline, MlpOutline, Outline, Weights};
 pub use rope::{RopeFacts, RopeLayout, RopeScaling};
 pub use sizes::Sizes;

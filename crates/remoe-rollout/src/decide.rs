@@ -3,12 +3,14 @@
 //! Whoever decides is the parent of the processes: it sees an end at once, asks for health itself, remembers when it last
 //! started what, and is alone.
 
-use crate::launcher::{Ending, FunctionId, FunctionSpec, Observed, Phase};
-use crate::memory::{RestartMemory, Route, Time};
+use crate::action::{Action, Route};
+use crate::launcher::{FunctionId, FunctionSpec, Observed, Phase};
+use crate::memory::RestartMemory;
 use crate::scene::{
     self, Duty, End, Follows, Part, Place, Policy, Replacement, Scene, Sight, State, Succession, Told,
 };
 use crate::step::step;
+use crate::time::Time;
 use remoe_process::Role;
 use remoe_proto::v1::LayerExperts;
 use std::collections::BTreeSet;
@@ -84,52 +86,6 @@ pub struct Instance {
     pub answered: Time,
     /// Since when it has not been ready; `None`: it is.
     pub unready_since: Option<Time>,
-}
-
-/// Something to be done.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Action {
-    /// Start the function that fills the place.
-    Start {
-        /// The place.
-        name: String,
-    },
-    /// Stop a function.
-    Stop {
-        /// Which.
-        id: FunctionId,
-        /// The place that it fills.
-        name: String,
-        /// How long it may drain; zero: end it.
-        grace: Duration,
-        /// What is wrong with it; `None`: nothing, it is no longer wanted.
-        fault: Option<String>,
-    },
-    /// Acknowledge the end of a function.
-    Forget {
-        /// Which.
-        id: FunctionId,
-        /// The place that it filled.
-        name: String,
-        /// How it ended.
-        ending: Ending,
-    },
-    /// Have the route's main function put a generation in force.
-    Route {
-        /// The number of the generation, larger than any before.
-        generation: u64,
-        /// What it says.
-        route: Route,
-    },
-    /// Nothing works and trying again will not help: the function refused to start.
-    GiveUp {
-        /// Which; its end is acknowledged with this.
-        id: FunctionId,
-        /// The place that it was to fill.
-        name: String,
-        /// What it said.
-        ending: Ending,
-    },
 }
 
 /// What is to be done at `now`, in this order.

@@ -5,9 +5,10 @@
 //! made in [`decide`], and for the operator's pods. [`supervise`] observes, asks `decide` and acts through a [`Launcher`];
 //! [`process`] is the launcher of local processes.
 
+pub mod action;
 mod activity;
+pub mod backoff;
 mod cgroup;
-mod child;
 pub mod control;
 pub mod decide;
 mod event;
@@ -24,6 +25,7 @@ pub mod scene;
 pub mod status;
 pub mod step;
 pub mod supervise;
+pub mod time;
 
 pub use activity::Activity;
 pub use cgroup::{CgroupError, Cgroups, Group, ResourceLimits};

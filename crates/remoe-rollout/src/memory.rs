@@ -1,13 +1,11 @@
 //! What is remembered of processes between two decisions: restarts and routing.
 
-use crate::decide::Action;
+use crate::action::{Action, Route};
+use crate::backoff::Backoff;
 use crate::launcher::FunctionId;
-use crate::step::Backoff;
-use std::collections::{BTreeMap, BTreeSet};
+use crate::time::Time;
+use std::collections::BTreeMap;
 use std::time::Duration;
-
-/// A point in time, as the time since an origin that all others have too.
-pub type Time = Duration;
 
 /// The pause before the first restart.
 pub const FIRST_PAUSE: Duration = Duration::from_millis(200);
@@ -18,17 +16,6 @@ const PAUSES: Backoff = Backoff { first: FIRST_PAUSE, longest: LONGEST_PAUSE };
 pub const STABLE_AFTER: Duration = Duration::from_secs(20);
 /// The pause before a routing that could not be put in force is tried again.
 pub const ROUTING_PAUSE: Duration = Duration::from_secs(1);
-
-/// Which main function serves through which remote functions.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Route {
-    /// The number of the placement.
-    pub revision: u32,
-    /// The main function.
-    pub main: FunctionId,
-    /// The remote functions.
-    pub endpoints: BTreeSet<FunctionId>,
-}
 
 /// Restarts by place, and the routing so far.
 #[derive(Debug, Clone, Default)]

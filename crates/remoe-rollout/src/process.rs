@@ -2,7 +2,9 @@
 
 use crate::activity::Activity;
 use crate::cgroup::{CgroupError, Cgroups};
-use crate::child::{self, Child};
+mod child;
+
+use self::child::Child;
 use crate::launcher::{FunctionId, FunctionSpec, LaunchError, Launcher, Observed, Phase};
 use remoe_process::Role;
 use std::collections::BTreeMap;

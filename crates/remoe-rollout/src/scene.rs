@@ -3,7 +3,7 @@
 //! What only one side knows comes in as a value: when a place may be filled again follows from a memory of restarts or from
 //! the names of pods, what main functions follow from calls or from a durable copy.
 
-use crate::memory::Time;
+use crate::time::Time;
 use remoe_process::Role;
 use remoe_proto::v1::LayerExperts;
 use std::collections::BTreeSet;

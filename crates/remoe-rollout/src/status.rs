@@ -1,8 +1,8 @@
 //! What a deployment looks like from outside.
 
+use crate::action::Route;
 use crate::decide::Instance;
 use crate::launcher::{Ending, FunctionSpec, Phase};
-use crate::memory::Route;
 use remoe_process::Role;
 use remoe_proto::v1::LayerExperts;
 use serde::Serialize;

@@ -4,32 +4,14 @@
 //! What is to run is built beside what runs. Main functions are told of it when all of it is ready, and what they no longer
 //! use goes.
 
-use crate::memory::Time;
 use crate::scene::{
     Duty, End, Follows, Instance, Outcome, Part, Place, Replacement, Scene, Sight, Start, State, Succession,
     Tell,
 };
+use crate::time::Time;
 use remoe_process::Role;
 use remoe_proto::v1::LayerExperts;
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
-
-/// The pauses before a function is started again.
-#[derive(Debug, Clone, Copy)]
-pub struct Backoff {
-    /// The first one.
-    pub first: Duration,
-    /// They double up to this.
-    pub longest: Duration,
-}
-
-impl Backoff {
-    /// The pause after so many failures in a row; after none there is none.
-    pub fn after(self, failures: u32) -> Duration {
-        let Some(doublings) = failures.checked_sub(1) else { return Duration::ZERO };
-        self.first.saturating_mul(2_u32.saturating_pow(doublings)).min(self.longest)
-    }
-}
 
 /// What is to be done.
 pub fn step<E: Ord + Clone>(scene: &Scene<'_, E>) -> Outcome<E> {

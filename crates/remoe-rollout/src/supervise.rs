@@ -1,13 +1,15 @@
 //! The loop that keeps a deployment as it is wanted: observe, decide, act.
 
+use crate::action::{Action, Route};
 use crate::activity::Activity;
 use crate::control;
-use crate::decide::{Action, Desired, Instance, decide};
+use crate::decide::{Desired, Instance, decide};
 use crate::event::{Event, EventSink};
 use crate::launcher::{Ending, FunctionId, FunctionSpec, Launcher, Phase};
-use crate::memory::{RestartMemory, Route, Time};
+use crate::memory::RestartMemory;
 use crate::probe::{Answer, probe};
 use crate::status::{Failure, FunctionState, FunctionStatus, Status};
+use crate::time::Time;
 use remoe_proto::v1::{Endpoint, Routing, RoutingAck};
 use remoe_proto::{ErrorCode, ServiceError};
 use std::collections::BTreeMap;

@@ -7,9 +7,9 @@
 //! is what is read of it. A record that is no request of this model is passed over, as in a file of one's own.
 
 use crate::frame::{self, Found, HEAD};
-use crate::memory::Tenant;
 use crate::numbers::is_possible;
 use crate::store::{Header, Store, StoreError, Stored};
+use crate::tenant::Tenant;
 use crate::unremembered::Unremembered;
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;

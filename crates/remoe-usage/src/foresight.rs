@@ -2,13 +2,14 @@
 
 use crate::body::{Asked, Prompt, Prompts};
 use crate::exchange::Exchange;
-use crate::memory::{Memory, Tenant};
+use crate::memory::Memory;
 use crate::mix::Mix;
 use crate::observed::Observed;
 use crate::prior::Prior;
 use crate::quality::Quality;
 use crate::steps::Steps;
 use crate::store::{Store, StoreError, Stored};
+use crate::tenant::Tenant;
 use crate::unremembered::Unremembered;
 use remoe_predictor::record::RecordHeader;
 use remoe_predictor::{

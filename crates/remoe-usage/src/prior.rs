@@ -2,8 +2,8 @@
 //!
 //! A tenant contributes one mean per phase and nothing of single requests. Its mean goes as soon as it shares no more.
 
-use crate::memory::Tenant;
 use crate::quality::Balance;
+use crate::tenant::Tenant;
 use remoe_predictor::{ByPhase, Experience, History, Phase, PredictError, Shares};
 use std::collections::BTreeMap;
 

@@ -1,6 +1,6 @@
 //! How long answers are, by tenant: nobody's answers say anything of another's.
 
-use crate::memory::Tenant;
+use crate::tenant::Tenant;
 use std::collections::HashMap;
 
 /// A tenant's answer weighs in its mean as one in so many, once there are as many.

@@ -7,7 +7,7 @@
 //! wanted, beside the old one, which it replaces when it is whole. Nobody but its owner can read it.
 
 use crate::frame::{self, Found};
-use crate::memory::Tenant;
+use crate::tenant::Tenant;
 use half::f16;
 use remoe_predictor::record::RecordHeader;
 use remoe_predictor::{Experience, PredictError, Shares};

@@ -1,6 +1,6 @@
 //! Tenants of whose requests nothing is remembered, whoever tells it.
 
-use crate::memory::Tenant;
+use crate::tenant::Tenant;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

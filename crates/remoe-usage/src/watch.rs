@@ -2,9 +2,9 @@
 
 use crate::exchange::Exchange;
 use crate::foresight::{Arrival, Foresight, Keeps};
-use crate::memory::Tenant;
 use crate::mix::Mix;
 use crate::store::Stored;
+use crate::tenant::Tenant;
 use std::any::Any;
 use std::io;
 use std::path::{Path, PathBuf};

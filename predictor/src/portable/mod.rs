@@ -21,7 +21,7 @@ use crate::phase::{ByPhase, Phase};
 use crate::predictor::Popularity;
 use crate::record::RecordHeader;
 use crate::shares::Shares;
-use crate::training::Trained;
+use crate::trained::Trained;
 use crate::tuning::{TunedPredictor, Tuning};
 pub use file::PORTABLE_FILE;
 pub(crate) use reduced::Reduced;

@@ -13,7 +13,7 @@ use crate::rows::Rows;
 use crate::shares::Shares;
 use crate::sps::{best_temperature, softmax};
 use crate::subspace::principal_directions;
-use crate::training::Parts;
+use crate::trained::Parts;
 use crate::tree::{Neighbour, best_of};
 use crate::tuning::Cases;
 use crate::vector::{add_scaled, dot};

@@ -4,10 +4,8 @@
 //! resolved, and the connection is made to the addresses that were checked: a DNS answer that changes is checked again.
 
 mod blocks;
-mod client;
 mod rule;
 
-pub(crate) use client::CheckedClient;
 pub use rule::{Rule, RuleError};
 
 use blocks::{Class, class, embedded};
@@ -92,7 +90,7 @@ impl Egress {
     }
 
     /// Checks an address that is to be connected to.
-    fn check_address(&self, address: IpAddr) -> Result<(), Problem> {
+    pub(crate) fn check_address(&self, address: IpAddr) -> Result<(), RefusedAddress> {
         let inner = embedded(address);
         let (class, block) = class(inner);
         let is_refused = self.refused.iter().any(|range| range.contains(&address) || range.contains(&inner));
@@ -107,7 +105,7 @@ impl Egress {
                 .any(|range| range.contains(&inner) && block.is_some_and(|block| block.contains(range))),
             Class::Unusable => false,
         };
-        if is_allowed && !is_refused { Ok(()) } else { Err(Problem { address, class, is_refused }) }
+        if is_allowed && !is_refused { Ok(()) } else { Err(RefusedAddress { address, class, is_refused }) }
     }
 
     /// Reports if a range contains `address`, or the one that it embeds.
@@ -189,15 +187,15 @@ impl fmt::Display for Egress {
 }
 
 /// Refusal of an address.
-struct Problem {
+pub(crate) struct RefusedAddress {
     address: IpAddr,
     class: Class,
     is_refused: bool,
 }
 
-impl Problem {
+impl RefusedAddress {
     /// Returns the refusal of the host that has the address.
-    fn of(self, host: &str) -> NotAllowed {
+    pub(crate) fn of(self, host: &str) -> NotAllowed {
         let Self { address, class, is_refused } = self;
         let class = if is_refused { "in a refused range" } else { class.name() };
         NotAllowed { target: host.to_owned(), problem: format!("its address {address} is {class}") }
@@ -205,7 +203,7 @@ impl Problem {
 }
 
 /// The address that stands in place of a name in a URL.
-fn address_in(host: &str) -> Option<IpAddr> {
+pub(crate) fn address_in(host: &str) -> Option<IpAddr> {
     let inner = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
     inner.unwrap_or(host).parse().ok()
 }

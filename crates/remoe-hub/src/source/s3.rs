@@ -1,9 +1,9 @@
 //! Objects of an S3 bucket, at Amazon or at a server that speaks its protocol.
 
 use super::{below, encoded, url_variable, variable};
-use crate::egress::CheckedClient;
+use crate::access::Access;
+use crate::checked_client::CheckedClient;
 use crate::error::FetchError;
-use crate::store::Access;
 use http::{HeaderMap, Method};
 use object_store::aws::{AmazonS3Builder, AwsAuthorizer, AwsCredential, AwsCredentialProvider};
 use object_store::client::{HttpClient, HttpConnector, HttpRequest, HttpRequestBody};

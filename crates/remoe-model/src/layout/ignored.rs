@@ -3,10 +3,20 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use serde::{Deserialize, Serialize};
+
 use super::Finder;
 use crate::error::CheckpointError;
-use crate::inspection::Ignored;
 use crate::shards::{RawTensor, Shards};
+
+/// Parts of a checkpoint besides the model.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ignored {
+    /// Ids of the layers behind the others that predict further tokens.
+    pub prediction_layers: Vec<usize>,
+    /// Bytes of those layers and of buffers that are computed again.
+    pub bytes: u64,
+}
 
 /// Ends of the names of buffers that older versions of transformers wrote: frequencies, angles and masks,
 /// which follow from the config.

@@ -4,8 +4,10 @@ use crate::scene;
 use remoe_test_support::scenes;
 
 use remoe_proto::v1::LayerExperts;
-use remoe_rollout::decide::{Action, Desired, Instance, decide};
-use remoe_rollout::memory::{RestartMemory, Route, Time};
+use remoe_rollout::action::{Action, Route};
+use remoe_rollout::decide::{Desired, Instance, decide};
+use remoe_rollout::memory::RestartMemory;
+use remoe_rollout::time::Time;
 use remoe_rollout::{FunctionId, Phase};
 use scene::{instance, listening, seconds, wanted};
 use scenes::{InForce, Is, SCENES, Scene, decided, place};

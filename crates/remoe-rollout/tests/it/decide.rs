@@ -3,9 +3,11 @@
 use crate::scene;
 
 use remoe_proto::v1::LayerExperts;
-use remoe_rollout::decide::{Action, Desired, Instance, Patience, decide};
-use remoe_rollout::memory::{FIRST_PAUSE, LONGEST_PAUSE, ROUTING_PAUSE, RestartMemory, STABLE_AFTER, Time};
+use remoe_rollout::action::Action;
+use remoe_rollout::decide::{Desired, Instance, Patience, decide};
+use remoe_rollout::memory::{FIRST_PAUSE, LONGEST_PAUSE, ROUTING_PAUSE, RestartMemory, STABLE_AFTER};
 use remoe_rollout::need::by_need;
+use remoe_rollout::time::Time;
 use remoe_rollout::{MoeLayer, Phase};
 use scene::{ended, instance, listening, seconds, wanted};
 use std::time::Duration;

@@ -4,8 +4,10 @@ use crate::scene;
 
 use proptest::prelude::*;
 use remoe_process::Role;
-use remoe_rollout::decide::{Action, Desired, Instance, decide};
-use remoe_rollout::memory::{RestartMemory, Time};
+use remoe_rollout::action::Action;
+use remoe_rollout::decide::{Desired, Instance, decide};
+use remoe_rollout::memory::RestartMemory;
+use remoe_rollout::time::Time;
 use remoe_rollout::{FunctionId, Phase};
 use scene::{ended, instance, listening, wanted};
 use std::time::Duration;

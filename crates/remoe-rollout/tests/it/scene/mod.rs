@@ -5,7 +5,7 @@
 use remoe_process::Role;
 use remoe_proto::v1::LayerExperts;
 use remoe_rollout::decide::{Desired, Instance, Patience};
-use remoe_rollout::memory::Time;
+use remoe_rollout::time::Time;
 use remoe_rollout::{Ending, FunctionId, FunctionSpec, Observed, Phase};
 use std::collections::BTreeSet;
 use std::time::Duration;

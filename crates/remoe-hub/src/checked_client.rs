@@ -1,7 +1,7 @@
 //! The HTTP client of the fetcher: every connection is made to an address that was checked.
 
-use super::{Egress, NotAllowed, address_in};
 use crate::answer::{causes, unanswered};
+use crate::egress::{Egress, NotAllowed, address_in};
 use crate::error::FetchError;
 use crate::patience::{Failed, Patience};
 use http::{HeaderMap, HeaderValue, header};
