@@ -2,7 +2,7 @@
 
 use crate::checkpoint::{self, Shape};
 use crate::error::{BenchError, Result, While};
-use crate::parts::LlamaBench;
+use crate::llama::LlamaBench;
 use std::path::{Path, PathBuf};
 
 /// Programs, folders and how thorough to be.

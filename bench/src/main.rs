@@ -5,6 +5,7 @@ mod certificates;
 mod checkpoint;
 mod context;
 mod error;
+mod llama;
 mod load;
 mod machine;
 mod pace;

@@ -3,9 +3,10 @@
 use crate::args::RunArgs;
 use crate::context::Context;
 use crate::error::{Result, While};
+use crate::llama::LlamaBench;
 use crate::machine::Machine;
 use crate::pace::{Interrupt, Share};
-use crate::parts::{LlamaBench, PartName};
+use crate::parts::PartName;
 use crate::report::Report;
 use clap::ValueEnum;
 use std::path::{Path, PathBuf};

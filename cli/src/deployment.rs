@@ -171,7 +171,7 @@ impl Wanted {
     fn place_as_in(&mut self, path: &Path) -> Result<(), CliError> {
         let text = planning::read("--plan", path)?;
         // Strictly, for what the placement does not read as well.
-        let account = Account::from_plan_file(&text).map_err(|error| in_plan_file(error, path))?;
+        let account = Account::from_plan_file(&text).map_err(|error| in_plan_file(error.into(), path))?;
         self.placement = Placement::from_plan(&self.moe_layers, &text)
             .map_err(|error| CliError::placement(error, Some(path.to_owned())))?;
         let sized = self.placement.processes().iter().any(|process| process.memory_bytes.is_some());

@@ -130,11 +130,32 @@ fn firsts(list: TokenStream, into: &mut Vec<String>) {
     }
 }
 
+/// Files of modules that are declared for tests alone.
+fn for_tests(folder: &Path) -> BTreeSet<PathBuf> {
+    let mut found = BTreeSet::new();
+    for path in sources(folder) {
+        let file = syn::parse_file(&fs::read_to_string(&path).unwrap()).unwrap();
+        let is_root = ["lib.rs", "main.rs", "mod.rs"].iter().any(|root| path.ends_with(root));
+        let below = if is_root { path.parent().unwrap().to_owned() } else { path.with_extension("") };
+        for item in &file.items {
+            if let Item::Mod(module) = item
+                && module.content.is_none()
+                && is_test(&module.attrs)
+            {
+                let name = module.ident.to_string();
+                found.extend([below.join(format!("{name}.rs")), below.join(&name).join("mod.rs")]);
+            }
+        }
+    }
+    found
+}
+
 /// Dependencies among the top-level modules of the crate whose sources are in `folder`, without those of its tests.
 /// A name that the root re-exports counts as its module's.
 fn modules(folder: &Path) -> Graph {
     let exports = exports(&folder.join("lib.rs"));
     let mut found = Graph::new();
+    let for_tests = for_tests(folder);
     for path in sources(folder) {
         let relative = path.strip_prefix(folder).unwrap();
         let mut parts: Vec<&str> =
@@ -146,6 +167,9 @@ fn modules(folder: &Path) -> Graph {
         }
         if parts.last() == Some(&"mod") {
             parts.pop();
+        }
+        if for_tests.contains(&path) {
+            continue;
         }
         let file = syn::parse_file(&fs::read_to_string(&path).unwrap()).unwrap();
         let mut names = Vec::new();

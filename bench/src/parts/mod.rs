@@ -8,8 +8,6 @@ mod start;
 mod wire;
 mod work;
 
-pub(crate) use model::LlamaBench;
-
 use crate::context::Context;
 use crate::load::Watch;
 use crate::pace::Share;

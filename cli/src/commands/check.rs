@@ -7,7 +7,7 @@ use crate::{planning, resource, workload};
 use clap::{Args, ValueEnum};
 use remoe_gateway_core::KeyFile;
 use remoe_hardware::{NodeList, NodesError, Profile, ProfileError};
-use remoe_planner::{Account, FieldError, PlanError, Problem};
+use remoe_planner::{Account, AccountError, FieldError, Problem};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::cmp::Reverse;
@@ -109,8 +109,7 @@ impl Kind {
             }
             Self::Workload => workload::check(text).map_err(wrong),
             Self::Plan => Account::from_plan_file(text).map(drop).map_err(|error| match error {
-                PlanError::Plan(error) | PlanError::Problem(error) => wrong(error),
-                other => CliError { path: Some(path.to_owned()), ..other.into() },
+                AccountError::Plan(error) | AccountError::Problem(error) => wrong(error),
             }),
             Self::Problem => Problem::from_json(text).map(drop).map_err(wrong),
             Self::Profile => Profile::from_json(text).map(drop).map_err(profile),

@@ -1,6 +1,4 @@
-//! What can be wrong with a problem or a plan, and the answer that nothing fits.
-
-use crate::answer::infeasible::Infeasible;
+//! Errors of a field of a problem or a plan.
 
 /// A field with a value that cannot be: which field, which value, and what to do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -100,23 +98,6 @@ fn nearest<'k>(name: &str, known: &[&'k str]) -> Option<&'k str> {
     };
     let near = known.iter().map(|known| (apart(known), *known)).min_by_key(|(apart, _)| *apart);
     near.filter(|(apart, _)| *apart <= (wanted.chars().count() / 3).max(1)).map(|(_, known)| known)
-}
-
-/// Why there is no answer.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum PlanError {
-    /// The problem states something that cannot be.
-    #[error("problem: {0}")]
-    Problem(FieldError),
-    /// The plan does not belong to the problem.
-    #[error("plan: {0}")]
-    Plan(FieldError),
-    /// No plan keeps every limit.
-    #[error("{0}")]
-    Infeasible(Box<Infeasible>),
-    /// The caller's budget said so.
-    #[error("cannot plan: cancelled by the caller; plan again with more time")]
-    Cancelled,
 }
 
 #[cfg(test)]

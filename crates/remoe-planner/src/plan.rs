@@ -3,7 +3,7 @@
 pub(crate) mod listing;
 
 use crate::error::FieldError;
-use crate::problem::model::Model;
+use crate::model::Model;
 use crate::problem::sizes::first_at_least;
 use crate::problem::{Problem, VcpuRange};
 use crate::read::{Unread, from_json};

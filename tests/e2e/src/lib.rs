@@ -17,6 +17,7 @@ pub mod forward;
 pub mod gateways;
 pub mod host_operator;
 pub mod lives;
+mod namespace;
 pub mod pods;
 pub mod prometheus;
 pub mod release;

@@ -7,10 +7,7 @@
 
 mod bound;
 mod deployment;
-mod llama;
 mod stream;
-
-pub(crate) use llama::LlamaBench;
 
 use crate::checkpoint::Shape;
 use crate::context::{Context, warm};

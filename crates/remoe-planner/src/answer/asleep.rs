@@ -2,9 +2,9 @@
 //! and the others are paid for while requests use them.
 
 use crate::alive::{Alone, mean_per_second};
-use crate::answer::plans::{Effort, Inputs};
+use crate::model::Model;
 use crate::plan::{Group, LayerPlan, Plan};
-use crate::problem::model::Model;
+use crate::plans::{Effort, Inputs};
 use crate::slicing::{Depth, Planned, in_groups};
 
 /// Evaluations of moves from a plan whose groups end by themselves, at most.

@@ -9,12 +9,12 @@
 //! alive then, and what is saved is saved for H - max T_f.
 
 use crate::alive::mean_per_second;
-use crate::answer::Remote;
 use crate::cost::{Evaluation, Violation};
+use crate::model::Model;
 use crate::plan::{Group, Plan, whole_bytes};
 use crate::problem::Start;
-use crate::problem::model::Model;
 use crate::problem::sizes::GB;
+use crate::remote::Remote;
 use crate::slicing::Planned;
 use serde::Serialize;
 

@@ -3,32 +3,32 @@
 mod asleep;
 pub(crate) mod explain;
 pub(crate) mod hysteresis;
-pub(crate) mod infeasible;
 mod near;
-pub(crate) mod plans;
 pub(crate) mod preallocated;
-pub(crate) mod remedy;
-pub(crate) mod words;
 
 use crate::answer::explain::{Explanation, explain};
 use crate::answer::hysteresis::{Change, Inertia, Kept, aligned, decide};
-use crate::answer::infeasible::{Infeasible, device_too_small, on_prediction, worst_case};
-use crate::answer::plans::{Effort, Inputs};
-use crate::answer::remedy::sufficient;
 use crate::budget::{Budget, Meter};
 use crate::cost::baselines::{Baselines, Unsplit, WithoutRemote};
 use crate::cost::stress::all_violations;
 use crate::cost::{Evaluation, Violation};
-use crate::error::{FieldError, PlanError};
+use crate::infeasible::remedy::sufficient;
+use crate::infeasible::{Infeasible, device_too_small, on_prediction, worst_case};
+use crate::model::Model;
 use crate::plan::{Plan, PlanDraft, whole_bytes};
+use crate::plan_error::PlanError;
+use crate::plans::{Effort, Inputs};
+use crate::plans::{candidates, violations_of};
 use crate::preallocation::{WalkStep, walk};
-use crate::problem::model::{LayerModel, Model};
-use crate::problem::{ErrorFactor, Problem};
+use crate::problem::Problem;
+use crate::remote::Remote;
 use crate::search::Counters;
-use crate::search::selection::{Candidate, across_layers, by_ratio};
+use crate::search::selection::{Candidate, by_ratio};
 use crate::search::tables::LayerTable;
 use crate::slicing::{Planned, Sturdiness};
-use crate::verdict::{Asked, Rival, Turns, Verdict, rivals};
+use crate::turns::Asked;
+use crate::verdict::{Turns, Verdict, rivals};
+use crate::ways::{factors, go_on, tables, ways};
 use serde::Serialize;
 use std::cell::OnceCell;
 use std::rc::Rc;
@@ -37,35 +37,6 @@ use std::rc::Rc;
 const LONG_RECORD: usize = 10_000;
 /// Beyond so many experts in all, [`compare`] searches coarsely.
 const MOST_COMPARED: usize = 1000;
-
-/// Whether experts may be remote.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Remote {
-    /// Where it is cheaper.
-    #[default]
-    Auto,
-    /// In every layer with more experts than a token uses.
-    Always,
-    /// Nowhere.
-    Never,
-}
-
-impl Remote {
-    /// Whether plans may have `counts` remote experts in the layers.
-    pub(crate) fn allows(self, model: &Model<'_>, counts: &[usize]) -> bool {
-        model.layers.iter().zip(counts).all(|(layer, count)| self.allows_in(layer, *count))
-    }
-
-    /// Whether plans may have `count` remote experts in `layer`.
-    pub(crate) fn allows_in(self, layer: &LayerModel, count: usize) -> bool {
-        match self {
-            Self::Auto => true,
-            Self::Always => count > 0 || layer.experts <= layer.top_k,
-            Self::Never => count == 0,
-        }
-    }
-}
 
 /// How to plan.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -429,57 +400,6 @@ pub fn compare_within(problem: &Problem, budget: Budget<'_>) -> Result<Verdict, 
     Ok(Verdict::new(rivals, None::<fn(bool) -> Turns>))
 }
 
-/// Every way to serve `problem` at its cheapest, as far as `effort` finds it, and how much work that was.
-pub(crate) fn ways<'p>(
-    problem: &'p Problem,
-    remote: Remote,
-    robust: bool,
-    effort: Effort,
-    meter: &Rc<Meter<'p>>,
-) -> Result<(Vec<Rival>, usize), PlanError> {
-    problem.check().map_err(PlanError::Problem)?;
-    let factors = robust.then(|| factors(problem)).transpose().map_err(PlanError::Problem)?;
-    let model = Model::with_prediction(problem).map_err(PlanError::Problem)?.metered(meter);
-    if let Some(infeasible) = device_too_small(&model) {
-        return Err(PlanError::Infeasible(Box::new(infeasible)));
-    }
-    let tables = tables(&model)?;
-    let candidates = candidates(&model, remote, &walk(&model));
-    let violations = |plan: &Plan, evaluation: &Evaluation| violations_of(&model, factors, plan, evaluation);
-    let (terms, own_sets) = (OnceCell::new(), OnceCell::new());
-    let inputs = Inputs {
-        model: &model,
-        tables: &tables,
-        terms: &terms,
-        own_sets: &own_sets,
-        factors,
-        violations: &violations,
-        remote,
-        candidates: &candidates,
-    };
-    let unsplit = Unsplit::new(&model);
-    let without = WithoutRemote::new(&model, &unsplit);
-    let plans = inputs.plans(effort);
-    go_on(&model)?;
-    Ok((rivals(&model, &without, &plans), model.work_done()))
-}
-
-/// Fails where the search is cancelled.
-pub(crate) fn go_on(model: &Model<'_>) -> Result<(), PlanError> {
-    if model.meter.is_cancelled() { Err(PlanError::Cancelled) } else { Ok(()) }
-}
-
-/// The tables of all layers.
-fn tables(model: &Model<'_>) -> Result<Vec<LayerTable>, PlanError> {
-    let mut tables = Vec::with_capacity(model.layers.len());
-    for (layer, parts) in model.layers.iter().enumerate() {
-        model.meter.count(parts.experts);
-        go_on(model)?;
-        tables.push(LayerTable::new(model, layer));
-    }
-    Ok(tables)
-}
-
 /// Gives the groups of `best` that are those of `previous` the places that they have there.
 fn keep_places(
     model: &Model<'_>,
@@ -506,31 +426,6 @@ fn concluded(model: &Model<'_>, plan: &Plan, known: Evaluation) -> Evaluation {
     if is_long && model.meter.is_finishing() { known } else { model.evaluate_fully(plan) }
 }
 
-/// The limits that a plan does not keep; with `factors` also when the prediction errs by them.
-pub(crate) fn violations_of(
-    model: &Model<'_>,
-    factors: Option<&[ErrorFactor]>,
-    plan: &Plan,
-    evaluation: &Evaluation,
-) -> Vec<Violation> {
-    match factors {
-        Some(factors) => all_violations(model, factors, plan, evaluation),
-        None => evaluation.violations.clone(),
-    }
-}
-
-/// Every choice of remote counts that the search may take: ratios that pass the worst case, nothing
-/// remote, and the choices across layers, whose worst case is only checked where they are good.
-pub(crate) fn candidates(model: &Model<'_>, remote: Remote, walk: &[WalkStep]) -> Vec<Candidate> {
-    let mut all = by_ratio(model);
-    let across = if remote == Remote::Never { Vec::new() } else { across_layers(model, &all) };
-    let passes = |i: usize| i == 0 || walk.iter().any(|step| step.i == i && step.passes());
-    all.retain(|candidate| passes(candidate.i));
-    all.extend(across);
-    all.retain(|candidate| remote.allows(model, &candidate.counts));
-    all
-}
-
 fn no_plan(
     model: &Model<'_>,
     tables: &[LayerTable],
@@ -544,11 +439,4 @@ fn no_plan(
     let in_the_worst_case = (remote != Remote::Never).then(|| worst_case(model, &ratios)).flatten();
     let why = in_the_worst_case.or_else(|| on_prediction(model, tables, candidates, violations));
     why.unwrap_or_else(|| Infeasible::unknown(model))
-}
-
-fn factors(problem: &Problem) -> Result<&[ErrorFactor], FieldError> {
-    problem.prediction_p95.as_deref().ok_or_else(|| {
-        let message = "is missing: robust plans need the predictor's error; add a factor per layer, or a list per layer with one for 0, 1, .. remote experts";
-        FieldError::new("prediction_p95", message)
-    })
 }

@@ -4,10 +4,10 @@
 //! (`slicing/climb.rs`), then groups that end by themselves, then sizes of single functions. Work is counted in terms,
 //! so that the plan is the same on every machine; the budget may end the search earlier.
 
-use crate::answer::Remote;
 use crate::answer::hysteresis::Kept;
-use crate::answer::plans::{Effort, Inputs, Plans, is_paper_form};
 use crate::plan::Plan;
+use crate::plans::{Effort, Inputs, Plans, is_paper_form};
+use crate::remote::Remote;
 use crate::search::selection::{Candidate, Selection, ratio_candidate};
 use crate::slicing::{Climbed, Depth, Family, Planned, in_groups};
 

@@ -1,22 +1,25 @@
 //! Pre-allocation of the main function for predicted requests: its size is bounded before their plan is known.
 
 use crate::answer::explain::Explanation;
-use crate::answer::infeasible::{Infeasible, device_too_small};
-use crate::answer::plans::{Inputs, Plans};
-use crate::answer::{Answer, Remote, concluded, go_on, tables, violations_of};
+use crate::answer::{Answer, concluded};
 use crate::budget::{Budget, Meter};
 use crate::cost::Evaluation;
 use crate::cost::baselines::{Unsplit, WithoutRemote};
 use crate::cost::stress::stressed;
-use crate::error::PlanError;
+use crate::infeasible::{Infeasible, device_too_small};
+use crate::model::Model;
+use crate::model::sizing::Sizing;
 use crate::plan::{Plan, PlanDraft};
+use crate::plan_error::PlanError;
+use crate::plans::violations_of;
+use crate::plans::{Inputs, Plans};
 use crate::preallocation::hoeffding::assignments_bound;
-use crate::problem::model::Model;
-use crate::problem::sizing::Sizing;
 use crate::problem::{ErrorFactor, Problem};
+use crate::remote::Remote;
 use crate::search::selection::{Candidate, Selection};
 use crate::slicing::in_groups;
 use crate::verdict::{Verdict, rivals};
+use crate::ways::{go_on, tables};
 use std::cell::OnceCell;
 use std::rc::Rc;
 

@@ -3,9 +3,9 @@
 use crate::cost::Evaluation;
 use crate::cost::main_size::MainSize;
 use crate::cost::rivals::Rivals;
-use crate::error::PlanError;
+use crate::error::FieldError;
+use crate::model::Model;
 use crate::plan::{Plan, PlanDraft, read_file};
-use crate::problem::model::Model;
 use crate::problem::{Billing, Pricing, Problem, Request};
 use crate::read::of_any_version;
 use serde::{Deserialize, Serialize};
@@ -25,6 +25,17 @@ pub struct Account {
 struct Form {
     problem: Problem,
     plan: PlanDraft,
+}
+
+/// Reason that a problem and a plan make no account.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AccountError {
+    /// The problem has a field with an impossible value.
+    #[error("problem: {0}")]
+    Problem(FieldError),
+    /// The plan does not belong to the problem.
+    #[error("plan: {0}")]
+    Plan(FieldError),
 }
 
 /// What a request takes: as expected from warm functions, or as measured.
@@ -88,9 +99,9 @@ impl Measured {
 impl Account {
     /// # Errors
     /// Problem and plan do not belong together.
-    pub fn new(problem: Problem, plan: &PlanDraft) -> Result<Self, PlanError> {
-        let model = Model::with_prediction(&problem).map_err(PlanError::Problem)?;
-        let plan = model.plan(plan).map_err(PlanError::Plan)?;
+    pub fn new(problem: Problem, plan: &PlanDraft) -> Result<Self, AccountError> {
+        let model = Model::with_prediction(&problem).map_err(AccountError::Problem)?;
+        let plan = model.plan(plan).map_err(AccountError::Plan)?;
         Ok(Self { problem, plan, rivals: OnceLock::new() })
     }
 
@@ -98,9 +109,9 @@ impl Account {
     ///
     /// # Errors
     /// The first field that is missing, of the wrong type or out of range.
-    pub fn from_json(text: &str) -> Result<Self, PlanError> {
-        let form: Form = of_any_version(text).map_err(PlanError::Problem)?;
-        form.problem.check().map_err(PlanError::Problem)?;
+    pub fn from_json(text: &str) -> Result<Self, AccountError> {
+        let form: Form = of_any_version(text).map_err(AccountError::Problem)?;
+        form.problem.check().map_err(AccountError::Problem)?;
         Self::new(form.problem, &form.plan)
     }
 
@@ -108,10 +119,10 @@ impl Account {
     ///
     /// # Errors
     /// The first field that is missing, unknown, stated twice, of the wrong type or out of range.
-    pub fn from_plan_file(text: &str) -> Result<Option<Self>, PlanError> {
-        let (plan, problem) = read_file::<Problem>(text).map_err(PlanError::Plan)?;
+    pub fn from_plan_file(text: &str) -> Result<Option<Self>, AccountError> {
+        let (plan, problem) = read_file::<Problem>(text).map_err(AccountError::Plan)?;
         let Some(problem) = problem else { return Ok(None) };
-        problem.check().map_err(PlanError::Problem)?;
+        problem.check().map_err(AccountError::Problem)?;
         Self::new(problem, &plan).map(Some)
     }
 

@@ -1,12 +1,12 @@
 //! What the same request costs without remote experts (Remoe paper, section V-C).
 
 use crate::cost::Found;
-use crate::cost::groups::{Used, used};
 use crate::cost::running::{Detail, Life, Running, Times};
+use crate::model::Model;
+use crate::model::sizing::Sizing;
+use crate::model::{Used, used};
 use crate::plan::whole_bytes;
 use crate::problem::curve::{Column, Curve};
-use crate::problem::model::Model;
-use crate::problem::sizing::Sizing;
 use serde::Serialize;
 
 /// The baselines; one whose inputs are missing, or that no size holds, is absent.

@@ -6,9 +6,9 @@ use crate::cost::quota::Pace;
 use crate::cost::replicas::Replicas;
 use crate::cost::sleepers::GroupLife;
 use crate::cost::slowest::{Path, Work, expected_slowest, slowest_of};
+use crate::model::{Model, Seconds, used};
 use crate::plan::{Group, Plan, whole_bytes};
 use crate::problem::curve::{Column, Curve};
-use crate::problem::model::{Model, Seconds};
 use serde::Serialize;
 
 /// What one group of remote functions does for a request.
@@ -287,15 +287,4 @@ pub(crate) fn of_group<'f>(index: usize, layer: usize, plan: &Plan, figures: &'f
 /// How many groups host experts of `layer`.
 fn hosts(layer: usize, plan: &Plan) -> usize {
     plan.groups.iter().filter(|group| !group.experts[layer].is_empty()).count()
-}
-
-/// With what probability an expert is used in a step, and how many tokens it has then.
-pub(crate) type Used = (f64, f64);
-
-/// With what probability any of `rows` tokens uses an expert that each of them uses with probability
-/// `chance`, and how many of them do then.
-pub(crate) fn used(rows: f64, chance: f64) -> Used {
-    let chance = chance.min(1.0);
-    let used = 1.0 - (1.0 - chance).powf(rows);
-    if used > 0.0 { (used, rows * chance / used) } else { (0.0, 1.0) }
 }

@@ -1,6 +1,6 @@
 //! How large a main function is that serves as planned: container, keys and values, threads.
 
-use crate::problem::model::Model;
+use crate::model::Model;
 use crate::problem::{CpuProfile, Device, Layer, Problem};
 
 /// Positions that a page of keys and values holds. Each request that runs has a last page that is not full.

@@ -2,9 +2,9 @@
 
 pub(crate) mod account;
 pub(crate) mod baselines;
+pub(crate) mod contention;
 pub(crate) mod decode;
 pub(crate) mod groups;
-pub(crate) mod latencies;
 pub(crate) mod lpt;
 pub(crate) mod main_size;
 pub(crate) mod quota;
@@ -19,8 +19,8 @@ use crate::cost::decode::{expected_slower_path, remote_count_probabilities};
 use crate::cost::groups::{GroupEvaluation, of_group};
 use crate::cost::replicas::Replicas;
 use crate::cost::running::{Bill, Detail, Life, Running, Times};
+use crate::model::{Model, Seconds};
 use crate::plan::{Group, LayerPlan, Plan, whole_bytes};
-use crate::problem::model::{Model, Seconds};
 use crate::problem::sizes::{BYTE_SLACK, GB};
 use serde::Serialize;
 

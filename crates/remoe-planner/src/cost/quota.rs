@@ -5,12 +5,13 @@
 //! quick as with a whole core; one that always computes is slowed down to its share. What it computes are experts,
 //! the rest of the model in the main function, and calls: each is sent, received, answered and taken back.
 
+use crate::cost::contention::Slowed;
 use crate::cost::groups::Part;
 use crate::cost::running::Times;
+use crate::model::Model;
 use crate::plan::{Group, Plan};
-use crate::problem::contention::{Contention, Slowed};
+use crate::problem::contention::Contention;
 use crate::problem::curve::Curve;
-use crate::problem::model::Model;
 
 /// Seconds after which a function has its part again: the usual period of control groups.
 const PERIOD_SECONDS: f64 = 0.1;

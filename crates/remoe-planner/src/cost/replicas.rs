@@ -1,7 +1,7 @@
 //! Functions that hold the same experts of a layer, and share them in the prefill.
 
 use crate::cost::lpt::{Replica, load_bound, longest_first};
-use crate::problem::model::Model;
+use crate::model::Model;
 
 /// Work in the prefill of functions with the same experts of a layer.
 pub(crate) struct Replicas {

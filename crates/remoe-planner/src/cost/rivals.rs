@@ -1,7 +1,7 @@
 //! What single requests would have cost as the baselines serve them.
 
 use crate::cost::baselines::{Baseline, Baselines};
-use crate::problem::model::Model;
+use crate::model::Model;
 use crate::problem::{Problem, Request, SizeRange, VcpuRange};
 
 /// Prompts for which a prefill is worked out: powers of 2 of tokens, what is between them by interpolation.

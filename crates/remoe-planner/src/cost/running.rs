@@ -4,7 +4,7 @@
 use crate::alive::{Alive, Latency, Service, alive_beside, latency_unless, mean_per_second, quick};
 use crate::cost::sleepers::{GroupLife, Sleeper, Sleeping};
 use crate::cost::{Found, TPOT_SLACK, TTFT_SLACK};
-use crate::problem::model::Model;
+use crate::model::Model;
 use crate::problem::{Arrivals, Quantile};
 use serde::Serialize;
 

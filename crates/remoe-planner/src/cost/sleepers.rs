@@ -9,9 +9,9 @@
 //! one that the token uses.
 
 use crate::alive::{Alive, Alone, mean_per_second};
+use crate::model::Model;
 use crate::plan::{Group, Plan};
 use crate::problem::Arrivals;
-use crate::problem::model::Model;
 use serde::Serialize;
 
 /// Groups that so many requests use start with the same requests and end together.

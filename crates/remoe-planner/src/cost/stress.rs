@@ -1,10 +1,10 @@
 //! Robust plans: what happens when predictions err as far as they do in 5 % of the cases.
 
 use crate::cost::{Evaluation, Violation};
+use crate::model::Model;
 use crate::plan::Plan;
 use crate::problem::ErrorFactor;
-use crate::problem::model::Model;
-use crate::search::remote_set::stressed_scales;
+use crate::problem::stressed::stressed_scales;
 use std::borrow::Cow;
 
 /// The violations of `plan`, on the prediction and when each remote set's share is `factors` times

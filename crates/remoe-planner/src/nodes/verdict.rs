@@ -3,7 +3,7 @@
 use super::compiled::{Compiled, Setting};
 use super::found::{Arrangement, Best, Miss, cheaper_then_faster};
 use super::{ExpectedTimes, NodesLayout, RentedNodes};
-use crate::answer::words::{amount, apart, dollars, limit_name};
+use crate::words::{amount, apart, dollars, limit_name};
 use serde::Serialize;
 use std::cmp::Ordering;
 

@@ -4,10 +4,10 @@
 pub(crate) mod hoeffding;
 
 use crate::cost::{TPOT_SLACK, TTFT_SLACK};
+use crate::model::{LayerModel, Model, Seconds};
 use crate::plan::whole_bytes;
 use crate::preallocation::hoeffding::assignments_bound;
 use crate::problem::curve::{Column, Row};
-use crate::problem::model::{LayerModel, Model, Seconds};
 use crate::problem::sizes::{BYTE_SLACK, first_at_least};
 use serde::{Serialize, Serializer};
 

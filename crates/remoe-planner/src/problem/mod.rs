@@ -8,11 +8,10 @@ pub(crate) mod contention;
 pub(crate) mod curve;
 mod figures;
 mod layer;
-pub(crate) mod model;
 mod rates;
 pub(crate) mod sizes;
-pub(crate) mod sizing;
 mod slo;
+pub(crate) mod stressed;
 pub(crate) mod wrong;
 
 pub use contention::Contention;

@@ -1,7 +1,7 @@
 //! Problems with one figure that is not what was planned with.
 
+use crate::problem::stressed::stressed_scales;
 use crate::problem::{CpuProfile, ErrorFactor, Problem, Start};
-use crate::search::remote_set::stressed_scales;
 use serde::Serialize;
 
 /// By which share each term of a profile may be wrong.

@@ -1,9 +1,9 @@
 //! One candidate's layers with all their options, and what it costs at least.
 
 use crate::cost::{TPOT_SLACK, TTFT_SLACK};
+use crate::model::Model;
 use crate::plan::{LayerPlan, Plan};
 use crate::problem::ErrorFactor;
-use crate::problem::model::Model;
 use crate::problem::sizes::first_at_least;
 use crate::search::options::{Choice, LayerOptions, Local, Prices, Terms};
 use crate::search::selection::Candidate;

@@ -4,7 +4,7 @@
 //! Decode seconds over memory are fitted by theta1 exp(-theta2 y) + theta3, the sizes are relaxed to
 //! real numbers and found with one multiplier, then rounded up; replicas are raised afterwards.
 
-use crate::problem::model::Model;
+use crate::model::Model;
 use crate::problem::sizes::{GB, first_at_least};
 use crate::search::candidate::{Side, Sides};
 use crate::search::dual::Sizing;

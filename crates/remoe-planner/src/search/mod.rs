@@ -12,10 +12,10 @@ pub(crate) mod selection;
 pub(crate) mod tables;
 
 use crate::cost::{Evaluation, Violation};
+use crate::model::Model;
 use crate::plan::Plan;
 use crate::preallocation::WorstCase;
 use crate::problem::ErrorFactor;
-use crate::problem::model::Model;
 use crate::search::candidate::{Multipliers, Sides};
 use crate::search::dual::{Dual, Sizing};
 use crate::search::improve::{Effort, Improved, improve, improve_any, locals};

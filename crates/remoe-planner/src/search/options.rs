@@ -3,7 +3,7 @@
 //! An option with several replicas needs an assignment of experts to them, which is by far the most
 //! expensive figure here. Until somebody cannot do without it, the option is known by a lower bound.
 
-use crate::problem::model::{LayerModel, Model, Seconds};
+use crate::model::{LayerModel, Model, Seconds};
 use crate::problem::sizes::{BYTE_SLACK, GB, first_at_least};
 use crate::search::remote_set::{RemoteSet, Stressed};
 use crate::search::tables::LayerTable;

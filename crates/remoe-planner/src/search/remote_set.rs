@@ -2,9 +2,10 @@
 
 use crate::cost::decode::{SlowerPath, remote_count_probabilities};
 use crate::cost::lpt::longest_first;
+use crate::model::Model;
 use crate::problem::curve::Row;
-use crate::problem::model::Model;
 use crate::problem::sizes::BYTE_SLACK;
+use crate::problem::stressed::stressed_scales;
 use crate::search::options::Choice;
 use crate::search::tables::LayerTable;
 use std::borrow::Cow;
@@ -133,13 +134,4 @@ impl<'m> Stressed<'m> {
         };
         Self { set, local }
     }
-}
-
-/// Factors on the shares of the remote set and on those of the rest, when the set's `share` is
-/// `factor` times as large, at most 1 in all.
-pub(crate) fn stressed_scales(share: f64, factor: f64) -> (f64, f64) {
-    let stressed = (share * factor).min(1.0);
-    let up = if share > 0.0 { stressed / share } else { 1.0 };
-    let down = if share < 1.0 { (1.0 - stressed) / (1.0 - share) } else { 0.0 };
-    (up, down)
 }

@@ -4,8 +4,8 @@
 //! vCPU columns, so that prefix and suffix sums at those columns give the time of every remote or
 //! local set on every size in constant time.
 
+use crate::model::{Model, Seconds};
 use crate::problem::curve::{Column, Row};
-use crate::problem::model::{Model, Seconds};
 use crate::search::options::Local;
 use crate::search::selection::by_use;
 use ndarray::Array2;

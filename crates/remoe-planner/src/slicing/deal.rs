@@ -1,7 +1,7 @@
 //! Who hosts what: the remote experts of every layer dealt to groups so that each has the same work on it.
 
 use crate::cost::lpt::longest_first;
-use crate::problem::model::Model;
+use crate::model::Model;
 use crate::search::tables::LayerTable;
 
 /// How layers and their remote experts become groups.

@@ -2,8 +2,8 @@
 
 use crate::cost::Evaluation;
 use crate::generate::{Random, Sample, small_problem, tighten};
+use crate::model::Model;
 use crate::plan::{Group, LayerPlan, Plan};
-use crate::problem::model::Model;
 use crate::problem::{Arrivals, Billing, Contention, Problem, SizeRange, Start, Starts, VcpuRange};
 use crate::search::selection::by_use;
 use crate::slicing::sturdy::{Trials, wrong_problems};
@@ -201,7 +201,7 @@ fn every_size(
         .iter()
         .map(|experts| {
             let sizes = model.remote_options(model.group_needed(experts));
-            let with = |(sizing, replicas): (crate::problem::sizing::Sizing, u32)| Group {
+            let with = |(sizing, replicas): (crate::model::sizing::Sizing, u32)| Group {
                 experts: experts.clone(),
                 memory_bytes: sizing.bytes,
                 vcpus: sizing.stated,

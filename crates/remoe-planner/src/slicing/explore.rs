@@ -3,7 +3,7 @@
 use super::arrangement::Arrangement;
 use super::table::{Pair, Table};
 use super::{COARSE_GAIN, LayerTerms, MANY_EXPERTS, Planned, Slicing, sized_as};
-use crate::problem::sizing::Sizing;
+use crate::model::sizing::Sizing;
 use crate::search::COST_TIE;
 use std::collections::BinaryHeap;
 
@@ -175,7 +175,7 @@ mod tests {
                     }
                 }
             }
-            let model = crate::problem::model::Model::new(&problem);
+            let model = crate::model::Model::new(&problem);
             slower += usize::from(!model.is_isotonic);
             let half = |parity: u32| Group {
                 experts: model
@@ -188,7 +188,7 @@ mod tests {
                 replicas: 1,
                 idle_seconds: None,
             };
-            let all = |layer: &crate::problem::model::LayerModel| LayerPlan {
+            let all = |layer: &crate::model::LayerModel| LayerPlan {
                 remote: (0..layer.experts as u32).collect(),
                 ..LayerPlan::default()
             };

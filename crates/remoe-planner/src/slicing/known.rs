@@ -2,8 +2,8 @@
 
 use super::{Planned, Slicing};
 use crate::cost::running::{Detail, Running, Times};
+use crate::model::Model;
 use crate::plan::{Group, Plan};
-use crate::problem::model::Model;
 use std::collections::HashMap;
 
 /// Layers that are kept, at most: beyond, it begins anew.

@@ -23,13 +23,13 @@ mod sturdy;
 mod table;
 mod terms;
 
-use crate::answer::Remote;
 use crate::cost::running::Bill;
 use crate::cost::{Evaluation, Found as Limits, Violation};
+use crate::model::Model;
+use crate::model::sizing::Sizing;
 use crate::plan::{Group, LayerPlan, Plan};
 use crate::problem::ErrorFactor;
-use crate::problem::model::Model;
-use crate::problem::sizing::Sizing;
+use crate::remote::Remote;
 use crate::search::selection::Candidate;
 use crate::search::tables::LayerTable;
 use crate::search::{COST_TIE, Counters};

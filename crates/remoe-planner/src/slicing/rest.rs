@@ -1,8 +1,8 @@
 //! Everything but routed experts, in all layers together: the same for every arrangement.
 
 use crate::cost::running::Times;
+use crate::model::{LayerModel, Model};
 use crate::problem::curve::Column;
-use crate::problem::model::{LayerModel, Model};
 use ndarray::ArrayView1;
 
 /// What everything but routed experts takes in all layers, over the vCPUs of the main function.

@@ -4,10 +4,10 @@
 use super::{FEW_EXPERTS, Planned, Slicing};
 use crate::cost::Evaluation;
 use crate::cost::stress::stressed;
+use crate::model::Model;
+use crate::model::sizing::Sizing;
 use crate::plan::Plan;
 use crate::problem::Problem;
-use crate::problem::model::Model;
-use crate::problem::sizing::Sizing;
 use crate::problem::wrong::{Truth, WrongFigure};
 use crate::search::COST_TIE;
 use serde::Serialize;

@@ -4,14 +4,14 @@
 #[allow(clippy::unwrap_used)]
 mod tests;
 
+use crate::cost::contention::Slowed;
 use crate::cost::lpt::longest_first;
 use crate::cost::quota::{Computed, Pace};
 use crate::cost::running::{Running, Times};
 use crate::cost::slowest::{Path, Spread, Work, expected_slowest, slowest_of};
+use crate::model::sizing::Sizing;
+use crate::model::{LayerModel, Model};
 use crate::plan::Plan;
-use crate::problem::contention::Slowed;
-use crate::problem::model::{LayerModel, Model};
-use crate::problem::sizing::Sizing;
 use crate::slicing::rest::{Place, RestOfLayers};
 use crate::slicing::terms::{LayerTerms, PathTerms};
 

@@ -1,8 +1,8 @@
 //! What every expert adds to the times of an arrangement, wherever it is: worked out once for all of them.
 
-use crate::cost::groups::Used;
+use crate::model::Model;
+use crate::model::Used;
 use crate::problem::curve::Curve;
-use crate::problem::model::Model;
 
 /// Numbers that are kept of all experts together, at most: 64 MB.
 const MOST_KEPT: usize = 8_000_000;

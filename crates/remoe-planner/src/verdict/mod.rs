@@ -1,18 +1,18 @@
 //! Whether remote experts pay: every way to serve the model beside the others, in one sentence.
 
-mod turns;
+mod turn;
 
-use crate::answer::plans::Plans;
-use crate::answer::words::{amount, dollars, limit_name};
 use crate::cost::Evaluation;
 use crate::cost::baselines::{Baseline, WithoutRemote};
+use crate::model::Model;
+use crate::plans::Plans;
 use crate::problem::Device;
-use crate::problem::model::Model;
 use crate::slicing::Planned;
+use crate::words::{amount, dollars, limit_name};
 use serde::Serialize;
 
-pub(crate) use turns::{Asked, Turns};
-pub use turns::{Cause, Turn};
+pub(crate) use turn::Turns;
+pub use turn::{Cause, Turn};
 
 /// Who is cheapest, and whether that has remote experts.
 #[derive(Debug, Clone, PartialEq, Serialize)]

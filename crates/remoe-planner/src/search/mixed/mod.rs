@@ -10,10 +10,10 @@ mod counts;
 mod merge;
 mod sets;
 
-use crate::answer::Remote;
+use crate::model::Model;
 use crate::problem::ErrorFactor;
-use crate::problem::model::Model;
 use crate::problem::sizes::BYTE_SLACK;
+use crate::remote::Remote;
 use crate::search::candidate::limits;
 use crate::search::dual::Sizing;
 use crate::search::tables::LayerTable;

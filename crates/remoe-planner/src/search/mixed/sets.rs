@@ -1,8 +1,8 @@
 //! The sets of experts that a layer may have remote, with every size and number of functions of each.
 
-use crate::answer::Remote;
+use crate::model::Model;
 use crate::problem::ErrorFactor;
-use crate::problem::model::Model;
+use crate::remote::Remote;
 use crate::search::options::{Choice, LayerOptions, Local, Terms};
 use crate::search::tables::LayerTable;
 use std::borrow::Cow;

@@ -1,14 +1,16 @@
 //! The answer that no plan keeps every limit: which one fails, by how much, and what would help.
 
-use crate::answer::remedy::Remedy;
-use crate::answer::words::{amount, limit_name, rounded_up};
+pub(crate) mod remedy;
+
+use self::remedy::Remedy;
 use crate::cost::{Evaluation, Violation};
+use crate::model::Model;
 use crate::plan::{LayerPlan, Plan, whole_bytes};
 use crate::preallocation::WorstCase;
-use crate::problem::model::Model;
 use crate::search::selection::Candidate;
 use crate::search::tables::LayerTable;
 use crate::verdict::Verdict;
+use crate::words::{amount, limit_name, rounded_up};
 use serde::Serialize;
 
 /// The limit that fails at the pair of remote ratio and main size that comes closest.

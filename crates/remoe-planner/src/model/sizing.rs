@@ -1,7 +1,7 @@
 //! What functions can be: the sizes that hold what they need, with the vCPUs and the price of each.
 
+use crate::model::Model;
 use crate::problem::VcpuRange;
-use crate::problem::model::Model;
 use crate::problem::sizes::first_at_least;
 
 /// A size that a function can have.

@@ -5,21 +5,21 @@
 //! the work that is left allows it. Work is counted in terms that are summed, never in time, so that plans are the
 //! same on every machine.
 
-use super::{Way, best, rivals};
-use crate::answer::infeasible::device_too_small;
-use crate::answer::plans::{Effort, Inputs, Plans};
-use crate::answer::words::{rounded_up, seconds};
-use crate::answer::{candidates, violations_of, ways};
 use crate::cost::Evaluation;
 use crate::cost::baselines::{Unsplit, WithoutRemote};
+use crate::infeasible::device_too_small;
+use crate::model::Model;
 use crate::plan::Plan;
+use crate::plans::{Effort, Inputs, Plans};
+use crate::plans::{candidates, violations_of};
 use crate::preallocation::walk;
-use crate::problem::model::Model;
 use crate::problem::{CpuProfile, Device, Problem};
 use crate::search::selection::Candidate;
 use crate::search::tables::LayerTable;
 use crate::slicing::{Family, LayerTerms, Planned};
-use serde::Serialize;
+use crate::verdict::{Cause, Turn, Turns, Way, best, rivals};
+use crate::ways::ways;
+use crate::words::{rounded_up, seconds};
 use std::cell::OnceCell;
 use std::rc::Rc;
 
@@ -35,43 +35,6 @@ const SEARCHES: usize = 3;
 const COARSE_SHARE: f64 = 0.9;
 /// Plans that are tried at a step before anything is searched, at most.
 const MOST_CARRIED: usize = 3;
-
-/// What is changed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Cause {
-    /// How many requests come.
-    ArrivalRate,
-    /// What the GPU costs.
-    GpuPrice,
-    /// Bytes of the experts, and the time that they take.
-    ModelSize,
-    /// The limit of the time per output token.
-    Tpot,
-}
-
-/// A change that turns the verdict.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Turn {
-    /// What is changed.
-    pub cause: Cause,
-    /// By which factor: the nearest that was found to turn it.
-    pub factor: f64,
-    /// Its value there: requests per hour, seconds; the factor itself for prices and sizes.
-    pub at: f64,
-    /// The cheapest way then, as far as work was left to search it.
-    pub best: Way,
-    /// In words, as the end of a sentence.
-    pub words: String,
-}
-
-/// What turns a verdict.
-#[derive(Debug, Default)]
-pub(crate) struct Turns {
-    pub(crate) found: Vec<Turn>,
-    /// Causes of which that is not known.
-    pub(crate) undecided: Vec<Cause>,
-}
 
 /// More work than is left.
 struct TooMuch;

@@ -1,10 +1,12 @@
 //! The cheapest plan of every form that a problem asks for.
 
-use crate::answer::Remote;
+use crate::cost::stress::all_violations;
 use crate::cost::{Evaluation, Violation};
+use crate::model::Model;
 use crate::plan::{LayerPlan, Plan};
+use crate::preallocation::WalkStep;
 use crate::problem::ErrorFactor;
-use crate::problem::model::Model;
+use crate::remote::Remote;
 use crate::search::candidate::{Multipliers, Sides};
 use crate::search::mixed::Mixed;
 use crate::search::selection::{Candidate, Selection, across_layers, by_ratio, others, whole_layers};
@@ -396,4 +398,29 @@ fn thinned(candidates: Vec<Candidate>, effort: Effort) -> Vec<Candidate> {
     let most = candidates.iter().map(|candidate| candidate.i).max().unwrap_or(0).max(1);
     let step = most.div_ceil(COARSE_RATIOS - 1).max(1);
     candidates.into_iter().filter(|candidate| candidate.i % step == 0 || candidate.i == most).collect()
+}
+
+/// The limits that a plan does not keep; with `factors` also when the prediction errs by them.
+pub(crate) fn violations_of(
+    model: &Model<'_>,
+    factors: Option<&[ErrorFactor]>,
+    plan: &Plan,
+    evaluation: &Evaluation,
+) -> Vec<Violation> {
+    match factors {
+        Some(factors) => all_violations(model, factors, plan, evaluation),
+        None => evaluation.violations.clone(),
+    }
+}
+
+/// Every choice of remote counts that the search may take: ratios that pass the worst case, nothing
+/// remote, and the choices across layers, whose worst case is only checked where they are good.
+pub(crate) fn candidates(model: &Model<'_>, remote: Remote, walk: &[WalkStep]) -> Vec<Candidate> {
+    let mut all = by_ratio(model);
+    let across = if remote == Remote::Never { Vec::new() } else { across_layers(model, &all) };
+    let passes = |i: usize| i == 0 || walk.iter().any(|step| step.i == i && step.passes());
+    all.retain(|candidate| passes(candidate.i));
+    all.extend(across);
+    all.retain(|candidate| remote.allows(model, &candidate.counts));
+    all
 }

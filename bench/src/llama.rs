@@ -15,14 +15,14 @@ pub(crate) struct LlamaBench {
 
 /// Tokens per second.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Speed {
-    pub(super) prefill: f64,
-    pub(super) decode: f64,
+pub(crate) struct Speed {
+    pub(crate) prefill: f64,
+    pub(crate) decode: f64,
 }
 
 impl LlamaBench {
     /// One pass of `model` with `prompt` tokens and one with `generated`.
-    pub(super) fn run(&self, model: &Path, prompt: usize, generated: usize) -> Result<Speed> {
+    pub(crate) fn run(&self, model: &Path, prompt: usize, generated: usize) -> Result<Speed> {
         let running = || format!("running {}", self.program.display());
         let mut command = Command::new(&self.program);
         command.arg("-m").arg(model).args(["-o", "json", "-r", "1", "-ngl", "0"]);

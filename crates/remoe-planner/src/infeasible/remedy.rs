@@ -1,8 +1,8 @@
 //! What would have to be raised for a plan to exist.
 
-use crate::answer::infeasible::Infeasible;
 use crate::cost::Violation;
-use crate::problem::model::Model;
+use crate::infeasible::Infeasible;
+use crate::model::Model;
 use crate::problem::{Problem, SizeRange};
 use serde::Serialize;
 

@@ -1,9 +1,10 @@
 //! The problem in the form that everything computes with: curves instead of grids, rates instead of
 //! prices, lists of sizes.
 
+pub(crate) mod latencies;
+pub(crate) mod sizing;
+
 use crate::budget::Meter;
-use crate::cost::groups::{Used, used};
-use crate::cost::latencies::Latencies;
 use crate::error::FieldError;
 use crate::problem::curve::Curve;
 use crate::problem::sizes::GB;
@@ -11,6 +12,8 @@ use crate::problem::{Billing, Device, Layer, Problem};
 use std::borrow::Cow;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
+
+use self::latencies::Latencies;
 
 /// A checked problem, compiled.
 #[derive(Debug)]
@@ -433,4 +436,15 @@ impl<'p> Model<'p> {
     pub(crate) fn useful_replicas(&self, set: usize) -> usize {
         set.min(self.problem.limits.max_replicas as usize).max(1)
     }
+}
+
+/// With what probability an expert is used in a step, and how many tokens it has then.
+pub(crate) type Used = (f64, f64);
+
+/// With what probability any of `rows` tokens uses an expert that each of them uses with probability
+/// `chance`, and how many of them do then.
+pub(crate) fn used(rows: f64, chance: f64) -> Used {
+    let chance = chance.min(1.0);
+    let used = 1.0 - (1.0 - chance).powf(rows);
+    if used > 0.0 { (used, rows * chance / used) } else { (0.0, 1.0) }
 }

@@ -1,0 +1,77 @@
+//! Every way to serve a model, each at its cheapest.
+
+use crate::budget::Meter;
+use crate::cost::Evaluation;
+use crate::cost::baselines::{Unsplit, WithoutRemote};
+use crate::error::FieldError;
+use crate::infeasible::device_too_small;
+use crate::model::Model;
+use crate::plan::Plan;
+use crate::plan_error::PlanError;
+use crate::plans::{Effort, Inputs, candidates, violations_of};
+use crate::preallocation::walk;
+use crate::problem::{ErrorFactor, Problem};
+use crate::remote::Remote;
+use crate::search::tables::LayerTable;
+use crate::verdict::{Rival, rivals};
+use std::cell::OnceCell;
+use std::rc::Rc;
+
+/// Every way to serve `problem` at its cheapest, as far as `effort` finds it, and how much work that was.
+pub(crate) fn ways<'p>(
+    problem: &'p Problem,
+    remote: Remote,
+    robust: bool,
+    effort: Effort,
+    meter: &Rc<Meter<'p>>,
+) -> Result<(Vec<Rival>, usize), PlanError> {
+    problem.check().map_err(PlanError::Problem)?;
+    let factors = robust.then(|| factors(problem)).transpose().map_err(PlanError::Problem)?;
+    let model = Model::with_prediction(problem).map_err(PlanError::Problem)?.metered(meter);
+    if let Some(infeasible) = device_too_small(&model) {
+        return Err(PlanError::Infeasible(Box::new(infeasible)));
+    }
+    let tables = tables(&model)?;
+    let candidates = candidates(&model, remote, &walk(&model));
+    let violations = |plan: &Plan, evaluation: &Evaluation| violations_of(&model, factors, plan, evaluation);
+    let (terms, own_sets) = (OnceCell::new(), OnceCell::new());
+    let inputs = Inputs {
+        model: &model,
+        tables: &tables,
+        terms: &terms,
+        own_sets: &own_sets,
+        factors,
+        violations: &violations,
+        remote,
+        candidates: &candidates,
+    };
+    let unsplit = Unsplit::new(&model);
+    let without = WithoutRemote::new(&model, &unsplit);
+    let plans = inputs.plans(effort);
+    go_on(&model)?;
+    Ok((rivals(&model, &without, &plans), model.work_done()))
+}
+
+/// Fails where the search is cancelled.
+pub(crate) fn go_on(model: &Model<'_>) -> Result<(), PlanError> {
+    if model.meter.is_cancelled() { Err(PlanError::Cancelled) } else { Ok(()) }
+}
+
+/// The tables of all layers.
+pub(crate) fn tables(model: &Model<'_>) -> Result<Vec<LayerTable>, PlanError> {
+    let mut tables = Vec::with_capacity(model.layers.len());
+    for (layer, parts) in model.layers.iter().enumerate() {
+        model.meter.count(parts.experts);
+        go_on(model)?;
+        tables.push(LayerTable::new(model, layer));
+    }
+    Ok(tables)
+}
+
+/// Factors by which the prediction errs in 5 % of the cases.
+pub(crate) fn factors(problem: &Problem) -> Result<&[ErrorFactor], FieldError> {
+    problem.prediction_p95.as_deref().ok_or_else(|| {
+        let message = "is missing: robust plans need the predictor's error; add a factor per layer, or a list per layer with one for 0, 1, .. remote experts";
+        FieldError::new("prediction_p95", message)
+    })
+}
