@@ -20,7 +20,7 @@ use crate::transition::{LayerChange, Shortage, steps};
 use prometheus::IntGauge;
 use remoe_kernels::NumericsClass;
 use remoe_model::Checkpoint;
-use remoe_planner::Account;
+use remoe_plan::Account;
 use remoe_proto::v1::{EndpointProblem, LayerExperts, Routing, RoutingAck};
 use remoe_proto::{ErrorCode, GENERATION_STEP, ServiceError, largest_generation, placement_digest};
 use remoe_weights::{LoadError, expert_shape, load_experts, prefetch_experts};

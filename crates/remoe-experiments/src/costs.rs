@@ -3,7 +3,7 @@
 use crate::error::ExperimentError;
 use crate::scenario::{Request, Scenario};
 use crate::truth::Outcome;
-use remoe_planner::{Baseline, Baselines, Plan, Problem, Remote, SizeRange, Slo, baselines};
+use remoe_planner::{Baseline, Baselines, Plan, PlanError, Problem, Remote, SizeRange, Slo, baselines};
 use serde::Serialize;
 
 /// Where the parts of a model run (Remoe paper, section V-C).
@@ -293,7 +293,7 @@ fn of_baseline(
         let only = of_class.main_bytes;
         problem.specs.main = SizeRange { min_bytes: only, max_bytes: only, ..problem.specs.main };
     }
-    let baselines = baselines(&problem).map_err(|error| scenario.plan_error(error))?;
+    let baselines = baselines(&problem).map_err(|error| scenario.plan_error(PlanError::Problem(error)))?;
     let found = match strategy {
         Strategy::Cpu => baselines.cpu,
         Strategy::Gpu => baselines.gpu,

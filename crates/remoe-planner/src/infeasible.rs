@@ -3,14 +3,14 @@
 pub(crate) mod remedy;
 
 use self::remedy::Remedy;
-use crate::cost::{Evaluation, Violation};
-use crate::model::Model;
-use crate::plan::{LayerPlan, Plan, whole_bytes};
 use crate::preallocation::WorstCase;
 use crate::search::selection::Candidate;
 use crate::search::tables::LayerTable;
 use crate::verdict::Verdict;
 use crate::words::{amount, limit_name, rounded_up};
+use remoe_plan::cost::{Evaluation, Violation};
+use remoe_plan::model::Model;
+use remoe_plan::plan::{LayerPlan, Plan, whole_bytes};
 use serde::Serialize;
 
 /// The limit that fails at the pair of remote ratio and main size that comes closest.
@@ -94,7 +94,7 @@ impl std::fmt::Display for Infeasible {
 /// Why the device cannot hold the model, whatever the plan.
 pub(crate) fn device_too_small(model: &Model<'_>) -> Option<Infeasible> {
     let allowed = model.problem.limits.gpu_bytes?;
-    (model.gpu_bytes > allowed + crate::problem::sizes::BYTE_SLACK).then(|| Infeasible {
+    (model.gpu_bytes > allowed + remoe_plan::problem::sizes::BYTE_SLACK).then(|| Infeasible {
         limit: "gpu".to_owned(),
         at: Pair { i: model.most_experts(), main_bytes: model.problem.specs.main.largest() },
         value: model.gpu_bytes,

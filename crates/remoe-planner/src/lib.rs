@@ -14,20 +14,12 @@ extern crate self as remoe_planner;
 #[path = "../tests/it/generate/mod.rs"]
 mod generate;
 
-mod alive;
 mod answer;
-mod budget;
-mod cost;
-mod error;
 mod infeasible;
-mod model;
 mod nodes;
-mod plan;
 mod plan_error;
 mod plans;
 mod preallocation;
-mod problem;
-mod read;
 mod remote;
 mod search;
 mod slicing;
@@ -36,24 +28,13 @@ mod verdict;
 mod ways;
 mod words;
 
-pub use alive::{Alive, Alone, AloneTime, Latency, Quantiles, Service, alive, latency};
 pub use answer::explain::{Alternative, Binding, Explanation, Saving};
 pub use answer::hysteresis::{Bytes, Change, LayerChange, Reason, Toll};
 pub use answer::preallocated::preallocate_for;
 pub use answer::{
-    Answer, Options, Preallocation, baselines, compare, compare_within, evaluate, preallocate, replan, solve,
+    Answer, Options, Preallocation, compare, compare_within, evaluate, preallocate, replan, solve,
     solve_within,
 };
-pub use budget::{Budget, Proceed};
-pub use cost::account::{Account, AccountError, Comparison, Measured, Outcome};
-pub use cost::baselines::{Baseline, Baselines};
-pub use cost::groups::GroupEvaluation;
-pub use cost::lpt::{Replica, load_bound, longest_first, longest_first_beside};
-pub use cost::main_size::{MainSize, PAGE_POSITIONS, useful_vcpus};
-pub use cost::running::Life;
-pub use cost::sleepers::GroupLife;
-pub use cost::{BatchStep, Evaluation, LayerEvaluation, Violation};
-pub use error::FieldError;
 pub use infeasible::remedy::Remedy;
 pub use infeasible::{Infeasible, Pair};
 pub use nodes::{
@@ -61,20 +42,22 @@ pub use nodes::{
     NodesAnswer, NodesLayout, NodesVerdict, Rental, RentedNodes, Reserve, ResidentModel, RivalNodes, Spot,
     cheapest_nodes, rent,
 };
-pub use plan::{Group, LayerPlan, Plan, PlanDraft, plan_file_schema};
 pub use plan_error::PlanError;
 pub use preallocation::WalkStep;
 pub use preallocation::hoeffding::{assignments_bound, paper_bound};
-pub use problem::wrong::{Truth, WrongFigure};
-pub use problem::{
-    Affine, Arrivals, Billing, Contention, CpuProfile, Device, ErrorFactor, GpuProfile, Layer, Limits,
-    Pricing, Problem, Quantile, Request, SizeRange, Slo, Specs, Start, Starts, Transport, VcpuRange,
+pub use remoe_plan::{
+    Account, AccountError, Affine, Alive, Alone, AloneTime, Arrivals, Baseline, Baselines, BatchStep,
+    Billing, Budget, Comparison, Contention, CpuProfile, Device, ErrorFactor, Evaluation, FieldError,
+    GpuProfile, Group, GroupEvaluation, GroupLife, Latency, Layer, LayerEvaluation, LayerPlan, Life, Limits,
+    MainSize, Measured, Outcome, PAGE_POSITIONS, Plan, PlanDraft, Pricing, Problem, Proceed, Quantile,
+    Quantiles, Replica, Request, Service, SizeRange, Slo, Specs, Start, Starts, Transport, Truth, VcpuRange,
+    Violation, Way, WrongFigure, alive, baselines, latency, load_bound, longest_first, longest_first_beside,
+    of_any_version, plan_file_schema, useful_vcpus,
 };
-pub use read::of_any_version;
 pub use remote::Remote;
 pub use search::Counters;
 pub use search::continuous::{Continuous, Fit, Refusal};
 pub use search::selection::Selection;
 pub use slicing::{Sturdiness, WrongCase};
-pub use verdict::{Cause, Rival, Turn, Verdict, Way};
+pub use verdict::{Cause, Rival, Turn, Verdict};
 pub use words::{amount, dollars, limit_name, rounded_up, seconds};

@@ -1,8 +1,8 @@
 //! Errors of a search.
 
-use crate::cost::account::AccountError;
-use crate::error::FieldError;
 use crate::infeasible::Infeasible;
+use remoe_plan::cost::account::AccountError;
+use remoe_plan::error::FieldError;
 
 /// Reason that there is no answer.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]

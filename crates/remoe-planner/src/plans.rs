@@ -1,11 +1,6 @@
 //! The cheapest plan of every form that a problem asks for.
 
-use crate::cost::stress::all_violations;
-use crate::cost::{Evaluation, Violation};
-use crate::model::Model;
-use crate::plan::{LayerPlan, Plan};
 use crate::preallocation::WalkStep;
-use crate::problem::ErrorFactor;
 use crate::remote::Remote;
 use crate::search::candidate::{Multipliers, Sides};
 use crate::search::mixed::Mixed;
@@ -13,6 +8,11 @@ use crate::search::selection::{Candidate, Selection, across_layers, by_ratio, ot
 use crate::search::tables::LayerTable;
 use crate::search::{COST_TIE, Counters, Found, Search};
 use crate::slicing::{Family, LayerTerms, Moves, Planned, RestOfLayers, Slicing, Sturdiness, most_moves};
+use remoe_plan::cost::stress::all_violations;
+use remoe_plan::cost::{Evaluation, Violation};
+use remoe_plan::model::Model;
+use remoe_plan::plan::{LayerPlan, Plan};
+use remoe_plan::problem::ErrorFactor;
 use std::cell::OnceCell;
 
 /// How much is searched.

@@ -1,6 +1,6 @@
 //! The policy on remote experts.
 
-use crate::model::{LayerModel, Model};
+use remoe_plan::model::{LayerModel, Model};
 use serde::Serialize;
 
 /// Policy on remote experts.

@@ -5,21 +5,22 @@
 //! the work that is left allows it. Work is counted in terms that are summed, never in time, so that plans are the
 //! same on every machine.
 
-use crate::cost::Evaluation;
-use crate::cost::baselines::{Unsplit, WithoutRemote};
 use crate::infeasible::device_too_small;
-use crate::model::Model;
-use crate::plan::Plan;
 use crate::plans::{Effort, Inputs, Plans};
 use crate::plans::{candidates, violations_of};
 use crate::preallocation::walk;
-use crate::problem::{CpuProfile, Device, Problem};
 use crate::search::selection::Candidate;
 use crate::search::tables::LayerTable;
 use crate::slicing::{Family, LayerTerms, Planned};
-use crate::verdict::{Cause, Turn, Turns, Way, best, rivals};
+use crate::verdict::{Cause, Turn, Turns, best, rivals};
 use crate::ways::ways;
 use crate::words::{rounded_up, seconds};
+use remoe_plan::cost::Evaluation;
+use remoe_plan::cost::baselines::{Unsplit, WithoutRemote};
+use remoe_plan::model::Model;
+use remoe_plan::plan::Plan;
+use remoe_plan::problem::{CpuProfile, Device, Problem};
+use remoe_plan::way::Way;
 use std::cell::OnceCell;
 use std::rc::Rc;
 
@@ -335,7 +336,7 @@ impl Cause {
     fn words(self, problem: &Problem, factor: f64) -> (f64, String) {
         match self {
             Self::ArrivalRate => {
-                let rate = problem.arrivals.as_ref().map_or(0.0, crate::alive::mean_per_second) * factor;
+                let rate = problem.arrivals.as_ref().map_or(0.0, remoe_plan::alive::mean_per_second) * factor;
                 let hourly = rounded_up(rate * 3600.0);
                 (rate * 3600.0, format!("{hourly} requests per hour"))
             }

@@ -1,19 +1,19 @@
 //! Every way to serve a model, each at its cheapest.
 
-use crate::budget::Meter;
-use crate::cost::Evaluation;
-use crate::cost::baselines::{Unsplit, WithoutRemote};
-use crate::error::FieldError;
 use crate::infeasible::device_too_small;
-use crate::model::Model;
-use crate::plan::Plan;
 use crate::plan_error::PlanError;
 use crate::plans::{Effort, Inputs, candidates, violations_of};
 use crate::preallocation::walk;
-use crate::problem::{ErrorFactor, Problem};
 use crate::remote::Remote;
 use crate::search::tables::LayerTable;
 use crate::verdict::{Rival, rivals};
+use remoe_plan::budget::Meter;
+use remoe_plan::cost::Evaluation;
+use remoe_plan::cost::baselines::{Unsplit, WithoutRemote};
+use remoe_plan::error::FieldError;
+use remoe_plan::model::Model;
+use remoe_plan::plan::Plan;
+use remoe_plan::problem::{ErrorFactor, Problem};
 use std::cell::OnceCell;
 use std::rc::Rc;
 

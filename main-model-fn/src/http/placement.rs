@@ -9,7 +9,7 @@ use axum::extract::State;
 use axum::http::Uri;
 use remoe_http::{ApiError, query};
 use remoe_model::Inspection;
-use remoe_planner::{Account, Comparison, Measured, Outcome, Plan, Way, baselines};
+use remoe_plan::{Account, Comparison, Measured, Outcome, Plan, Way, baselines};
 use remoe_predictor::Activations;
 use remoe_proto::format_listing;
 use remoe_proto::v1::LayerExperts;

@@ -1,7 +1,7 @@
 //! What the plan expected of requests and what they took, for Prometheus: sums, of which a dashboard shows means.
 
 use prometheus::{CounterVec, IntCounter, Opts, Registry};
-use remoe_planner::Comparison;
+use remoe_plan::Comparison;
 
 /// Of all requests that ran under a placement that the planner made.
 #[derive(Clone)]
@@ -67,7 +67,7 @@ impl PlanMetrics {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use remoe_planner::Outcome;
+    use remoe_plan::Outcome;
 
     #[test]
     fn sums_are_of_both() {

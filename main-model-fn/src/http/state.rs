@@ -12,7 +12,7 @@ use remoe_billing::Meter;
 use remoe_http::{ConnectionLimits, Lanes, Origins};
 use remoe_model::GenerationDefaults;
 use remoe_otel::Traces;
-use remoe_planner::Account;
+use remoe_plan::Account;
 use remoe_proto::{ErrorCode, ServiceError};
 use serde_json::{Map, Value};
 use std::sync::Arc;

@@ -4,7 +4,7 @@ use super::placement::measured;
 use super::running::Running;
 use super::timing::Timing;
 use crate::engine::request::ExpertTime;
-use remoe_planner::{Account, Comparison};
+use remoe_plan::{Account, Comparison};
 use serde::Serialize;
 
 /// `usage` of an answer.

@@ -221,7 +221,7 @@ mod tests {
 
     #[test]
     fn plans_leave_room_for_pages_of_this_size() {
-        assert_eq!(PAGE, remoe_planner::PAGE_POSITIONS as usize);
+        assert_eq!(PAGE, remoe_plan::PAGE_POSITIONS as usize);
     }
 
     /// Forwards the sequence `tokens` from wherever `cache` is.

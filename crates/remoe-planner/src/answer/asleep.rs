@@ -1,11 +1,11 @@
 //! Plans whose groups end by themselves: what is used all the time stays with the main function, or in groups that stay,
 //! and the others are paid for while requests use them.
 
-use crate::alive::{Alone, mean_per_second};
-use crate::model::Model;
-use crate::plan::{Group, LayerPlan, Plan};
 use crate::plans::{Effort, Inputs};
 use crate::slicing::{Depth, Planned, in_groups};
+use remoe_plan::alive::{Alone, mean_per_second};
+use remoe_plan::model::Model;
+use remoe_plan::plan::{Group, LayerPlan, Plan};
 
 /// Evaluations of moves from a plan whose groups end by themselves, at most.
 const MOST_MOVES: usize = 5_000;

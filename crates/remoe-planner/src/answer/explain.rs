@@ -1,9 +1,6 @@
 //! Why it is this plan: the limit that keeps a cheaper neighbour out, the next best alternative, and
 //! what other ways of planning would have cost.
 
-use crate::cost::baselines::Baselines;
-use crate::cost::{Evaluation, TPOT_SLACK, TTFT_SLACK};
-use crate::plan::{LayerPlan, Plan, whole_bytes};
 use crate::preallocation::WorstCase;
 use crate::search::candidate::{Side, Sides};
 use crate::search::continuous::{Continuous, continuous};
@@ -12,6 +9,9 @@ use crate::search::options::{Choice, Terms};
 use crate::search::selection::{Candidate, Selection};
 use crate::search::{COST_TIE, Found, Search};
 use crate::slicing::Planned;
+use remoe_plan::cost::baselines::Baselines;
+use remoe_plan::cost::{Evaluation, TPOT_SLACK, TTFT_SLACK};
+use remoe_plan::plan::{LayerPlan, Plan, whole_bytes};
 use serde::Serialize;
 
 /// The figures behind a choice.

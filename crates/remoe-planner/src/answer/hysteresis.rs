@@ -8,14 +8,14 @@
 //! So of the H seconds that the new plan is expected to stand the change costs sum T_f rate_f, as far as functions are
 //! alive then, and what is saved is saved for H - max T_f.
 
-use crate::alive::mean_per_second;
-use crate::cost::{Evaluation, Violation};
-use crate::model::Model;
-use crate::plan::{Group, Plan, whole_bytes};
-use crate::problem::Start;
-use crate::problem::sizes::GB;
 use crate::remote::Remote;
 use crate::slicing::Planned;
+use remoe_plan::alive::mean_per_second;
+use remoe_plan::cost::{Evaluation, Violation};
+use remoe_plan::model::Model;
+use remoe_plan::plan::{Group, Plan, whole_bytes};
+use remoe_plan::problem::Start;
+use remoe_plan::problem::sizes::GB;
 use serde::Serialize;
 
 /// The previous plan against the new one.
@@ -343,7 +343,7 @@ fn differences(from: &Plan, to: &Plan) -> (Option<[Bytes; 2]>, Vec<LayerChange>)
 mod tests {
     use super::*;
     use crate::generate::{Random, small_problem};
-    use crate::plan::LayerPlan;
+    use remoe_plan::plan::LayerPlan;
 
     #[test]
     fn only_what_no_function_has_is_moved() {

@@ -8,19 +8,12 @@ pub(crate) mod preallocated;
 
 use crate::answer::explain::{Explanation, explain};
 use crate::answer::hysteresis::{Change, Inertia, Kept, aligned, decide};
-use crate::budget::{Budget, Meter};
-use crate::cost::baselines::{Baselines, Unsplit, WithoutRemote};
-use crate::cost::stress::all_violations;
-use crate::cost::{Evaluation, Violation};
 use crate::infeasible::remedy::sufficient;
 use crate::infeasible::{Infeasible, device_too_small, on_prediction, worst_case};
-use crate::model::Model;
-use crate::plan::{Plan, PlanDraft, whole_bytes};
 use crate::plan_error::PlanError;
 use crate::plans::{Effort, Inputs};
 use crate::plans::{candidates, violations_of};
 use crate::preallocation::{WalkStep, walk};
-use crate::problem::Problem;
 use crate::remote::Remote;
 use crate::search::Counters;
 use crate::search::selection::{Candidate, by_ratio};
@@ -29,6 +22,13 @@ use crate::slicing::{Planned, Sturdiness};
 use crate::turns::Asked;
 use crate::verdict::{Turns, Verdict, rivals};
 use crate::ways::{factors, go_on, tables, ways};
+use remoe_plan::budget::{Budget, Meter};
+use remoe_plan::cost::baselines::{Baselines, Unsplit, WithoutRemote};
+use remoe_plan::cost::stress::all_violations;
+use remoe_plan::cost::{Evaluation, Violation};
+use remoe_plan::model::Model;
+use remoe_plan::plan::{Plan, PlanDraft, whole_bytes};
+use remoe_plan::problem::Problem;
 use serde::Serialize;
 use std::cell::OnceCell;
 use std::rc::Rc;
@@ -119,16 +119,6 @@ pub struct Preallocation {
     pub main_bytes: f64,
     /// The remote ratio times the experts of the largest layer.
     pub i: usize,
-}
-
-/// What `problem` costs without remote experts; a baseline whose inputs are missing, or that no size holds,
-/// is absent.
-///
-/// # Errors
-/// A problem that cannot be, or one without a prediction.
-pub fn baselines(problem: &Problem) -> Result<Baselines, PlanError> {
-    problem.check().map_err(PlanError::Problem)?;
-    Ok(Baselines::of(&Model::with_prediction(problem).map_err(PlanError::Problem)?))
 }
 
 /// How much memory the main function starts with, without a prediction (MMP; Remoe paper,

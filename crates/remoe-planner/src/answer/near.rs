@@ -5,11 +5,11 @@
 //! so that the plan is the same on every machine; the budget may end the search earlier.
 
 use crate::answer::hysteresis::Kept;
-use crate::plan::Plan;
 use crate::plans::{Effort, Inputs, Plans, is_paper_form};
 use crate::remote::Remote;
 use crate::search::selection::{Candidate, Selection, ratio_candidate};
 use crate::slicing::{Climbed, Depth, Family, Planned, in_groups};
+use remoe_plan::plan::Plan;
 
 /// Terms that a search near the previous plan sums, at most: so many, and so many more for every expert.
 const MOST_WORK: (usize, usize) = (200_000, 90);

@@ -2,24 +2,24 @@
 
 use crate::answer::explain::Explanation;
 use crate::answer::{Answer, concluded};
-use crate::budget::{Budget, Meter};
-use crate::cost::Evaluation;
-use crate::cost::baselines::{Unsplit, WithoutRemote};
-use crate::cost::stress::stressed;
 use crate::infeasible::{Infeasible, device_too_small};
-use crate::model::Model;
-use crate::model::sizing::Sizing;
-use crate::plan::{Plan, PlanDraft};
 use crate::plan_error::PlanError;
 use crate::plans::violations_of;
 use crate::plans::{Inputs, Plans};
 use crate::preallocation::hoeffding::assignments_bound;
-use crate::problem::{ErrorFactor, Problem};
 use crate::remote::Remote;
 use crate::search::selection::{Candidate, Selection};
 use crate::slicing::in_groups;
 use crate::verdict::{Verdict, rivals};
 use crate::ways::{go_on, tables};
+use remoe_plan::budget::{Budget, Meter};
+use remoe_plan::cost::Evaluation;
+use remoe_plan::cost::baselines::{Unsplit, WithoutRemote};
+use remoe_plan::cost::stress::stressed;
+use remoe_plan::model::Model;
+use remoe_plan::model::sizing::Sizing;
+use remoe_plan::plan::{Plan, PlanDraft};
+use remoe_plan::problem::{ErrorFactor, Problem};
 use std::cell::OnceCell;
 use std::rc::Rc;
 

@@ -1,9 +1,9 @@
 //! What would have to be raised for a plan to exist.
 
-use crate::cost::Violation;
 use crate::infeasible::Infeasible;
-use crate::model::Model;
-use crate::problem::{Problem, SizeRange};
+use remoe_plan::cost::Violation;
+use remoe_plan::model::Model;
+use remoe_plan::problem::{Problem, SizeRange};
 use serde::Serialize;
 
 /// A field of the problem that must be raised.

@@ -3,10 +3,10 @@
 use super::batches::{BATCHES, ByBatch, Times, by_batch};
 use super::form::{GpuGroup, GpuTimes, NodeShape, Rental, ResidentModel, Spot};
 use super::slowest::least_slowest;
-use crate::alive::quick;
-use crate::cost::slowest::{MOST_EXACT, Path, expected_slowest};
-use crate::problem::Arrivals;
-use crate::problem::curve::{Column, Curve};
+use remoe_plan::alive::quick;
+use remoe_plan::cost::slowest::{MOST_EXACT, Path, expected_slowest};
+use remoe_plan::problem::Arrivals;
+use remoe_plan::problem::curve::{Column, Curve};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;

@@ -1,9 +1,9 @@
 //! The form: a model, requests, limits, and node shapes with what each takes.
 
 use super::slowest::MOST_TOP_K;
-use crate::error::FieldError;
-use crate::problem::check::{check_arrivals, check_request, check_start};
-use crate::problem::{Affine, Arrivals, CpuProfile, GpuProfile, Request, Slo, Starts, Transport};
+use remoe_plan::error::FieldError;
+use remoe_plan::problem::check::{check_arrivals, check_request, check_start};
+use remoe_plan::problem::{Affine, Arrivals, CpuProfile, GpuProfile, Request, Slo, Starts, Transport};
 
 const MOST_SHAPES: usize = 1024;
 const MOST_LAYERS: usize = 4096;

@@ -2,7 +2,8 @@
 
 use super::compiled::{Compiled, Device};
 use super::load::{Excess, Unit};
-use crate::verdict::{TIE, Way};
+use crate::verdict::TIE;
+use remoe_plan::way::Way;
 use serde::Serialize;
 use std::cmp::Ordering;
 

@@ -11,7 +11,7 @@
 use super::batches::{BATCHES, Times, position};
 use super::compiled::Compiled;
 use super::found::{Best, Found, Miss};
-use crate::alive::{Alive, Latency, Service, alive, latency, mean_per_second};
+use remoe_plan::alive::{Alive, Latency, Service, alive, latency, mean_per_second};
 
 /// Units of an arrangement, at most.
 pub(super) const MOST_UNITS: u32 = 4096;

@@ -29,13 +29,13 @@ mod slowest;
 mod verdict;
 mod whole;
 
-use crate::alive::{Latency, mean_per_second};
-use crate::error::FieldError;
-use crate::problem::Device;
 use compiled::Compiled;
 pub use form::{GpuGroup, GpuTimes, NodeShape, Rental, Reserve, ResidentModel, Spot};
 pub use found::Arrangement;
 use found::{Best, Found};
+use remoe_plan::alive::{Latency, mean_per_second};
+use remoe_plan::error::FieldError;
+use remoe_plan::problem::Device;
 use serde::Serialize;
 pub use verdict::{BrokenLimit, Flip, FlipCause, NodesVerdict, RivalNodes};
 

@@ -1,11 +1,11 @@
 //! A bound on how long a token waits for its experts when they are split over paths that work at the same time.
 
-use crate::cost::slowest::Path;
+use remoe_plan::cost::slowest::Path;
 
 /// Experts per token, at most: up to so many the expectation is exact.
 pub(super) const MOST_TOP_K: usize = 32;
 
-/// What [`crate::cost::slowest::expected_slowest`] is not below, at a fraction of the effort: the slowest of
+/// What [`remoe_plan::cost::slowest::expected_slowest`] is not below, at a fraction of the effort: the slowest of
 /// equal places takes no less than their mean.
 pub(super) fn least_slowest(top_k: usize, paths: &[Path]) -> f64 {
     let of_path = |path: &Path| {
@@ -19,7 +19,7 @@ pub(super) fn least_slowest(top_k: usize, paths: &[Path]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cost::slowest::expected_slowest;
+    use remoe_plan::cost::slowest::expected_slowest;
 
     #[test]
     fn the_bound_is_not_above_the_expectation() {

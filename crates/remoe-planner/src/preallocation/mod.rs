@@ -3,12 +3,12 @@
 
 pub(crate) mod hoeffding;
 
-use crate::cost::{TPOT_SLACK, TTFT_SLACK};
-use crate::model::{LayerModel, Model, Seconds};
-use crate::plan::whole_bytes;
 use crate::preallocation::hoeffding::assignments_bound;
-use crate::problem::curve::{Column, Row};
-use crate::problem::sizes::{BYTE_SLACK, first_at_least};
+use remoe_plan::cost::{TPOT_SLACK, TTFT_SLACK};
+use remoe_plan::model::{LayerModel, Model, Seconds};
+use remoe_plan::plan::whole_bytes;
+use remoe_plan::problem::curve::{Column, Row};
+use remoe_plan::problem::sizes::{BYTE_SLACK, first_at_least};
 use serde::{Serialize, Serializer};
 
 /// One remote ratio of the walk, from everything remote to nothing.

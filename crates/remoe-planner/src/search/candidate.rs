@@ -1,13 +1,13 @@
 //! One candidate's layers with all their options, and what it costs at least.
 
-use crate::cost::{TPOT_SLACK, TTFT_SLACK};
-use crate::model::Model;
-use crate::plan::{LayerPlan, Plan};
-use crate::problem::ErrorFactor;
-use crate::problem::sizes::first_at_least;
 use crate::search::options::{Choice, LayerOptions, Local, Prices, Terms};
 use crate::search::selection::Candidate;
 use crate::search::tables::LayerTable;
+use remoe_plan::cost::{TPOT_SLACK, TTFT_SLACK};
+use remoe_plan::model::Model;
+use remoe_plan::plan::{LayerPlan, Plan};
+use remoe_plan::problem::ErrorFactor;
+use remoe_plan::problem::sizes::first_at_least;
 
 /// What the time limits are worth: dollars per second by which a limit is loosened.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]

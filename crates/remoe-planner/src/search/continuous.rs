@@ -4,14 +4,14 @@
 //! Decode seconds over memory are fitted by theta1 exp(-theta2 y) + theta3, the sizes are relaxed to
 //! real numbers and found with one multiplier, then rounded up; replicas are raised afterwards.
 
-use crate::model::Model;
-use crate::problem::sizes::{GB, first_at_least};
 use crate::search::candidate::{Side, Sides};
 use crate::search::dual::Sizing;
 use crate::search::options::{Choice, LayerOptions, Local, Terms};
 use argmin::core::{CostFunction, Error, Executor, State};
 use argmin::solver::brent::{BrentOpt, BrentRoot};
 use ndarray::{Array1, ArrayView1};
+use remoe_plan::model::Model;
+use remoe_plan::problem::sizes::{GB, first_at_least};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

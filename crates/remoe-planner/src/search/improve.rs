@@ -1,10 +1,10 @@
 //! From a dual solution to the best sizing within the limits: repair, single and pair moves, and an
 //! exact search among what the bound leaves.
 
-use crate::budget::Meter;
 use crate::search::candidate::{Side, Sides};
 use crate::search::dual::{Dual, Sizing};
 use crate::search::options::{Choice, Local, Terms};
+use remoe_plan::budget::Meter;
 
 /// Up to this many layers the best sizing is found, beyond them one within [`GAP`] of the bound will do.
 const FEW_LAYERS: usize = 4;

@@ -11,17 +11,17 @@ pub(crate) mod remote_set;
 pub(crate) mod selection;
 pub(crate) mod tables;
 
-use crate::cost::{Evaluation, Violation};
-use crate::model::Model;
-use crate::plan::Plan;
 use crate::preallocation::WorstCase;
-use crate::problem::ErrorFactor;
 use crate::search::candidate::{Multipliers, Sides};
 use crate::search::dual::{Dual, Sizing};
 use crate::search::improve::{Effort, Improved, improve, improve_any, locals};
 use crate::search::options::{Choice, Prices, Terms};
 use crate::search::selection::{Candidate, Selection};
 use crate::search::tables::LayerTable;
+use remoe_plan::cost::{Evaluation, Violation};
+use remoe_plan::model::Model;
+use remoe_plan::plan::Plan;
+use remoe_plan::problem::ErrorFactor;
 
 /// Costs that differ by less are equal.
 pub(crate) const COST_TIE: f64 = 1e-12;

@@ -3,11 +3,11 @@
 //! An option with several replicas needs an assignment of experts to them, which is by far the most
 //! expensive figure here. Until somebody cannot do without it, the option is known by a lower bound.
 
-use crate::model::{LayerModel, Model, Seconds};
-use crate::problem::sizes::{BYTE_SLACK, GB, first_at_least};
 use crate::search::remote_set::{RemoteSet, Stressed};
 use crate::search::tables::LayerTable;
 use ndarray::ArrayView1;
+use remoe_plan::model::{LayerModel, Model, Seconds};
+use remoe_plan::problem::sizes::{BYTE_SLACK, GB, first_at_least};
 
 /// Dollars for what an option uses.
 #[derive(Debug, Clone, Copy)]

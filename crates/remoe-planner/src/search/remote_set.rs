@@ -1,13 +1,13 @@
 //! A layer's remote set under one assumption about its share, and its assignment to replicas.
 
-use crate::cost::decode::{SlowerPath, remote_count_probabilities};
-use crate::cost::lpt::longest_first;
-use crate::model::Model;
-use crate::problem::curve::Row;
-use crate::problem::sizes::BYTE_SLACK;
-use crate::problem::stressed::stressed_scales;
 use crate::search::options::Choice;
 use crate::search::tables::LayerTable;
+use remoe_plan::cost::decode::{SlowerPath, remote_count_probabilities};
+use remoe_plan::cost::lpt::longest_first;
+use remoe_plan::model::Model;
+use remoe_plan::problem::curve::Row;
+use remoe_plan::problem::sizes::BYTE_SLACK;
+use remoe_plan::problem::stressed::stressed_scales;
 use std::borrow::Cow;
 
 /// The least used experts of a layer, with the tokens that they are assumed to receive.

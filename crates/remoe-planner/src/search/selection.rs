@@ -1,7 +1,7 @@
 //! Which experts are remote, given how many (Remoe paper, section IV-D), and how many per layer.
 
-use crate::model::Model;
 use crate::preallocation::ratio_counts;
+use remoe_plan::model::Model;
 use serde::Serialize;
 
 /// How the number of remote experts per layer was chosen.

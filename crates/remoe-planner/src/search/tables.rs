@@ -4,11 +4,11 @@
 //! vCPU columns, so that prefix and suffix sums at those columns give the time of every remote or
 //! local set on every size in constant time.
 
-use crate::model::{Model, Seconds};
-use crate::problem::curve::{Column, Row};
 use crate::search::options::Local;
 use crate::search::selection::by_use;
 use ndarray::Array2;
+use remoe_plan::model::{Model, Seconds};
+use remoe_plan::problem::curve::{Column, Row};
 use std::rc::Rc;
 
 /// The sums of one layer.

@@ -4,7 +4,7 @@
 use super::Slicing;
 use super::cold::rarest;
 use super::deal::slices_of;
-use crate::plan::{Group, Plan};
+use remoe_plan::plan::{Group, Plan};
 
 impl Slicing<'_, '_> {
     /// `plan`, which is in groups, with the least used experts of every layer dealt to its groups. Groups that end by

@@ -2,8 +2,8 @@
 
 use super::deal::Cut;
 use super::{Family, Slicing};
-use crate::cost::running::{Running, Times};
 use crate::search::selection::Candidate;
+use remoe_plan::cost::running::{Running, Times};
 
 /// One arrangement, before anything about it is worked out.
 pub(super) struct Arrangement<'c> {

@@ -1,7 +1,7 @@
 //! Moves of many experts at once: groups that become one, and all that a layer has in one place.
 
 use super::Slicing;
-use crate::plan::{Group, Plan};
+use remoe_plan::plan::{Group, Plan};
 
 /// Where experts of a layer may be: with the main function, or in a group; the number behind the last group stands for
 /// a new one.

@@ -6,8 +6,8 @@
 use super::arrangement::Arrangement;
 use super::deal::Cut;
 use super::{Family, Planned, Slicing};
-use crate::plan::Plan;
 use crate::search::selection::{Candidate, Selection, ratio_candidate, whole_layers};
+use remoe_plan::plan::Plan;
 use std::collections::BTreeSet;
 
 /// Arrangements of the first grid that are explored, at most.

@@ -6,8 +6,8 @@
 //! chance are cold. Where several groups may be, the rarest of those have one of their own, which sleeps longer.
 
 use super::{Candidate, Planned, Slicing};
-use crate::model::Model;
-use crate::plan::{Group, Plan};
+use remoe_plan::model::Model;
+use remoe_plan::plan::{Group, Plan};
 
 /// Chances that a request uses any of the experts that are cold.
 const CHANCES: [f64; 8] = [0.01, 0.03, 0.1, 0.2, 0.4, 0.6, 0.8, 0.95];

@@ -1,8 +1,8 @@
 //! Who hosts what: the remote experts of every layer dealt to groups so that each has the same work on it.
 
-use crate::cost::lpt::longest_first;
-use crate::model::Model;
 use crate::search::tables::LayerTable;
+use remoe_plan::cost::lpt::longest_first;
+use remoe_plan::model::Model;
 
 /// How layers and their remote experts become groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,13 +1,13 @@
 //! Plans with groups against everything that can be tried on small problems.
 
-use crate::cost::Evaluation;
 use crate::generate::{Random, Sample, small_problem, tighten};
-use crate::model::Model;
-use crate::plan::{Group, LayerPlan, Plan};
-use crate::problem::{Arrivals, Billing, Contention, Problem, SizeRange, Start, Starts, VcpuRange};
 use crate::search::selection::by_use;
 use crate::slicing::sturdy::{Trials, wrong_problems};
 use crate::{Options, PlanError, solve};
+use remoe_plan::cost::Evaluation;
+use remoe_plan::model::Model;
+use remoe_plan::plan::{Group, LayerPlan, Plan};
+use remoe_plan::problem::{Arrivals, Billing, Contention, Problem, SizeRange, Start, Starts, VcpuRange};
 
 /// Share by which a plan may cost more than the cheapest one.
 const MOST_ABOVE: f64 = 1e-3;
@@ -201,7 +201,7 @@ fn every_size(
         .iter()
         .map(|experts| {
             let sizes = model.remote_options(model.group_needed(experts));
-            let with = |(sizing, replicas): (crate::model::sizing::Sizing, u32)| Group {
+            let with = |(sizing, replicas): (remoe_plan::model::sizing::Sizing, u32)| Group {
                 experts: experts.clone(),
                 memory_bytes: sizing.bytes,
                 vcpus: sizing.stated,

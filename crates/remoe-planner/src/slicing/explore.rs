@@ -3,8 +3,8 @@
 use super::arrangement::Arrangement;
 use super::table::{Pair, Table};
 use super::{COARSE_GAIN, LayerTerms, MANY_EXPERTS, Planned, Slicing, sized_as};
-use crate::model::sizing::Sizing;
 use crate::search::COST_TIE;
+use remoe_plan::model::sizing::Sizing;
 use std::collections::BinaryHeap;
 
 impl Slicing<'_, '_> {
@@ -14,7 +14,7 @@ impl Slicing<'_, '_> {
         let plan = self.plan(arrangement.candidate, arrangement.cut, arrangement.replicas);
         let terms = self.terms.get_or_init(|| LayerTerms::of_all(model)).as_deref();
         let table = Table::new(model, &self.rest, terms, &plan, arrangement.replicas)?;
-        let stressed = self.factors.map(|factors| crate::cost::stress::stressed(model, factors, &plan));
+        let stressed = self.factors.map(|factors| remoe_plan::cost::stress::stressed(model, factors, &plan));
         let stressed = match &stressed {
             Some(stressed) => Some(Table::new(stressed, &self.rest, None, &plan, arrangement.replicas)?),
             None => None,
@@ -152,8 +152,8 @@ impl Rectangle {
 mod tests {
     use super::*;
     use crate::generate::{Random, small_problem};
-    use crate::plan::{Group, LayerPlan, Plan};
     use crate::slicing::RestOfLayers;
+    use remoe_plan::plan::{Group, LayerPlan, Plan};
 
     /// No pair of sizes costs less than the rectangle around it, also where more vCPUs are slower for more tokens
     /// than were measured.
@@ -175,7 +175,7 @@ mod tests {
                     }
                 }
             }
-            let model = crate::model::Model::new(&problem);
+            let model = remoe_plan::model::Model::new(&problem);
             slower += usize::from(!model.is_isotonic);
             let half = |parity: u32| Group {
                 experts: model
@@ -188,7 +188,7 @@ mod tests {
                 replicas: 1,
                 idle_seconds: None,
             };
-            let all = |layer: &crate::model::LayerModel| LayerPlan {
+            let all = |layer: &remoe_plan::model::LayerModel| LayerPlan {
                 remote: (0..layer.experts as u32).collect(),
                 ..LayerPlan::default()
             };

@@ -2,8 +2,8 @@
 
 use super::known::KnownLayers;
 use super::{FEW_EXPERTS, Planned, Slicing};
-use crate::model::sizing::Sizing;
-use crate::plan::{Group, Plan};
+use remoe_plan::model::sizing::Sizing;
+use remoe_plan::plan::{Group, Plan};
 
 /// Sizes of all functions together that are all tried for another deal, at most.
 const MOST_SIZES: usize = 512;

@@ -1,9 +1,9 @@
 //! What is known of layers while single experts, sizes and groups are moved: a move changes few of them.
 
 use super::{Planned, Slicing};
-use crate::cost::running::{Detail, Running, Times};
-use crate::model::Model;
-use crate::plan::{Group, Plan};
+use remoe_plan::cost::running::{Detail, Running, Times};
+use remoe_plan::model::Model;
+use remoe_plan::plan::{Group, Plan};
 use std::collections::HashMap;
 
 /// Layers that are kept, at most: beyond, it begins anew.
@@ -136,8 +136,8 @@ impl KnownLayer {
 mod tests {
     use super::*;
     use crate::generate::{BEYOND, beyond, small_problem};
-    use crate::plan::LayerPlan;
-    use crate::problem::{Billing, Contention};
+    use remoe_plan::plan::LayerPlan;
+    use remoe_plan::problem::{Billing, Contention};
 
     /// Two groups that hold every other expert each, but for the first of every layer.
     fn plan(model: &Model<'_>) -> Plan {

@@ -23,12 +23,6 @@ mod sturdy;
 mod table;
 mod terms;
 
-use crate::cost::running::Bill;
-use crate::cost::{Evaluation, Found as Limits, Violation};
-use crate::model::Model;
-use crate::model::sizing::Sizing;
-use crate::plan::{Group, LayerPlan, Plan};
-use crate::problem::ErrorFactor;
 use crate::remote::Remote;
 use crate::search::selection::Candidate;
 use crate::search::tables::LayerTable;
@@ -37,6 +31,12 @@ use arrangement::Arrangement;
 pub(crate) use climb::Climbed;
 use deal::{Cut, deal};
 pub(crate) use improve::Depth;
+use remoe_plan::cost::running::Bill;
+use remoe_plan::cost::{Evaluation, Found as Limits, Violation};
+use remoe_plan::model::Model;
+use remoe_plan::model::sizing::Sizing;
+use remoe_plan::plan::{Group, LayerPlan, Plan};
+use remoe_plan::problem::ErrorFactor;
 pub(crate) use rest::RestOfLayers;
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
@@ -381,8 +381,9 @@ impl Slicing<'_, '_> {
     fn needed(&self, plan: &Plan, group: &Group) -> f64 {
         let expected = self.model.group_needed(&group.experts);
         self.factors.map_or(expected, |factors| {
-            expected
-                .max(crate::cost::stress::stressed(self.model, factors, plan).group_needed(&group.experts))
+            expected.max(
+                remoe_plan::cost::stress::stressed(self.model, factors, plan).group_needed(&group.experts),
+            )
         })
     }
 }

@@ -1,9 +1,9 @@
 //! Everything but routed experts, in all layers together: the same for every arrangement.
 
-use crate::cost::running::Times;
-use crate::model::{LayerModel, Model};
-use crate::problem::curve::Column;
 use ndarray::ArrayView1;
+use remoe_plan::cost::running::Times;
+use remoe_plan::model::{LayerModel, Model};
+use remoe_plan::problem::curve::Column;
 
 /// What everything but routed experts takes in all layers, over the vCPUs of the main function.
 pub(crate) struct RestOfLayers {

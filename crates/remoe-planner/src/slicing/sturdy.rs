@@ -2,14 +2,14 @@
 //! first (AGH, arXiv 2604.07472, compares exact optima with sturdier plans in this way).
 
 use super::{FEW_EXPERTS, Planned, Slicing};
-use crate::cost::Evaluation;
-use crate::cost::stress::stressed;
-use crate::model::Model;
-use crate::model::sizing::Sizing;
-use crate::plan::Plan;
-use crate::problem::Problem;
-use crate::problem::wrong::{Truth, WrongFigure};
 use crate::search::COST_TIE;
+use remoe_plan::cost::Evaluation;
+use remoe_plan::cost::stress::stressed;
+use remoe_plan::model::Model;
+use remoe_plan::model::sizing::Sizing;
+use remoe_plan::plan::Plan;
+use remoe_plan::problem::Problem;
+use remoe_plan::problem::wrong::{Truth, WrongFigure};
 use serde::Serialize;
 use std::collections::BTreeSet;
 

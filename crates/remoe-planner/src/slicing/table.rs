@@ -4,16 +4,16 @@
 #[allow(clippy::unwrap_used)]
 mod tests;
 
-use crate::cost::contention::Slowed;
-use crate::cost::lpt::longest_first;
-use crate::cost::quota::{Computed, Pace};
-use crate::cost::running::{Running, Times};
-use crate::cost::slowest::{Path, Spread, Work, expected_slowest, slowest_of};
-use crate::model::sizing::Sizing;
-use crate::model::{LayerModel, Model};
-use crate::plan::Plan;
 use crate::slicing::rest::{Place, RestOfLayers};
 use crate::slicing::terms::{LayerTerms, PathTerms};
+use remoe_plan::cost::contention::Slowed;
+use remoe_plan::cost::lpt::longest_first;
+use remoe_plan::cost::quota::{Computed, Pace};
+use remoe_plan::cost::running::{Running, Times};
+use remoe_plan::cost::slowest::{Path, Spread, Work, expected_slowest, slowest_of};
+use remoe_plan::model::sizing::Sizing;
+use remoe_plan::model::{LayerModel, Model};
+use remoe_plan::plan::Plan;
 
 /// Up to this many experts per token a table of their spread is worth its memory.
 const MOST_TABLED: usize = 16;

@@ -1,8 +1,8 @@
 //! What every expert adds to the times of an arrangement, wherever it is: worked out once for all of them.
 
-use crate::model::Model;
-use crate::model::Used;
-use crate::problem::curve::Curve;
+use remoe_plan::model::Model;
+use remoe_plan::model::Used;
+use remoe_plan::problem::curve::Curve;
 
 /// Numbers that are kept of all experts together, at most: 64 MB.
 const MOST_KEPT: usize = 8_000_000;

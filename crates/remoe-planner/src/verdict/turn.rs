@@ -1,6 +1,6 @@
 //! Changes that turn a verdict.
 
-use super::Way;
+use remoe_plan::way::Way;
 use serde::Serialize;
 
 /// Figure that is changed.

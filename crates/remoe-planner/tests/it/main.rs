@@ -2,6 +2,7 @@
 #![allow(clippy::expect_used, clippy::panic, clippy::print_stderr, clippy::unwrap_used)]
 
 mod alive;
+mod alone;
 mod bad_input;
 mod concurrency;
 mod context;
@@ -18,3 +19,4 @@ mod sleepers;
 mod turns;
 mod unknown_fields;
 mod worked;
+mod wrong;

@@ -4,7 +4,8 @@ use super::{BOS, Engine, Front, failure, figures, say, with};
 use crate::engine::request::{Event, Figures, FinishReason, Request};
 use axum::body::Body;
 use axum::http;
-use remoe_planner::{Account, Options, PlanDraft, Problem, solve};
+use remoe_plan::{Account, PlanDraft, Problem};
+use remoe_planner::{Options, solve};
 use serde_json::{Value, json};
 use std::sync::Arc;
 

@@ -31,7 +31,7 @@ use axum::http::{self, HeaderMap, StatusCode};
 use engine::Engine;
 use prometheus::Registry;
 use remoe_model::text::Rendering;
-use remoe_planner::Account;
+use remoe_plan::Account;
 use remoe_proto::{ErrorCode, ServiceError};
 use serde_json::{Value, json};
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 //! sums of their options those go that another one beats in everything, or that cannot lead below the best plan.
 
 use super::bound::{Bounds, Cost, Item, Sum};
-use crate::budget::Meter;
+use remoe_plan::budget::Meter;
 
 /// Sums that are kept after each layer, at most; the most promising ones beyond.
 const MOST_SUMS: usize = 1_500;

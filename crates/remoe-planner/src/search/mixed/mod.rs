@@ -10,15 +10,15 @@ mod counts;
 mod merge;
 mod sets;
 
-use crate::model::Model;
-use crate::problem::ErrorFactor;
-use crate::problem::sizes::BYTE_SLACK;
 use crate::remote::Remote;
 use crate::search::candidate::limits;
 use crate::search::dual::Sizing;
 use crate::search::tables::LayerTable;
 use bound::{Bounds, Cost, Item, Sum};
 use merge::{Limits, Merge};
+use remoe_plan::model::Model;
+use remoe_plan::problem::ErrorFactor;
+use remoe_plan::problem::sizes::BYTE_SLACK;
 use sets::{Set, leads};
 
 /// Sums and comparisons of one search, at most.

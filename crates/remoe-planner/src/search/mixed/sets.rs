@@ -1,10 +1,10 @@
 //! The sets of experts that a layer may have remote, with every size and number of functions of each.
 
-use crate::model::Model;
-use crate::problem::ErrorFactor;
 use crate::remote::Remote;
 use crate::search::options::{Choice, LayerOptions, Local, Terms};
 use crate::search::tables::LayerTable;
+use remoe_plan::model::Model;
+use remoe_plan::problem::ErrorFactor;
 use std::borrow::Cow;
 
 /// Options of all sets together, at most: sets times sizes times numbers of functions.

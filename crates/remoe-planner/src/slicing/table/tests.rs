@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::generate::{Random, small_problem};
-use crate::plan::{Group, LayerPlan};
-use crate::problem::{Arrivals, Contention, VcpuRange};
+use remoe_plan::plan::{Group, LayerPlan};
+use remoe_plan::problem::{Arrivals, Contention, VcpuRange};
 
 /// Every expert but the first ones in groups, dealt as cards are.
 fn plan(model: &Model<'_>, groups: u32, local: u32, replicas: u32) -> Plan {

@@ -1,0 +1,292 @@
+//! Layers whose remote experts lie in groups that all work at the same time, and decode steps of several
+//! requests at once.
+
+use crate::cost::LayerEvaluation;
+use crate::cost::quota::Pace;
+use crate::cost::replicas::Replicas;
+use crate::cost::sleepers::GroupLife;
+use crate::cost::slowest::{Path, Work, expected_slowest, slowest_of};
+use crate::model::{Model, Seconds, used};
+use crate::plan::{Group, Plan, whole_bytes};
+use crate::problem::curve::{Column, Curve};
+use serde::Serialize;
+
+/// What one group of remote functions does for a request.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct GroupEvaluation {
+    /// Bytes that each of its functions needs.
+    #[serde(serialize_with = "whole_bytes")]
+    pub needed_bytes: f64,
+    /// Share of all assignments that go to it.
+    pub share: f64,
+    /// Seconds that its functions work in the prefill, all together.
+    pub prefill_billed: f64,
+    /// The same of one decode step.
+    pub decode_billed: f64,
+    /// Dollars per second of all its functions.
+    pub rate: f64,
+    /// How it lives where it ends by itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub life: Option<GroupLife>,
+}
+
+/// The experts of one layer that are computed on one path.
+pub struct Part<'a> {
+    experts: &'a [u32],
+    curve: &'a Curve,
+    column: Column,
+    slowed: f64,
+}
+
+impl<'a> Part<'a> {
+    /// `experts` on functions with `vcpus`, where each takes `slowed` times as long as alone.
+    pub fn new(experts: &'a [u32], curve: &'a Curve, vcpus: f64, slowed: f64) -> Self {
+        Self { experts, curve, column: curve.column(vcpus), slowed }
+    }
+
+    /// Seconds of one expert with `tokens`.
+    fn seconds(&self, tokens: f64) -> f64 {
+        self.slowed * self.curve.seconds(tokens, self.column)
+    }
+}
+
+/// One decode step of a layer's experts.
+struct Step {
+    /// Expected seconds of the slowest path.
+    seconds: f64,
+    /// Expected number of groups that are called.
+    calls: f64,
+}
+
+impl Model<'_> {
+    /// How the main function of `plan` computes.
+    pub fn main_pace(&self, plan: &Plan) -> Pace {
+        self.pace(plan.main_vcpus.unwrap_or_else(|| self.main_vcpus(plan.main_bytes)))
+    }
+
+    /// How each function of `group` computes.
+    pub fn group_pace(&self, group: &Group) -> Pace {
+        self.pace(group.vcpus.unwrap_or_else(|| self.remote_vcpus(group.memory_bytes)))
+    }
+
+    /// The terms of `layer` when `plan` has groups; costs are left out.
+    pub fn layer_in_groups(&self, layer: usize, plan: &Plan) -> LayerEvaluation {
+        let model = &self.layers[layer];
+        let vcpus = self.main_pace(plan).vcpus;
+        let slowed = self.slowed_prefill(layer, plan);
+        let local = self.local_experts(layer, plan);
+        let local_prefill = self.prefill_work(layer, &Part::new(&local, &model.curve, vcpus, slowed));
+        let replicas: Vec<Replicas> =
+            plan.groups.iter().map(|group| self.replicas(layer, group, slowed)).collect();
+        let remote_prefill = replicas.iter().map(Replicas::slowest).fold(0.0, f64::max);
+        let shared_prefill = self.shared(hosts(layer, plan), || {
+            let part = |experts, curve| Part::new(experts, curve, 1.0, slowed);
+            let parts = plan.groups.iter().map(|group| part(&group.experts[layer], model.remote_curve()));
+            let parts = parts.chain([part(&local, &model.curve)]);
+            parts.map(|part| self.prefill_work(layer, &part)).sum()
+        });
+        let step = self.step(layer, 1.0, plan, &local);
+        let slowed = self.slowed_step(layer, 1.0, plan);
+        let billed: f64 = plan.groups.iter().map(|group| self.group_step(layer, group, slowed)).sum();
+        let called = replicas.iter().filter(|replicas| replicas.slowest() > 0.0).count() as f64;
+        let fixed =
+            model.fixed(vcpus).plus(Seconds { prefill: called * self.send, step: step.calls * self.send });
+        let all = |of: fn(&Replicas) -> &Vec<f64>| replicas.iter().flat_map(of).copied().collect();
+        LayerEvaluation {
+            prefill: fixed.prefill + local_prefill.max(remote_prefill).max(shared_prefill),
+            decode: fixed.step + step.seconds,
+            local_prefill,
+            remote_prefill,
+            replica_seconds: all(|replicas| &replicas.seconds),
+            replica_tokens: all(|replicas| &replicas.tokens),
+            replica_load: all(|replicas| &replicas.loads),
+            load_bound: replicas.iter().map(|replicas| replicas.load_bound).fold(0.0, f64::max),
+            remote_decode_billed: billed,
+            remote_share: self.share_of(layer, &plan.layers[layer].remote).min(1.0),
+            needed_bytes: 0.0,
+            main_cost: 0.0,
+            remote_cost: 0.0,
+        }
+    }
+
+    /// What the group at `index` of `plan` does for a request; `evaluated` are the terms of all layers.
+    pub fn group(&self, index: usize, plan: &Plan, evaluated: &[LayerEvaluation]) -> GroupEvaluation {
+        let group = &plan.groups[index];
+        let layers = 0..self.layers.len();
+        let prefill = |layer: usize| {
+            of_group(index, layer, plan, &evaluated[layer].replica_seconds).iter().sum::<f64>()
+        };
+        let share = |layer: usize| self.share_of(layer, &group.experts[layer]);
+        GroupEvaluation {
+            needed_bytes: self.group_needed(&group.experts),
+            share: layers.clone().map(share).sum::<f64>() / self.layers.len() as f64,
+            prefill_billed: layers.clone().map(prefill).sum(),
+            decode_billed: layers
+                .map(|layer| self.group_step(layer, group, self.slowed_step(layer, 1.0, plan)))
+                .sum(),
+            rate: self.remote_rate(group.memory_bytes, group.vcpus) * f64::from(group.replicas),
+            life: None,
+        }
+    }
+
+    /// Seconds of one decode step of `rows` requests in all layers of `plan`.
+    pub fn batch_step(&self, plan: &Plan, rows: f64) -> f64 {
+        (0..self.layers.len()).map(|layer| self.batch_step_of(layer, plan, rows)).sum()
+    }
+
+    /// Seconds of one decode step of `rows` requests in `layer`.
+    pub fn batch_step_of(&self, layer: usize, plan: &Plan, rows: f64) -> f64 {
+        let step = self.step(layer, rows, plan, &self.local_experts(layer, plan));
+        let fixed = self.layers[layer].fixed_step(self.main_pace(plan).vcpus, rows);
+        fixed + step.calls * self.send + step.seconds
+    }
+
+    fn prefill_tokens(&self, layer: usize, expert: u32) -> f64 {
+        self.input * self.layers[layer].per_token() * self.shares[layer][expert as usize]
+    }
+
+    /// Ids of the experts of `layer` that stay in the main function, ascending.
+    pub fn local_experts(&self, layer: usize, plan: &Plan) -> Vec<u32> {
+        let remote = &plan.layers[layer].remote;
+        let experts = 0..self.layers[layer].experts as u32;
+        experts.filter(|expert| remote.binary_search(expert).is_err()).collect()
+    }
+
+    /// Splits the work of `group` in `layer` among its replicas; `slowed` is the factor of [`Slowed`](super::contention::Slowed).
+    pub fn replicas(&self, layer: usize, group: &Group, slowed: f64) -> Replicas {
+        let vcpus = self.group_pace(group).vcpus;
+        Replicas::new(self, layer, &group.experts[layer], vcpus, group.replicas, slowed)
+    }
+
+    /// Seconds of one decode step that `group` works for one request in `layer`.
+    pub fn group_step(&self, layer: usize, group: &Group, slowed: f64) -> f64 {
+        let model = &self.layers[layer];
+        let experts = &group.experts[layer];
+        let share = self.share_of(layer, experts).min(1.0);
+        let part = Part::new(experts, model.remote_curve(), self.group_pace(group).vcpus, slowed);
+        let one = part.seconds(1.0) + self.down;
+        model.per_token() * share * one + model.called(share, 1.0) * self.round_trip()
+    }
+
+    /// One decode step of `rows` requests in `layer`, without the fixed part.
+    fn step(&self, layer: usize, rows: f64, plan: &Plan, local: &[u32]) -> Step {
+        let model = &self.layers[layer];
+        let slowed = self.slowed_step(layer, rows, plan);
+        let here = Part::new(local, &model.curve, self.main_pace(plan).vcpus, slowed);
+        // Without groups the layer's own function is the only one.
+        let own = &plan.layers[layer];
+        let own = (plan.groups.is_empty() && !own.remote.is_empty())
+            .then(|| (own.remote.as_slice(), self.remote_vcpus(own.memory_bytes)));
+        let of_groups =
+            plan.groups.iter().map(|group| (group.experts[layer].as_slice(), self.group_pace(group).vcpus));
+        let away: Vec<Part<'_>> = of_groups
+            .chain(own)
+            .filter(|(experts, _)| !experts.is_empty())
+            .map(|(experts, vcpus)| Part::new(experts, model.remote_curve(), vcpus, slowed))
+            .collect();
+        let step = match rows > 1.0 {
+            true => self.step_of_many(layer, rows, &here, &away),
+            false => self.step_of_one(layer, &here, &away),
+        };
+        let shared = self.shared(hosts(layer, plan), || {
+            let parts = away.iter().chain([&here]);
+            parts
+                .map(|part| self.mean_work(layer, rows, &Part { column: part.curve.column(1.0), ..*part }))
+                .sum()
+        });
+        Step { seconds: step.seconds.max(shared), ..step }
+    }
+
+    /// Seconds in which the cores of a machine that main function and `groups` share do what one core does in
+    /// so many; 0 where they do not share one.
+    pub fn shared(&self, groups: usize, seconds_of_one: impl FnOnce() -> f64) -> f64 {
+        let cores = self.problem.shared_cores.filter(|_| groups > 0);
+        cores.map_or(0.0, |cores| seconds_of_one() / cores)
+    }
+
+    fn step_of_one(&self, layer: usize, here: &Part<'_>, away: &[Part<'_>]) -> Step {
+        let model = &self.layers[layer];
+        let path = |part: &Part<'_>, down: f64, trip: f64| Path {
+            share: self.share_of(layer, part.experts),
+            seconds: part.seconds(1.0) + down,
+            trip,
+            count: 1,
+        };
+        let trip = self.round_trip();
+        let mut paths: Vec<Path> = away.iter().map(|part| path(part, self.down, trip)).collect();
+        let calls = paths.iter().map(|path| model.called(path.share, 1.0)).sum();
+        let remote: f64 = paths.iter().map(|path| path.share).sum();
+        // Shares sum to 1 but for rounding: what is not remote is local.
+        paths.push(Path { share: (1.0 - remote).max(0.0), ..path(here, 0.0, 0.0) });
+        Step { seconds: expected_slowest(model.top_k, &paths), calls }
+    }
+
+    /// Several tokens share experts: every one that any of them uses is read once. How many that are differs
+    /// from step to step, on every path by itself.
+    fn step_of_many(&self, layer: usize, rows: f64, here: &Part<'_>, away: &[Part<'_>]) -> Step {
+        let model = &self.layers[layer];
+        let per_token = model.per_token();
+        let mut works = vec![self.work(layer, rows, here)];
+        let mut calls = 0.0;
+        for part in away {
+            let share = self.share_of(layer, part.experts).min(1.0);
+            let called = model.called(share, rows);
+            let travelling = rows * model.called(share, 1.0);
+            let mut work = self.work(layer, rows, part);
+            work.mean += rows * per_token * share * self.down + travelling * self.up + called * self.invoke;
+            works.push(work);
+            calls += called;
+        }
+        Step { seconds: slowest_of(works.into_iter()), calls }
+    }
+
+    /// Seconds of computing the experts of `part` in the prefill.
+    pub fn prefill_work(&self, layer: usize, part: &Part<'_>) -> f64 {
+        let tokens = part.experts.iter().map(|expert| self.prefill_tokens(layer, *expert));
+        tokens.map(|tokens| part.seconds(tokens)).sum()
+    }
+
+    /// Mean seconds of computing the experts of `part` in a decode step of `rows` requests. One request has no more experts than
+    /// its top-k, whatever shares say of each.
+    pub fn mean_work(&self, layer: usize, rows: f64, part: &Part<'_>) -> f64 {
+        match rows > 1.0 {
+            true => self.work(layer, rows, part).mean,
+            false => {
+                let share = self.share_of(layer, part.experts).min(1.0);
+                self.layers[layer].per_token() * share * part.seconds(1.0)
+            }
+        }
+    }
+
+    /// Computing the experts of `part` for `rows` tokens.
+    fn work(&self, layer: usize, rows: f64, part: &Part<'_>) -> Work {
+        let per_token = self.layers[layer].per_token();
+        let known = self.used_in(rows).map(|layers| &layers[layer]);
+        part.experts.iter().fold(Work::default(), |sum, expert| {
+            let expert = *expert as usize;
+            let (used, tokens) = known
+                .map_or_else(|| used(rows, per_token * self.shares[layer][expert]), |known| known[expert]);
+            let seconds = part.seconds(tokens);
+            Work {
+                mean: sum.mean + used * seconds,
+                variance: sum.variance + used * (1.0 - used) * seconds * seconds,
+            }
+        })
+    }
+}
+
+/// What the functions of the group at `index` have of the figures of all functions of `layer`, which
+/// [`LayerEvaluation`] lists group by group.
+pub fn of_group<'f>(index: usize, layer: usize, plan: &Plan, figures: &'f [f64]) -> &'f [f64] {
+    let functions = |group: &Group| match group.experts[layer].is_empty() {
+        true => 0,
+        false => group.replicas.max(1) as usize,
+    };
+    let before: usize = plan.groups[..index].iter().map(functions).sum();
+    &figures[before..before + functions(&plan.groups[index])]
+}
+
+/// How many groups host experts of `layer`.
+fn hosts(layer: usize, plan: &Plan) -> usize {
+    plan.groups.iter().filter(|group| !group.experts[layer].is_empty()).count()
+}

@@ -1,0 +1,276 @@
+//! The slowest of several paths on which a layer's experts are computed at the same time: the main
+//! function and groups of remote functions.
+
+/// Up to this many experts per token their distribution over the paths is summed exactly.
+pub const MOST_EXACT: usize = 16;
+
+/// One path: where a token's experts may be computed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Path {
+    /// Share of the layer's assignments.
+    pub share: f64,
+    /// Seconds per expert.
+    pub seconds: f64,
+    /// Seconds once, where there is any expert.
+    pub trip: f64,
+    /// Paths that are the same in all of this.
+    pub count: usize,
+}
+
+/// Expected seconds of the slowest of `paths` for one token with `top_k` experts, each of which is on a path
+/// with the path's share as probability (the multinomial form of equation 5 of the Remoe paper; with two
+/// paths it is the binomial one).
+///
+/// The slowest path takes at most t exactly where no path has more experts than it computes by t, and the
+/// probability of that is a coefficient of a product of truncated exponential series, one per path.
+pub fn expected_slowest(top_k: usize, paths: &[Path]) -> f64 {
+    if top_k > MOST_EXACT {
+        let works = paths.iter().flat_map(|path| vec![Work::of_token(path, top_k); path.count]);
+        return slowest_of(works);
+    }
+    let seconds = |path: &Path, count: usize| match count {
+        0 => 0.0,
+        count => count as f64 * path.seconds + path.trip,
+    };
+    let possible = || paths.iter().filter(|path| path.share > 0.0 && path.count > 0);
+    let mut times: Vec<f64> =
+        possible().flat_map(|path| (0..=top_k).map(move |count| seconds(path, count))).collect();
+    times.sort_by(f64::total_cmp);
+    times.dedup();
+    let most =
+        |path: &Path, time: f64| (0..=top_k).rev().find(|count| seconds(path, *count) <= time).unwrap_or(0);
+    // Mostly all but the last path, the main function, are functions of one size: how a token spreads over them changes
+    // only with how many experts each of them computes.
+    let (last, others) = match possible().next_back() {
+        Some(last) => (last, possible().take(possible().count() - 1)),
+        None => return 0.0,
+    };
+    let alike = |path: &Path, other: &Path| path.seconds == other.seconds && path.trip == other.trip;
+    let first = others.clone().next();
+    let known_by_most =
+        first.is_some_and(|first| last.count == 1 && others.clone().all(|path| alike(path, first)));
+    let mut known: Option<(usize, Spread)> = None;
+    let (mut expected, mut before) = (0.0, 0.0);
+    for time in times {
+        let within = match first.filter(|_| known_by_most) {
+            Some(first) => {
+                let each = most(first, time);
+                if known.as_ref().is_none_or(|(most, _)| *most != each) {
+                    let paths = others.clone().map(|path| (path.share, each, path.count));
+                    known = Some((each, Spread::of(top_k, paths)));
+                }
+                known.as_ref().map_or(0.0, |(_, spread)| spread.with(last.share, most(last, time)))
+            }
+            None => {
+                let paths = possible().map(|path| (path.share, most(path, time), path.count));
+                Spread::of(top_k, paths).probability()
+            }
+        };
+        expected += time * (within - before);
+        before = within;
+        // What is left is rounding.
+        if within >= 1.0 - 1e-15 {
+            break;
+        }
+    }
+    expected
+}
+
+/// How a token's experts spread over paths that each have at most so many: the coefficients of
+/// prod over paths of sum over j up to the most of (share x)^j / j!.
+#[derive(Debug, Clone)]
+pub struct Spread {
+    coefficients: Vec<f64>,
+}
+
+impl Spread {
+    /// Of paths with a share and the most experts each, so many times.
+    pub fn of(top_k: usize, paths: impl Iterator<Item = (f64, usize, usize)>) -> Self {
+        let mut coefficients = vec![0.0; top_k + 1];
+        coefficients[0] = 1.0;
+        let mut terms = vec![0.0; top_k + 1];
+        for (share, most, count) in paths {
+            let most = most.min(top_k);
+            let mut term = 1.0;
+            for (count, slot) in terms.iter_mut().enumerate().take(most + 1) {
+                *slot = term;
+                term *= share / (count + 1) as f64;
+            }
+            for _ in 0..count {
+                for total in (0..=top_k).rev() {
+                    let counts = 0..=most.min(total);
+                    coefficients[total] =
+                        counts.map(|count| terms[count] * coefficients[total - count]).sum();
+                }
+            }
+        }
+        Self { coefficients }
+    }
+
+    /// Probability that all experts of the token are spread so.
+    pub fn probability(&self) -> f64 {
+        let top_k = self.coefficients.len() - 1;
+        self.coefficients[top_k] * factorial(top_k)
+    }
+
+    /// Probability that they are, and one path more with `share` has at most `most` of them.
+    pub fn with(&self, share: f64, most: usize) -> f64 {
+        let top_k = self.coefficients.len() - 1;
+        let mut term = 1.0;
+        let mut sum = 0.0;
+        for count in 0..=most.min(top_k) {
+            sum += term * self.coefficients[top_k - count];
+            term *= share / (count + 1) as f64;
+        }
+        sum * factorial(top_k)
+    }
+}
+
+fn factorial(of: usize) -> f64 {
+    (1..=of).map(|factor| factor as f64).product()
+}
+
+/// Seconds of a path whose experts are many and independent enough to be told by mean and variance.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Work {
+    /// Mean, in seconds.
+    pub mean: f64,
+    /// Variance, in square seconds.
+    pub variance: f64,
+}
+
+impl Work {
+    /// One token's experts on `path`.
+    fn of_token(path: &Path, top_k: usize) -> Self {
+        let count = top_k as f64;
+        let called = 1.0 - (1.0 - path.share.min(1.0)).powf(count);
+        Self {
+            mean: count * path.share * path.seconds + called * path.trip,
+            variance: count * path.share * (1.0 - path.share.min(1.0)) * path.seconds * path.seconds,
+        }
+    }
+
+    /// The slower of two independent normal variables, as a normal variable again (Clark, "The greatest of
+    /// a finite set of random variables", Operations Research 9, 1961, equations 2 to 4).
+    fn slower(self, other: Self) -> Self {
+        let spread = (self.variance + other.variance).sqrt();
+        let apart = (self.mean - other.mean).abs();
+        if apart >= 6.0 * spread {
+            return if self.mean >= other.mean { self } else { other };
+        }
+        let ratio = (self.mean - other.mean) / spread;
+        let (here, there, density) = (normal_share(ratio), normal_share(-ratio), normal_density(ratio));
+        let mean = self.mean * here + other.mean * there + spread * density;
+        let square = (self.mean * self.mean + self.variance) * here
+            + (other.mean * other.mean + other.variance) * there
+            + (self.mean + other.mean) * spread * density;
+        Self { mean, variance: (square - mean * mean).max(0.0) }
+    }
+}
+
+/// Expected seconds of the slowest of `works`.
+pub fn slowest_of(works: impl Iterator<Item = Work>) -> f64 {
+    works.reduce(Work::slower).map_or(0.0, |slowest| slowest.mean)
+}
+
+fn normal_density(at: f64) -> f64 {
+    (-0.5 * at * at).exp() / (2.0 * std::f64::consts::PI).sqrt()
+}
+
+/// The standard normal distribution function, to 1.5e-7 (Abramowitz and Stegun, 26.2.17).
+fn normal_share(at: f64) -> f64 {
+    let t = 1.0 / (1.0 + 0.231_641_9 * at.abs());
+    let series = t
+        * (0.319_381_530
+            + t * (-0.356_563_782 + t * (1.781_477_937 + t * (-1.821_255_978 + t * 1.330_274_429))));
+    let above = normal_density(at) * series;
+    if at >= 0.0 { 1.0 - above } else { above }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::cost::decode::{expected_slower_path, remote_count_probabilities};
+    use proptest::prelude::*;
+
+    fn paths() -> impl Strategy<Value = Vec<Path>> {
+        let path = (0.0_f64..1.0, 0.0_f64..3.0, 0.0_f64..2.0).prop_map(|(share, seconds, trip)| Path {
+            share,
+            seconds,
+            trip,
+            count: 1,
+        });
+        proptest::collection::vec(path, 1..5).prop_map(|mut paths| {
+            let sum: f64 = paths.iter().map(|path| path.share).sum();
+            paths.iter_mut().for_each(|path| path.share /= sum.max(1e-9));
+            paths
+        })
+    }
+
+    /// Every assignment of every expert to a path, one by one.
+    fn enumerated(top_k: usize, paths: &[Path], counts: &mut Vec<usize>) -> f64 {
+        if top_k == 0 {
+            let seconds = paths.iter().zip(counts.iter()).map(|(path, count)| match count {
+                0 => 0.0,
+                count => *count as f64 * path.seconds + path.trip,
+            });
+            return seconds.fold(0.0, f64::max);
+        }
+        (0..paths.len())
+            .map(|path| {
+                counts[path] += 1;
+                let rest = enumerated(top_k - 1, paths, counts);
+                counts[path] -= 1;
+                paths[path].share * rest
+            })
+            .sum()
+    }
+
+    proptest! {
+        #[test]
+        fn it_is_the_sum_over_all_assignments(paths in paths(), top_k in 0_usize..6) {
+            let sum: f64 = paths.iter().map(|path| path.share).sum();
+            prop_assume!(sum > 0.5);
+            let exact = enumerated(top_k, &paths, &mut vec![0; paths.len()]);
+            let found = expected_slowest(top_k, &paths);
+            prop_assert!((found - exact).abs() <= 1e-9 * exact.max(1.0), "{found} {exact}");
+        }
+
+        #[test]
+        fn equal_paths_may_be_counted(share in 0.0_f64..1.0, seconds in 0.1_f64..2.0, trip in 0.0_f64..1.0, count in 1_usize..5, top_k in 1_usize..6) {
+            let local = Path { share: 1.0 - share, seconds: 1.0, trip: 0.0, count: 1 };
+            let one = Path { share: share / count as f64, seconds, trip, count: 1 };
+            let counted = expected_slowest(top_k, &[local, Path { count, ..one }]);
+            let single = expected_slowest(top_k, &[vec![local], vec![one; count]].concat());
+            prop_assert!((counted - single).abs() <= 1e-9 * single.max(1.0));
+        }
+
+        #[test]
+        fn two_paths_are_the_binomial_form(share in 0.0_f64..1.0, local in 0.01_f64..3.0, remote in 0.01_f64..3.0, trip in 0.0_f64..2.0, top_k in 1_usize..9) {
+            let paths = [
+                Path { share: 1.0 - share, seconds: local, trip: 0.0, count: 1 },
+                Path { share, seconds: remote, trip, count: 1 },
+            ];
+            let binomial = expected_slower_path(&remote_count_probabilities(top_k, share), local, remote, trip);
+            prop_assert!((expected_slowest(top_k, &paths) - binomial).abs() <= 1e-9 * binomial.max(1.0));
+        }
+
+        #[test]
+        fn a_path_more_is_the_last_factor(share in 0.0_f64..1.0, most in 0_usize..5, top_k in 1_usize..6) {
+            let others = [(share * 0.4, 3, 1), (share * 0.3, 2, 2)];
+            let all = others.into_iter().chain([(1.0 - share, most, 1)]);
+            let whole = Spread::of(top_k, all).probability();
+            let apart = Spread::of(top_k, others.into_iter()).with(1.0 - share, most);
+            prop_assert!((whole - apart).abs() < 1e-12);
+        }
+    }
+
+    #[test]
+    fn many_experts_per_token_are_told_by_mean_and_variance() {
+        let paths = [0.2, 0.3, 0.5].map(|share| Path { share, seconds: 1.0, trip: 0.1, count: 1 });
+        let exact = expected_slowest(MOST_EXACT, &paths);
+        let normal = slowest_of(paths.iter().map(|path| Work::of_token(path, MOST_EXACT)));
+        assert!((exact - normal).abs() < 0.03 * exact, "{exact} {normal}");
+    }
+}

@@ -1,0 +1,38 @@
+//! Planning problems and plans, and what a plan costs: everything that programs need which read plans and do not search.
+//!
+//! A [`Problem`] states a model, a machine, prices and limits; a [`Plan`] states where each expert lives. The compiled form
+//! of a problem ([`model::Model`]) evaluates plans: latencies and dollars of a request ([`Evaluation`]), with functions that
+//! scale to zero ([`mod@alive`]). An [`Account`] holds a plan that runs, and says what a request should have cost beside
+//! what it did. Pure: no clock, no files, no threads. The search for the cheapest plan is the crate `remoe-planner`, whose
+//! README states the cost model.
+
+pub mod alive;
+pub mod budget;
+pub mod cost;
+pub mod error;
+pub mod model;
+pub mod plan;
+pub mod problem;
+pub mod read;
+pub mod way;
+
+pub use alive::{Alive, Alone, AloneTime, Latency, Quantiles, Service, alive, latency};
+pub use budget::{Budget, Proceed};
+pub use cost::account::{Account, AccountError, Comparison, Measured, Outcome};
+pub use cost::baselines::baselines;
+pub use cost::baselines::{Baseline, Baselines};
+pub use cost::groups::GroupEvaluation;
+pub use cost::lpt::{Replica, load_bound, longest_first, longest_first_beside};
+pub use cost::main_size::{MainSize, PAGE_POSITIONS, useful_vcpus};
+pub use cost::running::Life;
+pub use cost::sleepers::GroupLife;
+pub use cost::{BatchStep, Evaluation, LayerEvaluation, Violation};
+pub use error::FieldError;
+pub use plan::{Group, LayerPlan, Plan, PlanDraft, plan_file_schema};
+pub use problem::wrong::{Truth, WrongFigure};
+pub use problem::{
+    Affine, Arrivals, Billing, Contention, CpuProfile, Device, ErrorFactor, GpuProfile, Layer, Limits,
+    Pricing, Problem, Quantile, Request, SizeRange, Slo, Specs, Start, Starts, Transport, VcpuRange,
+};
+pub use read::of_any_version;
+pub use way::Way;
