@@ -10,7 +10,7 @@ use super::mains::{self, Order, Outcome, Undescribed};
 use super::resting::Watched;
 use jiff::Timestamp;
 use kube::runtime::reflector::ObjectRef;
-use remoe_autoscale::Worked;
+use remoe_autoscale::replicas::Worked;
 use remoe_proto::identity::Trust;
 use remoe_proto::placement_digest;
 use remoe_proto::v1::{LayerExperts, LayerPairs};

@@ -22,9 +22,9 @@ use super::planning::served;
 use super::pods::{PodView, Trouble};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use remoe_autoscale::scale_to_zero::{Phase, Seen, step};
 use remoe_process::format_duration;
 use remoe_rollout::functions::DEFAULT_MAX_BATCH;
-use remoe_sleep::{Phase, Seen, step};
 use std::net::SocketAddr;
 use std::time::Duration;
 

@@ -10,7 +10,7 @@ use super::observed::Observed;
 use super::planned::Target;
 use super::pods::PodView;
 use super::quantity::MB;
-use remoe_autoscale::{History, Mains, Policy, Remote, Said, Worked, mains, remote};
+use remoe_autoscale::replicas::{History, Mains, Policy, Remote, Said, Worked, mains, remote};
 use std::collections::BTreeSet;
 use std::time::Duration;
 

@@ -2,7 +2,7 @@
 
 use super::build::CONTROL_PORT;
 use super::events::shortened;
-use remoe_autoscale::Worked;
+use remoe_autoscale::replicas::Worked;
 use remoe_proto::identity::Trust;
 use remoe_proto::v1::{LayerPairs, MainDescription, Routing, RoutingAck};
 use remoe_proto::{ErrorCode, MAX_ENDPOINTS, MAX_EXPERTS, MAX_LAYERS, ServiceError, placement_digest};

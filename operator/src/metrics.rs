@@ -6,7 +6,7 @@ use super::resting::Turn;
 use prometheus::{
     Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry, core::Collector,
 };
-use remoe_sleep::Phase;
+use remoe_autoscale::scale_to_zero::Phase;
 
 /// Whose requests a plan followed.
 const WAKE: &str = "wake";

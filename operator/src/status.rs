@@ -17,7 +17,7 @@ use super::steps::{NAME_TAKEN, Steps, waits};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
-use remoe_sleep::Phase;
+use remoe_autoscale::scale_to_zero::Phase;
 
 /// What takes longer from one step to the next has stopped, for all that is known: the time that a
 /// Deployment is given by default ..

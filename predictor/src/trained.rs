@@ -60,7 +60,7 @@ impl Trained {
         &self.header
     }
 
-    /// What was tuned and measured for a phase.
+    /// Tuning and errors of a phase.
     #[must_use]
     pub fn tuning(&self, phase: Phase) -> &Tuning {
         self.tuning.of(phase)
@@ -84,7 +84,7 @@ impl Trained {
         &self.parts.popularity
     }
 
-    /// What each part weighs in the default method's answers about a phase, averaged over layers.
+    /// Weight of each part in the default method's answers about a phase, averaged over layers.
     #[must_use]
     pub fn part_weights(&self, phase: Phase) -> Vec<(Method, f64)> {
         let Tuning { default, mixture, .. } = self.tuning.of(phase);

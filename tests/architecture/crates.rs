@@ -8,6 +8,7 @@ use std::process::Command;
 use serde_json::Value;
 
 use crate::graph::{self, Graph};
+use crate::modules;
 
 /// A package of the workspace.
 pub(crate) struct Member {
@@ -139,4 +140,56 @@ fn picture_of_architecture_is_the_present_one() {
         return;
     }
     assert_eq!(shown, picture, "run this test with REMOE_UPDATE_ARCHITECTURE=1");
+}
+
+#[test]
+fn libtorch_is_linked_by_main_model_torch_alone() {
+    let linked = manifests("tch");
+    assert_eq!(linked, ["main-model-torch"], "these crates depend on LibTorch");
+}
+
+/// Members whose manifests name the dependency `name`.
+fn manifests(name: &str) -> Vec<String> {
+    let names = |member: &Member| {
+        let manifest = fs::read_to_string(member.folder.join("Cargo.toml")).unwrap();
+        manifest.lines().any(|line| line.split(['.', ' ', '=']).next() == Some(name))
+    };
+    members().into_iter().filter(names).map(|member| member.name).collect()
+}
+
+#[test]
+fn pure_crates_use_no_clock_file_or_network() {
+    let impure = ["Instant", "SystemTime", "std::fs", "std::net", "std::thread", "tokio"];
+    let pure = ["remoe-plan", "remoe-planner", "remoe-autoscale", "remoe-hardware", "predictor"];
+    for member in members().iter().filter(|member| pure.contains(&member.name.as_str())) {
+        for path in modules::sources(&member.folder.join("src")) {
+            let text = fs::read_to_string(&path).unwrap();
+            let code = text.split("#[cfg(test)]").next().unwrap();
+            let found: Vec<&str> = impure.into_iter().filter(|name| code.contains(name)).collect();
+            assert!(found.is_empty(), "{} uses {found:?}", path.display());
+        }
+    }
+}
+
+/// Names of tests that ARCHITECTURE.md gives for an invariant are names of tests.
+#[test]
+fn invariants_name_tests_that_exist() {
+    let text = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+    let (_, invariants) = text.split_once("## Invariants").unwrap();
+    let (invariants, _) = invariants.split_once("\n## ").unwrap();
+    let is_test = |name: &&str| {
+        name.contains('_')
+            && name
+                .chars()
+                .all(|letter| letter.is_ascii_lowercase() || letter == '_' || letter.is_ascii_digit())
+    };
+    let named: BTreeSet<&str> = invariants.split('`').skip(1).step_by(2).filter(is_test).collect();
+    let code: String = members()
+        .iter()
+        .flat_map(|member| modules::sources(&member.folder))
+        .map(|path| fs::read_to_string(path).unwrap())
+        .collect();
+    let missing: Vec<&str> =
+        named.iter().filter(|name| !code.contains(&format!("fn {name}("))).copied().collect();
+    assert!(named.len() >= 11 && missing.is_empty(), "{missing:?} of {named:?}");
 }

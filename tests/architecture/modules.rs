@@ -14,7 +14,7 @@ use crate::graph::{self, Graph};
 /// Names that a crate's root re-exports, with the module that each comes from.
 type Exports = BTreeMap<String, String>;
 
-fn sources(folder: &Path) -> Vec<PathBuf> {
+pub(crate) fn sources(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let files = entries.flat_map(|path| if path.is_dir() { sources(&path) } else { vec![path] });
     files.filter(|path| path.extension().is_some_and(|ending| ending == "rs")).collect()

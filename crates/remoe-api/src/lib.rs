@@ -8,7 +8,7 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::{CustomResource, KubeSchema};
-use remoe_sleep::Phase;
+use remoe_autoscale::scale_to_zero::Phase;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

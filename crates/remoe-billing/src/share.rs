@@ -6,7 +6,7 @@ use std::ops::AddAssign;
 /// A request's share of one function.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Share {
-    /// `main`, or the name of the group; empty where nobody said.
+    /// `main`, or the name of the group; empty where the program did not say.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub tier: String,
     /// Nanoseconds.
@@ -29,7 +29,7 @@ pub struct Phases {
 /// A part of the work for a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
-    /// Its prompt is computed, until the first token.
+    /// Computing its prompt, until the first token.
     Prefill,
     /// Tokens are generated.
     Decode,
@@ -51,7 +51,7 @@ impl Phases {
     }
 }
 
-/// Adds `more` to `sum`, which stays at the largest number there is: what somebody else says of a function must not end the program that
+/// Adds `more` to `sum`, which stays at the largest number there is: the figures of a function must not end the program that
 /// adds it up.
 pub(crate) fn grow(sum: &mut u64, more: u64) {
     *sum = sum.saturating_add(more);

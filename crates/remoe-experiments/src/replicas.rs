@@ -2,7 +2,7 @@
 //! with the operator's own rule ([`remoe_autoscale`]), beside fixed replicas and an autoscaler by concurrency alone.
 
 use fastrand::Rng;
-use remoe_autoscale::{History, Mains, Policy, Remote, Said, Worked, mains, remote};
+use remoe_autoscale::replicas::{History, Mains, Policy, Remote, Said, Worked, mains, remote};
 use serde::Serialize;
 use std::collections::VecDeque;
 use std::time::Duration;

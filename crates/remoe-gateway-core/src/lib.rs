@@ -8,7 +8,7 @@
 //!
 //! A request is held while its model has nothing that answers, and released when it has. What the client
 //! sees then is what the main function sends: status, headers, bytes. What an answer cost is written down before its
-//! end leaves ([`Books`]). When a model sleeps is [`remoe_sleep`]'s; [`queue`] and [`timeline`] are pure; [`Model`]
+//! end leaves ([`Books`]). When a model sleeps is [`remoe_autoscale::scale_to_zero`]'s; [`queue`] and [`timeline`] are pure; [`Model`]
 //! joins them under one lock; all models share [`Beginnings`]; `relay` moves bytes.
 
 mod access_log;
@@ -64,7 +64,7 @@ pub use model::{
 };
 pub use names::ShortNames;
 pub use overhead::Overhead;
-pub use remoe_sleep::Phase;
+pub use remoe_autoscale::scale_to_zero::Phase;
 pub use responses::{ResponseFolderError, ResponseLimits, ResponseStore};
 pub use spending::DaySpending;
 pub use timeline::{ColdStart, WakeMarks};

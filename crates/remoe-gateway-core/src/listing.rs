@@ -6,10 +6,10 @@ use crate::model::{Model, ModelStatus};
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::{Extension, Json};
+use remoe_autoscale::scale_to_zero::Phase;
 use remoe_billing::Account;
 use remoe_http::ApiError;
 use remoe_proto::{ErrorCode, ServiceError};
-use remoe_sleep::Phase;
 use serde::Serialize;
 use std::sync::Arc;
 

@@ -5,8 +5,8 @@ use prometheus::core::{Collector, MetricVec, MetricVecBuilder};
 use prometheus::{
     HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
 };
+use remoe_autoscale::scale_to_zero::Phase;
 use remoe_http::ConnectionMetrics;
-use remoe_sleep::Phase;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

@@ -10,7 +10,7 @@ pub struct FieldError {
     pub message: String,
 }
 
-/// Longest field and longest message in bytes: they quote what somebody wrote.
+/// Longest field and longest message in bytes: they quote input.
 const FIELD_BYTES: usize = 200;
 const MESSAGE_BYTES: usize = 1000;
 

@@ -22,7 +22,7 @@ pub struct Model<'p> {
     pub problem: &'p Problem,
     /// Layers in order.
     pub layers: Vec<LayerModel>,
-    /// Whether a larger main function is never slower. It may be where requests are longer than what was
+    /// Set if a larger main function is never slower. It may be where requests are longer than what was
     /// measured; then no size stands for those above it.
     pub is_isotonic: bool,
     /// Predicted shares per layer and expert; no rows where there is no prediction.
@@ -67,7 +67,7 @@ pub struct Model<'p> {
     pub ttft_limit: f64,
     /// Limit of the time per output token, in seconds.
     pub tpot_limit: f64,
-    /// Whether functions have rested before the request: what quotas slow down is then less than in what lasts.
+    /// Functions have rested before the request: quotas then slow it down less than lasting load.
     pub is_rested: bool,
     /// See [`Self::used`]; that of these shares.
     pub used: OnceCell<Rc<UsedInSteps>>,
@@ -79,7 +79,7 @@ pub struct Model<'p> {
     pub latencies: RefCell<Latencies>,
 }
 
-/// Of every expert, per batch but the first and layer, how it is used in a decode step.
+/// Use of every expert in a decode step, per batch but the first and layer.
 pub type UsedInSteps = Vec<Vec<Vec<Used>>>;
 
 /// One layer of a [`Model`].
@@ -93,7 +93,7 @@ pub struct LayerModel {
     pub expert_bytes: f64,
     /// Seconds of one expert on the main function's CPUs.
     pub curve: Curve,
-    /// The same on a remote function's, where it differs.
+    /// Curve on a remote function's CPUs, where it differs.
     remote: Option<Curve>,
     rest: Rest,
     /// Seconds of every further request in a decode step, for the device, its context and the moves.
@@ -109,7 +109,7 @@ enum Rest {
     Cpus { curve: Curve, context: Option<Box<Context>>, input: f64, moves: Seconds },
 }
 
-/// What attention to the context adds to decode steps on CPUs.
+/// Time that attention to the context adds to decode steps on CPUs.
 #[derive(Debug)]
 struct Context {
     curve: Curve,
@@ -181,7 +181,7 @@ impl LayerModel {
         self.remote.as_ref().unwrap_or(&self.curve)
     }
 
-    /// The same where it differs from the main function's.
+    /// Curve of remote functions where it differs from the main function's.
     pub fn own_remote_curve(&self) -> Option<&Curve> {
         self.remote.as_ref()
     }
@@ -218,7 +218,7 @@ impl LayerModel {
         rest.iter().chain(context).copied()
     }
 
-    /// What of that the main function's CPUs compute for a prompt of `tokens`; nothing where a device does.
+    /// Seconds of that on the main function's CPUs for a prompt of `tokens`; 0 where a device computes.
     pub fn computing(&self, vcpus: f64, tokens: f64) -> f64 {
         match &self.rest {
             Rest::Device(_) => 0.0,
@@ -226,7 +226,7 @@ impl LayerModel {
         }
     }
 
-    /// The same for a decode step of `rows` requests.
+    /// As above for a decode step of `rows` requests.
     pub fn step_computing(&self, vcpus: f64, rows: f64) -> f64 {
         let context = match &self.rest {
             Rest::Device(_) => None,
@@ -235,7 +235,7 @@ impl LayerModel {
         self.computing(vcpus, rows) + context.map_or(0.0, |context| rows * context.seconds(vcpus))
     }
 
-    /// Whether the main function's part never takes longer with more memory.
+    /// Reports if the main function's part never takes longer with more memory.
     fn is_isotonic(&self) -> bool {
         let rest = match &self.rest {
             Rest::Device(_) => true,
@@ -312,7 +312,7 @@ impl<'p> Model<'p> {
         Ok(Self::new(problem))
     }
 
-    /// The same model as a part of the search that `meter` counts.
+    /// Copies the model as a part of the search that `meter` counts.
     pub fn metered(self, meter: &Rc<Meter<'p>>) -> Self {
         Self { meter: Rc::clone(meter), ..self }
     }
@@ -331,7 +331,7 @@ impl<'p> Model<'p> {
         self.meter.ends()
     }
 
-    /// The same model where how experts are used is known: `used` is that of a model with the same shares, top-k and
+    /// Copies the model where the use of experts is known: `used` is that of a model with the same shares, top-k and
     /// batches.
     pub fn with_used(self, used: Rc<UsedInSteps>) -> Self {
         Self { used: OnceCell::from(used), ..self }
@@ -353,7 +353,7 @@ impl<'p> Model<'p> {
         })
     }
 
-    /// The same in a step of `rows` requests, where that is one of those batches.
+    /// As [`Self::used`] in a step of `rows` requests, where that is one of those batches.
     pub fn used_in(&self, rows: f64) -> Option<&Vec<Vec<Used>>> {
         let batch = self.batches()[1..].iter().position(|batch| *batch == rows)?;
         self.used().get(batch)

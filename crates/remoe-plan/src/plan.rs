@@ -18,7 +18,7 @@ pub struct Plan {
     /// Memory of the main function's experts, in bytes.
     #[serde(serialize_with = "whole_bytes")]
     pub main_bytes: f64,
-    /// Its vCPUs, where they are a decision of their own.
+    /// vCPUs, where they are a decision of their own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub main_vcpus: Option<f64>,
     /// The Mixture-of-Experts layers by position: with `groups` what is remote of each, without them also
@@ -32,7 +32,7 @@ pub struct Plan {
 /// Functions that host the same experts and replace each other.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Group {
-    /// Its experts of each layer by position, ascending.
+    /// Experts of each layer by position, ascending.
     pub experts: Vec<Vec<u32>>,
     /// Memory of each replica in bytes.
     pub memory_bytes: f64,
@@ -99,7 +99,7 @@ impl Plan {
         self.layers.iter().map(|layer| layer.remote.len()).collect()
     }
 
-    /// Whether it has groups that are more than a function for each layer.
+    /// Reports if it has groups that are more than a function for each layer.
     pub fn is_sliced(&self) -> bool {
         let hosts = |layer: usize| self.groups.iter().filter(move |group| !group.experts[layer].is_empty());
         let several = |group: &Group| group.experts.iter().filter(|experts| !experts.is_empty()).count() > 1;
@@ -408,7 +408,7 @@ impl Model<'_> {
         }
     }
 
-    /// What is remote of each layer when `groups` host it; layers that `draft` lists must say the same.
+    /// Remote experts of each layer when `groups` host it; layers that `draft` lists must say the same.
     fn hosted_layers(&self, draft: &PlanDraft, groups: &[Group]) -> Result<Vec<LayerPlan>, FieldError> {
         let remote = |layer: usize| {
             let mut remote: Vec<u32> = groups.iter().flat_map(|group| group.experts[layer].clone()).collect();

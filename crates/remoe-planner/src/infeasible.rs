@@ -16,17 +16,17 @@ use serde::Serialize;
 /// The limit that fails at the pair of remote ratio and main size that comes closest.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Infeasible {
-    /// Its name, as in [`Violation`].
+    /// Name, as in [`Violation`].
     pub limit: String,
     /// Where the limits come closest to being kept.
     pub at: Pair,
-    /// What it would take.
+    /// Value that it would take.
     pub value: f64,
-    /// What is allowed.
+    /// Allowed value.
     pub allowed: f64,
-    /// What would make it feasible: all of these together.
+    /// Changes that make it feasible, all of them together.
     pub remedy: Vec<Remedy>,
-    /// Whether the times are those of the worst case that functions per layer must stand, not of the
+    /// Times are those of the worst case that functions per layer must stand, not of the
     /// prediction.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub worst_case: bool,

@@ -34,11 +34,11 @@ const PAIRS_OF_A_RIVAL: usize = 12;
 /// Up to this many choices of how many experts of each layer are remote are all tried.
 const FEW_CHOICES: usize = 512;
 
-/// What a search reads.
+/// Inputs of a search.
 pub(crate) struct Inputs<'s, 'm> {
     pub(crate) model: &'s Model<'m>,
     pub(crate) tables: &'s [LayerTable],
-    /// What is kept of every expert, once it is worked out.
+    /// Terms of every expert, once they are worked out.
     pub(crate) terms: &'s OnceCell<Option<Vec<LayerTerms>>>,
     /// Layers by sets of their own, once a plan has such sets.
     pub(crate) own_sets: &'s OnceCell<Vec<LayerTable>>,
@@ -51,7 +51,7 @@ pub(crate) struct Inputs<'s, 'm> {
 
 /// The cheapest plans that keep every limit.
 pub(crate) struct Plans<'s> {
-    /// Of the search over single layers, whether or not anything is remote: its neighbours are known.
+    /// Best of the search over single layers, with or without remote experts: its neighbours are known.
     pub(crate) found: Option<Found>,
     pub(crate) search: Option<Search<'s>>,
     /// With a function per layer.
@@ -89,7 +89,7 @@ impl Plans<'_> {
     }
 }
 
-/// Whether a function per layer is searched in the paper's form, where sizes are memory and cost is that of
+/// Reports if a function per layer is searched in the paper's form, where sizes are memory and cost is that of
 /// one request.
 pub(super) fn is_paper_form(model: &Model<'_>) -> bool {
     let specs = &model.problem.specs;
@@ -220,12 +220,12 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
         all
     }
 
-    /// Those that a coarse search takes.
+    /// Candidates that a coarse search takes.
     pub(crate) fn coarse_choices(&self) -> Vec<Candidate> {
         thinned(self.choices(), Effort::Coarse)
     }
 
-    /// Whether plans with a function per layer may be cheaper than those with groups. Under reserved billing they
+    /// Reports if plans with a function per layer may be cheaper than those with groups. Under reserved billing they
     /// are not: of functions that are paid for, one works at a time.
     pub(crate) fn has_rival_layers(&self) -> bool {
         !(self.model.is_reserved() && self.model.problem.limits.max_groups.is_some())
@@ -346,7 +346,7 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
         slicing.best
     }
 
-    /// The same plan in the form of a function per layer, where its groups are that.
+    /// Rewrites the plan as a function per layer, where its groups are that.
     pub(super) fn in_layers(&self, planned: &Planned) -> Option<Planned> {
         let mut layers = vec![LayerPlan::default(); self.model.layers.len()];
         if planned.plan.main_vcpus.is_some() {
@@ -375,7 +375,7 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
     }
 }
 
-/// Whether nothing is remote.
+/// Reports if nothing is remote.
 fn is_local(candidate: &Candidate) -> bool {
     candidate.counts.iter().all(|count| *count == 0)
 }

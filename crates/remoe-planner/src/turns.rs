@@ -1,4 +1,4 @@
-//! What would have to be different for the verdict to turn, found by planning for the problem that is different.
+//! Changes that would turn the verdict, found by planning for the changed problem.
 //!
 //! That remote experts pay at a step is shown by one plan: evaluated in full, it keeps every limit and costs less
 //! than every way without them, which are known exactly. That they do not is shown by the search of an answer, where
@@ -51,15 +51,15 @@ pub(crate) struct Asked<'a, 'm> {
     carried: Vec<(Family, Planned)>,
     /// Dollars of the cheapest plan with remote experts as things are; infinite where there is none.
     least: f64,
-    /// The same at the end of each direction that makes such plans cheaper, as far as it was asked for.
+    /// Dollars at the end of each direction that makes such plans cheaper, as far as it was asked for.
     ends: Vec<(Cause, f64)>,
-    /// What the search of the answer took.
+    /// Work of the answer's search.
     search: usize,
     work: usize,
 }
 
 impl<'a, 'm> Asked<'a, 'm> {
-    /// Of the problem of `inputs`, where `plans` are the cheapest and remote experts pay or not.
+    /// Begins with the problem of `inputs`, where `plans` are the cheapest and remote experts pay or not.
     pub(crate) fn new(
         inputs: &'a Inputs<'a, 'm>,
         unsplit: &'a Unsplit,
@@ -89,7 +89,7 @@ impl<'a, 'm> Asked<'a, 'm> {
         let mut turns = Turns::default();
         let all = [Cause::ArrivalRate, Cause::Tpot, Cause::ModelSize, Cause::GpuPrice];
         for (index, cause) in all.into_iter().enumerate() {
-            // What others leave is shared out anew.
+            // Work that others leave is shared out again.
             let share = (MOST_WORK.saturating_sub(self.work)) / (all.len() - index);
             match self.turn(cause, self.work + share) {
                 Ok(turn) => turns.found.extend(turn),
@@ -198,7 +198,7 @@ impl<'a, 'm> Asked<'a, 'm> {
         self.work += model.work_done() + model.experts();
     }
 
-    /// What plans with remote experts are taken to cost at least with the figure `factor` times as large.
+    /// Least dollars that plans with remote experts are taken to cost with the figure `factor` times as large.
     fn floor(&mut self, cause: Cause, factor: f64) -> f64 {
         match (cause, factor > 1.0) {
             // An hour is never cheaper where more requests come.
@@ -212,7 +212,7 @@ impl<'a, 'm> Asked<'a, 'm> {
         }
     }
 
-    /// What plans with remote experts cost at least at the end of the direction of `cause` that makes them cheaper.
+    /// Least dollars of plans with remote experts at the end of the direction of `cause` that makes them cheaper.
     fn end(&mut self, cause: Cause) -> f64 {
         if let Some((_, known)) = self.ends.iter().find(|(known, _)| *known == cause) {
             return *known;
@@ -318,12 +318,12 @@ impl Cause {
         Some(changed)
     }
 
-    /// Whether what experts take is changed: then nothing about them is as it was.
+    /// Reports if the times of experts are changed: nothing about them holds then.
     fn is_of_experts(self) -> bool {
         self == Self::ModelSize
     }
 
-    /// What is changed, in words.
+    /// Changed figure, in words.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::ArrivalRate => "request rate",

@@ -56,7 +56,7 @@ pub enum Action {
         id: FunctionId,
         /// The place that it was to fill.
         name: String,
-        /// Its exit and last words.
+        /// Exit and last words of the process.
         ending: Ending,
     },
 }

@@ -11,7 +11,7 @@ use crate::planned::PlanState;
 use crate::pods::Trouble;
 use crate::profiling::{ATTEMPTS, record};
 use kube::ResourceExt;
-use remoe_sleep::Phase;
+use remoe_autoscale::scale_to_zero::Phase;
 
 const NOT_MEASURED: &str = "cannot measure the hardware profile";
 const UNDERWAY: &str = "measuring the hardware profile";

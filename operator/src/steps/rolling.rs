@@ -16,8 +16,8 @@ use crate::rollout::{self, orders, step};
 use crate::routing::{Generation, RoutingTable};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
+use remoe_autoscale::scale_to_zero::Phase;
 use remoe_rollout::need::{self, Need};
-use remoe_sleep::Phase;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

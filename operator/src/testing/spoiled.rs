@@ -22,7 +22,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use k8s_openapi::serde::de::DeserializeOwned;
 use kube::api::ObjectMeta;
 use kube::{Resource, ResourceExt};
-use remoe_autoscale::Worked;
+use remoe_autoscale::replicas::Worked;
 use remoe_hardware::Profile;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;

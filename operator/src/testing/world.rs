@@ -23,7 +23,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::api::ObjectMeta;
 use kube::{Resource, ResourceExt};
-use remoe_autoscale::History;
+use remoe_autoscale::replicas::History;
 use remoe_hardware::Profile;
 use remoe_planner::{Budget, Change};
 use remoe_proto::placement_digest;

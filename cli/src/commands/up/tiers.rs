@@ -3,13 +3,13 @@
 
 use super::seer::Present;
 use crate::deployment::Wanted;
+use remoe_autoscale::scale_to_zero::groups::{Glance, Group};
 use remoe_gateway_core::{ApartGroup, WakeCause};
 use remoe_proto::format_listing;
 use remoe_proto::v1::LayerPairs;
 use remoe_rollout::groups::{self, Told};
 use remoe_rollout::need::Expected;
 use remoe_rollout::{FunctionState, Status, control};
-use remoe_sleep::groups::{Glance, Group};
 use remoe_usage::Mix;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;

@@ -1,6 +1,6 @@
 //! Replicas under loads that change.
 
-use remoe_autoscale::{History, Mains, Policy, Remote, Said, Worked, mains, remote};
+use remoe_autoscale::replicas::{History, Mains, Policy, Remote, Said, Worked, mains, remote};
 use std::time::Duration;
 
 const POLICY: Policy = Policy { target: 0.7, window: Duration::from_secs(60) };

@@ -5,7 +5,7 @@ use super::waiting::Waiting;
 use crate::beginnings::ModelBeginnings;
 use crate::queue::FairQueue;
 use crate::timeline::ColdStart;
-use remoe_sleep::{Phase, Seen};
+use remoe_autoscale::scale_to_zero::{Phase, Seen};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 

@@ -20,7 +20,7 @@ use crate::fields::Fields;
 /// Names of tensors. Layer tensors stand under `model.layers.<id>.`, expert tensors of the separate
 /// layout under `<block>.experts.<id>.`.
 pub(crate) struct TensorNames {
-    /// What the MoE block may be called, as `save_pretrained` writes it first.
+    /// Names that the MoE block may have, as `save_pretrained` writes it first.
     pub(crate) blocks: &'static [BlockNames],
     pub(crate) gate: &'static str,
     pub(crate) up: &'static str,

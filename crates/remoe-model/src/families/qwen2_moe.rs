@@ -64,7 +64,7 @@ fn experts(common: &Common<'_>) -> Result<MoeFacts, CheckpointError> {
     })
 }
 
-/// Whether each layer has routed experts.
+/// Reports for each layer if it has routed experts.
 pub(super) fn sparse_layers(common: &Common<'_>) -> Result<Vec<bool>, CheckpointError> {
     let fields = common.fields;
     let sparse_step = fields.size("decoder_sparse_step", 1)?;

@@ -14,7 +14,7 @@
 //! At the end of the start the last request came v = min(Exp(l), T) seconds ago, so that x = max(W, C + W - v), and
 //! alive are T and the mean of E(x) over v. Asleep it is 1 / l per wake. All pieces have integrals in closed form.
 
-/// What comes to a group that ends by itself, in seconds and requests per second.
+/// Load of a group that ends by itself, in seconds and requests per second.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Alone {
     /// Requests that use any of its experts.
@@ -29,14 +29,14 @@ pub struct Alone {
     pub cold_seconds: f64,
 }
 
-/// What becomes of it: means over all time.
+/// Life of such a group: means over all time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AloneTime {
     /// Share of the time in which it is alive, starts included.
     pub share: f64,
     /// Starts per second.
     pub wakes_per_second: f64,
-    /// Of the requests that use it, those that it is not ready for.
+    /// Share of the requests that use it which it is not ready for.
     pub cold_share: f64,
 }
 

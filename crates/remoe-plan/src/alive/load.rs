@@ -15,7 +15,7 @@
 use super::engine::slice_seconds;
 use super::{Alive, Time};
 
-/// What serving a request takes, and how many are served at once.
+/// Seconds of a request, and how many are served at once.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Service {
     /// Seconds of a request's prefill.
@@ -97,7 +97,7 @@ impl<'a> Mains<'a> {
         batch / self.seconds(batch)
     }
 
-    /// The same for all mains, with requests spread by chance.
+    /// As above for all mains, with requests spread by chance.
     ///
     /// A request meets (present - 1) / mains others in the mean. This is exact for one main, and for
     /// many where steps take as long whatever the batch, or where each serves one request at a time
@@ -184,7 +184,7 @@ impl<'a> Mains<'a> {
         if self.service.steps > 0.0 { beyond_prefill / self.service.steps } else { 0.0 }
     }
 
-    /// What requests meet, by Little's law from where time goes.
+    /// Latencies of requests, by Little's law from where time goes.
     pub(super) fn figures(&self, per_second: f64, utilisation: f64, time: &Time) -> Alive {
         let per_main = per_second / self.count;
         let in_flight = (time.served + time.held_up).min(self.slots);

@@ -29,16 +29,16 @@ use std::borrow::Cow;
 /// Recorded times that a search replays for every candidate.
 const LONG_RECORD: usize = 64;
 
-/// What arrivals make of a deployment: means over all time.
+/// Life of a deployment under its arrivals: means over all time.
 ///
 /// In seconds and requests per second. Cost is [`Self::share`] times the price of what is alive.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Alive {
-    /// Of the time, in which functions are alive; starts and idle windows included.
+    /// Share of the time in which functions are alive; starts and idle windows included.
     pub share: f64,
     /// Starts from nothing, per second.
     pub wakes_per_second: f64,
-    /// Of the requests, those that wait for a start.
+    /// Share of the requests that wait for a start.
     pub cold_share: f64,
     /// How long they wait for it in the mean; 0 where there are none.
     pub cold_wait_seconds: f64,
@@ -60,7 +60,7 @@ pub struct Alive {
     pub saturated: bool,
 }
 
-/// What `arrivals` make of mains that serve as `service` says and take `start_seconds` from nothing to
+/// Life under `arrivals` of mains that serve as `service` says and take `start_seconds` from nothing to
 /// ready, the slowest function counted.
 ///
 /// Recorded times are replayed, in time proportional to their number. For others the time is that of
@@ -73,7 +73,7 @@ pub fn alive(arrivals: &Arrivals, service: &Service, start_seconds: f64) -> Aliv
     alive_beside(arrivals, service, start_seconds, None)
 }
 
-/// The same of mains that aim at an inter-token latency of `target_itl` seconds beside prompts.
+/// As [`alive`], for mains that aim at an inter-token latency of `target_itl` seconds beside prompts.
 pub fn alive_beside(
     arrivals: &Arrivals,
     service: &Service,
@@ -130,7 +130,7 @@ struct Time {
     awaiting_start: f64,
     /// Requests that one main serves at once.
     served: f64,
-    /// Those that are served only because prompts that came with theirs go first.
+    /// Requests that are served only because prompts that came with theirs go first.
     held_up: f64,
     /// Prompts that came together with a request's and go first.
     before: f64,

@@ -33,9 +33,9 @@ use super::Time;
 use super::load::Mains;
 use crate::problem::Arrivals;
 
-/// What is rarer than e^-this does not happen.
+/// Rarer events than e^-this are taken not to happen.
 const NEVER: f64 = 40.0;
-/// What is left out of sums, as a part of them.
+/// Share that is left out of sums.
 const NEGLIGIBLE: f64 = 1e-15;
 /// Requests over slots from which several mains are full however requests are spread.
 const BEYOND: f64 = 4.0;
@@ -293,7 +293,7 @@ impl Brought {
         (1.0 - self.at_most).max(0.0)
     }
 
-    /// Whether what is still possible is as good as impossible.
+    /// Reports if the remaining probability is negligible.
     fn is_settled(&self) -> bool {
         self.count > self.mean && self.exactly < NEGLIGIBLE * (1.0 - self.further)
     }

@@ -147,11 +147,11 @@ struct Main {
     /// Until when everything is counted; the end of a start that goes on.
     now: f64,
     last_done: f64,
-    /// What each request that is served all the time would have got done, in requests.
+    /// Progress, in requests, that each request served all the time would have made.
     progress: f64,
     /// At what progress those that are served are done.
     serving: VecDeque<f64>,
-    /// Those that are not.
+    /// Requests that are not.
     waiting: usize,
     /// Requests served times seconds.
     served: f64,

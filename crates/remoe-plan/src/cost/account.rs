@@ -38,7 +38,7 @@ pub enum AccountError {
     Plan(FieldError),
 }
 
-/// What a request takes: as expected from warm functions, or as measured.
+/// Times and cost of a request: as expected from warm functions, or as measured.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Outcome {
     /// Time to first token, without a cold start.
@@ -61,16 +61,16 @@ impl From<&Evaluation> for Outcome {
     }
 }
 
-/// What a plan expected of a request, and what it took.
+/// Expected and measured outcome of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Comparison {
-    /// What the plan expected of a request of this length.
+    /// Outcome that the plan expected of a request of this length.
     pub expected: Outcome,
-    /// What it took.
+    /// Measured outcome.
     pub measured: Outcome,
 }
 
-/// What a request took.
+/// Measurements of a request.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Measured {
     /// Tokens of the prompt.
@@ -126,7 +126,7 @@ impl Account {
         Self::new(problem, &plan).map(Some)
     }
 
-    /// The same where all functions run on one machine with so many cores.
+    /// As above where all functions run on one machine with so many cores.
     #[must_use]
     pub fn on_one_machine(mut self, cores: u32) -> Self {
         self.problem.shared_cores = Some(f64::from(cores.max(1)));
@@ -159,7 +159,7 @@ impl Account {
         rivals.cost(input, steps)
     }
 
-    /// What it was planned for.
+    /// Problem that it was planned for.
     #[must_use]
     pub fn problem(&self) -> &Problem {
         &self.problem
@@ -171,20 +171,20 @@ impl Account {
         &self.plan
     }
 
-    /// What the typical request is expected to take when it runs alone.
+    /// Expected outcome of the typical request when it runs alone.
     #[must_use]
     pub fn expect_typical(&self) -> Outcome {
         let request = &self.problem.request;
         self.expect(request.input_tokens.round() as usize, request.output_tokens.round() as usize)
     }
 
-    /// What a request of `input` tokens with `steps` decode steps is expected to take.
+    /// Expected outcome of a request of `input` tokens with `steps` decode steps.
     #[must_use]
     pub fn expect(&self, input: usize, steps: usize) -> Outcome {
         Outcome::from(&self.evaluate(input, steps))
     }
 
-    /// What the plan expected of a request of this length, and what it took and cost.
+    /// Outcome that the plan expected of a request of this length, beside the measured one.
     #[must_use]
     pub fn compare(&self, measured: &Measured) -> Comparison {
         let steps = measured.steps();
@@ -200,7 +200,7 @@ impl Account {
         }
     }
 
-    /// What a request cost of which `expected` was expected. Main functions are paid for the time that it
+    /// Cost of a request of which `expected` was expected. Main functions are paid for the time that it
     /// took; remote ones too under reserved billing, else for what they reported with the planned time of
     /// the ways, at the planned mean rate of the functions that worked.
     fn bill(&self, measured: &Measured, expected: &Evaluation) -> f64 {

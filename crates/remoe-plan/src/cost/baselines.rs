@@ -1,4 +1,4 @@
-//! What the same request costs without remote experts (Remoe paper, section V-C).
+//! Costs of the same request without remote experts (Remoe paper, section V-C).
 
 use crate::cost::Found;
 use crate::cost::running::{Detail, Life, Running, Times};
@@ -24,7 +24,7 @@ pub struct Baselines {
     pub fetch: Option<Baseline>,
 }
 
-/// What one baseline costs and how fast it is.
+/// Cost and speed of one baseline.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Baseline {
     /// CPU memory of the main function.
@@ -51,7 +51,7 @@ pub struct Baseline {
 }
 
 impl Baseline {
-    /// Whether it keeps every limit.
+    /// Reports if it keeps every limit.
     #[must_use]
     pub fn is_feasible(&self) -> bool {
         self.violations.is_empty()
@@ -64,7 +64,7 @@ impl Baselines {
         Self::with(model, &Unsplit::new(model))
     }
 
-    /// The same where what experts take is known.
+    /// As [`Self::of`] where the times of experts are known.
     fn with(model: &Model<'_>, unsplit: &Unsplit) -> Self {
         Self {
             mix: mix(model, &unsplit.on_cpus),
@@ -90,10 +90,10 @@ impl WithoutRemote {
     }
 }
 
-/// What all experts take where none is remote: the same whatever prices, limits and arrivals are.
+/// Times of all experts where none is remote: equal for all prices, limits and arrivals.
 pub struct Unsplit {
     on_cpus: OnCpus,
-    /// None where the problem does not say.
+    /// Absent where the problem does not say.
     on_gpu: Option<Times>,
 }
 

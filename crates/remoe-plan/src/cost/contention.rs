@@ -20,7 +20,7 @@ impl Slowed {
 }
 
 impl Model<'_> {
-    /// What holds for groups here: that of the problem, where all functions run on one machine.
+    /// Contention that holds for groups here: that of the problem, where all functions run on one machine.
     pub fn contention(&self) -> Option<Contention> {
         self.problem.contention.filter(|_| self.problem.shared_cores.is_some())
     }
@@ -35,7 +35,7 @@ impl Model<'_> {
         })
     }
 
-    /// The same in a decode step of `rows` requests: of main function and groups as many compute as are expected to be called.
+    /// Factor in a decode step of `rows` requests: of main function and groups as many compute as are expected to be called.
     pub fn slowed_step(&self, layer: usize, rows: f64, plan: &Plan) -> f64 {
         self.contention().map_or(1.0, |contention| {
             let away = plan.groups.iter().map(|group| self.share_of(layer, &group.experts[layer]));

@@ -11,7 +11,7 @@ use crate::plan::{Group, Plan, whole_bytes};
 use crate::problem::curve::{Column, Curve};
 use serde::Serialize;
 
-/// What one group of remote functions does for a request.
+/// Work of one group of remote functions for a request.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct GroupEvaluation {
     /// Bytes that each of its functions needs.
@@ -21,7 +21,7 @@ pub struct GroupEvaluation {
     pub share: f64,
     /// Seconds that its functions work in the prefill, all together.
     pub prefill_billed: f64,
-    /// The same of one decode step.
+    /// Seconds of one decode step.
     pub decode_billed: f64,
     /// Dollars per second of all its functions.
     pub rate: f64,
@@ -109,7 +109,7 @@ impl Model<'_> {
         }
     }
 
-    /// What the group at `index` of `plan` does for a request; `evaluated` are the terms of all layers.
+    /// Work of the group at `index` of `plan` for a request; `evaluated` are the terms of all layers.
     pub fn group(&self, index: usize, plan: &Plan, evaluated: &[LayerEvaluation]) -> GroupEvaluation {
         let group = &plan.groups[index];
         let layers = 0..self.layers.len();
@@ -275,7 +275,7 @@ impl Model<'_> {
     }
 }
 
-/// What the functions of the group at `index` have of the figures of all functions of `layer`, which
+/// Share of the group at `index` in the figures of all functions of `layer`, which
 /// [`LayerEvaluation`] lists group by group.
 pub fn of_group<'f>(index: usize, layer: usize, plan: &Plan, figures: &'f [f64]) -> &'f [f64] {
     let functions = |group: &Group| match group.experts[layer].is_empty() {

@@ -19,7 +19,7 @@ pub fn longest_first(weights: &[f64], replicas: usize) -> Vec<Replica> {
     longest_first_beside(weights, &vec![0.0; replicas.max(1)])
 }
 
-/// The same for replicas that have the work `loads` already, one each.
+/// As [`longest_first`] for replicas that have the work `loads` already, one each.
 ///
 /// A replica that gets an item ends above the mean of all loads by less than its last item. Without replicas
 /// nothing is assigned.

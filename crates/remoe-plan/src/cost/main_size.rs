@@ -11,9 +11,9 @@ pub const PAGE_POSITIONS: u32 = 32;
 pub struct MainSize {
     /// The plan's: what its price goes by, and its vCPUs where they come with memory.
     pub main_bytes: f64,
-    /// Its vCPUs.
+    /// vCPUs of the function.
     pub vcpus: f64,
-    /// What its container needs: on CPUs the non-expert part, keys and values live there too.
+    /// Bytes that its container needs: on CPUs the non-expert part, keys and values live there too.
     pub memory_bytes: f64,
     /// Keys and values of all requests that run at once, in whole pages ([`PAGE_POSITIONS`]).
     pub kv_cache_bytes: f64,
@@ -27,7 +27,7 @@ pub struct MainSize {
 
 impl MainSize {
     /// The size of a main function of `main_bytes` for `problem`, with `vcpus` where they are a decision of
-    /// their own; where they are and nobody has decided, as many as there may be.
+    /// their own; where they are and were not decided, as many as there may be.
     #[must_use]
     pub fn of(problem: &Problem, main_bytes: f64, vcpus: Option<f64>) -> Self {
         let model = Model::new(problem);
@@ -47,7 +47,7 @@ impl MainSize {
     }
 }
 
-/// Of the measured numbers of whole vCPUs up to `most` the quickest in a decode step of all requests that
+/// Picks among the measured numbers of whole vCPUs up to `most` the quickest in a decode step of all requests that
 /// run at once: more of them can take longer where there is little to do. `most`, at least 1, where no
 /// whole number was measured.
 #[must_use]

@@ -1,4 +1,4 @@
-//! What a plan costs and how fast it is, term by term (README, "The cost model").
+//! Cost and speed of a plan, term by term (README of `remoe-planner`, "The cost model").
 
 pub mod account;
 pub mod baselines;
@@ -89,7 +89,7 @@ pub struct LayerEvaluation {
     pub replica_seconds: Vec<f64>,
     /// Tokens that travel to each replica.
     pub replica_tokens: Vec<f64>,
-    /// What longest-first assignment balanced: seconds without invocation and without the cap on
+    /// Loads that longest-first assignment balanced: seconds without invocation and without the cap on
     /// tokens.
     pub replica_load: Vec<f64>,
     /// The largest load that can be (Remoe paper, Theorem 4).
@@ -110,11 +110,11 @@ pub struct LayerEvaluation {
 /// A limit that is not kept.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Violation {
-    /// Its name: `ttft`, `tpot`, `gpu`, `main`, `mem<l>`, `payload<l>`, `z<l>`, `spec_main`, `spec<l>`.
+    /// Name: `ttft`, `tpot`, `gpu`, `main`, `mem<l>`, `payload<l>`, `z<l>`, `spec_main`, `spec<l>`.
     pub limit: String,
-    /// What the plan has.
+    /// Value of the plan.
     pub value: f64,
-    /// What is allowed: the most, or for a size the nearest of its list.
+    /// Allowed value: the most, or for a size the nearest of its list.
     pub allowed: f64,
 }
 
@@ -224,7 +224,7 @@ impl Model<'_> {
         times
     }
 
-    /// What the cost of `plan` follows from.
+    /// Terms that the cost of `plan` follows from.
     fn running(
         &self,
         plan: &Plan,

@@ -1,4 +1,4 @@
-//! What quotas of CPU time and shared cores add to the times of functions that each compute by themselves.
+//! Time that quotas of CPU time and shared cores add to functions that each compute by themselves.
 //!
 //! A quota below one vCPU is one of time, not of speed: a function computes on a whole core until its part of a
 //! period is used up, and rests until the next one begins. One that rests anyway, because it waits for others, is as
@@ -25,7 +25,7 @@ pub struct Pace {
     pub stretch: f64,
 }
 
-/// What the main function computes, or all functions of a group together.
+/// Computation of the main function, or of all functions of a group together.
 ///
 /// In a prefill each replica has experts of its own. Decode steps go to replicas in turns.
 #[derive(Debug, Clone, PartialEq)]
@@ -63,7 +63,7 @@ impl Computed {
         self.prefill.iter().copied().max_by(|a, b| all(a).total_cmp(&all(b))).unwrap_or_default()
     }
 
-    /// The same of one function in the decode step at `index`.
+    /// As above for one function in the decode step at `index`.
     fn step(&self, index: usize) -> (f64, f64) {
         (self.experts.steps[index] / self.functions, self.rest.steps[index] / self.functions)
     }
@@ -151,7 +151,7 @@ impl Model<'_> {
         }
     }
 
-    /// What the main function computes.
+    /// Computation of the main function.
     fn computed_by_main(&self, plan: &Plan, pace: Pace, slowed: &[Slowed]) -> Computed {
         let batches = self.batches();
         let mut computed = Computed::none(batches.len(), pace, 1);
@@ -173,7 +173,7 @@ impl Model<'_> {
         computed
     }
 
-    /// What the functions of `group` compute.
+    /// Computation of the functions of `group`.
     fn computed_by(&self, group: &Group, pace: Pace, slowed: &[Slowed]) -> Computed {
         let batches = self.batches();
         let mut computed = Computed::none(batches.len(), pace, group.replicas.max(1));

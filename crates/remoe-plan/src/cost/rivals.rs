@@ -1,4 +1,4 @@
-//! What single requests would have cost as the baselines serve them.
+//! Costs of single requests as the baselines would have served them.
 
 use crate::cost::baselines::{Baseline, Baselines};
 use crate::model::Model;

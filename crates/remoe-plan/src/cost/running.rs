@@ -85,7 +85,7 @@ impl Running {
     }
 }
 
-/// What requests cost and how long they take.
+/// Cost and latency of requests.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Bill {
     /// In the mean over requests.
@@ -188,7 +188,7 @@ impl Model<'_> {
         batches
     }
 
-    /// Seconds from nothing to ready of functions with these weights; 0 where nobody says.
+    /// Seconds from nothing to ready of functions with these weights; 0 where the problem does not say.
     pub fn start_seconds(&self, main_bytes: f64, remote_bytes: f64) -> f64 {
         self.problem.starts.map_or(0.0, |starts| starts.seconds(main_bytes, remote_bytes))
     }
@@ -242,7 +242,7 @@ impl Model<'_> {
         let found: Alive = alive_beside(arrivals, &service, running.start_seconds, target);
         let per_second = mean_per_second(arrivals);
         let rate = f64::from(mains) * running.main_rate + running.remote_rate;
-        // Without any request there is nobody to share the cost.
+        // Without any request there is nothing to share the cost.
         let each = |rate: f64| if per_second > 0.0 { found.share * rate / per_second } else { 0.0 };
         let wait_seconds = if found.saturated { 0.0 } else { found.wait_seconds };
         let mean = Limited { ttft: found.first_token_seconds + wait_seconds, tpot: found.tpot_seconds };

@@ -48,7 +48,7 @@ pub struct Sleeper {
     step: f64,
 }
 
-/// What the groups that end by themselves come to.
+/// Lives and cost of the groups that end by themselves.
 pub struct Sleeping {
     /// Life of each group.
     pub lives: Vec<GroupLife>,
@@ -58,12 +58,12 @@ pub struct Sleeping {
     pub cold_share: f64,
     /// Seconds by which a prefill is longer while none of them is ready.
     pub cold_prefill_seconds: f64,
-    /// The same of a decode step, in the mean over the steps of a request.
+    /// Seconds of a decode step, in the mean over the steps of a request.
     pub cold_step_seconds: f64,
 }
 
 impl Model<'_> {
-    /// Whether groups may end by themselves here. Where the main function ends too, all of a deployment do together, and
+    /// Reports if groups may end by themselves here. Where the main function ends too, all of a deployment do together, and
     /// functions that are paid for what they work cost nothing between requests.
     pub fn groups_may_sleep(&self) -> bool {
         let always_there = |arrivals: &Arrivals| arrivals.idle_seconds.is_none();
@@ -72,7 +72,7 @@ impl Model<'_> {
             && self.problem.starts.is_some()
     }
 
-    /// Whether `group` ends by itself.
+    /// Reports if `group` ends by itself.
     pub fn may_sleep(&self, group: &Group) -> bool {
         group.idle_seconds.is_some() && self.groups_may_sleep()
     }

@@ -84,7 +84,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Of paths with a share and the most experts each, so many times.
+    /// Paths with a share and the most experts each, so many times.
     pub fn of(top_k: usize, paths: impl Iterator<Item = (f64, usize, usize)>) -> Self {
         let mut coefficients = vec![0.0; top_k + 1];
         coefficients[0] = 1.0;

@@ -27,7 +27,7 @@ pub fn all_violations(
     found
 }
 
-/// The same problem with the shares that `factors` make of the prediction under `plan`.
+/// Copies the problem with the shares that `factors` make of the prediction under `plan`.
 pub fn stressed<'p>(model: &Model<'p>, factors: &[ErrorFactor], plan: &Plan) -> Model<'p> {
     let layers = model.shares.iter().zip(&plan.layers).zip(factors);
     let shares = layers.enumerate().map(|(layer, ((shares, part), factor))| {

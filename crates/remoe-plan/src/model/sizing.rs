@@ -1,4 +1,4 @@
-//! What functions can be: the sizes that hold what they need, with the vCPUs and the price of each.
+//! Sizes of functions that hold what they need, with the vCPUs and the price of each.
 
 use crate::model::Model;
 use crate::problem::VcpuRange;
@@ -24,17 +24,17 @@ impl Model<'_> {
         self.problem.specs.main_vcpus.map_or(bytes / self.vcpu_bytes, VcpuRange::largest)
     }
 
-    /// The same of a remote function.
+    /// vCPUs of a remote function of `bytes`.
     pub fn remote_vcpus(&self, bytes: f64) -> f64 {
         self.problem.specs.remote_vcpus.map_or(bytes / self.vcpu_bytes, VcpuRange::largest)
     }
 
-    /// What a main function that needs `bytes` can be, the cheaper first; nothing where no size holds them.
+    /// Sizes of a main function that needs `bytes`, the cheaper first; empty where no size holds them.
     pub fn main_sizings(&self, bytes: f64) -> impl Iterator<Item = Sizing> {
         self.sizings(&self.main_sizes, self.problem.specs.main_vcpus, bytes, 1.0)
     }
 
-    /// The same of a remote function.
+    /// As above for a remote function.
     pub fn remote_sizings(&self, bytes: f64) -> impl Iterator<Item = Sizing> {
         self.sizings(&self.remote_sizes, self.problem.specs.remote_vcpus, bytes, self.remote_share)
     }
@@ -74,7 +74,7 @@ impl Model<'_> {
         options
     }
 
-    /// What functions that need `bytes` can be, and what they cost where they are paid for `paid` of the time.
+    /// Sizes of functions that need `bytes`, with their cost where they are paid for `paid` of the time.
     fn sizings<'s>(
         &'s self,
         sizes: &'s [f64],
@@ -100,7 +100,7 @@ impl Model<'_> {
         self.problem.pricing.function_rate(bytes, vcpus)
     }
 
-    /// The same of a remote function, over all time.
+    /// Sizes of a remote function, with their cost over all time.
     pub fn remote_rate(&self, bytes: f64, vcpus: Option<f64>) -> f64 {
         self.remote_share * self.function_rate(bytes, vcpus)
     }

@@ -15,7 +15,7 @@ pub struct Curve {
     tokens: Vec<f64>,
     /// `[token][vcpu]`, with a row of zeros in front.
     seconds: Array2<f64>,
-    /// Of one token, at each measured vCPU column.
+    /// Seconds of one token, at each measured vCPU column.
     one: Vec<f64>,
 }
 
@@ -87,7 +87,7 @@ impl Curve {
         curve
     }
 
-    /// Whether more vCPUs never take longer for any number of tokens. Between the points that always
+    /// Reports if more vCPUs never take longer for any number of tokens. Between the points that always
     /// holds; beyond the last one the slope of the last segment may rise with vCPUs.
     pub fn is_isotonic_beyond(&self) -> bool {
         let last = self.tokens.len() - 1;

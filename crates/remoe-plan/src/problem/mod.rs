@@ -157,7 +157,7 @@ impl Request {
         self.tokens_in_memory_of(self.concurrency)
     }
 
-    /// The same for `concurrency` requests at once.
+    /// Copies the problem for `concurrency` requests at once.
     pub fn tokens_in_memory_of(&self, concurrency: u32) -> f64 {
         let largest = self.largest_input() + self.max_output_tokens.unwrap_or(self.output_tokens);
         match concurrency {
@@ -277,7 +277,7 @@ pub enum Device {
     Cpu,
 }
 
-/// What moves between the main function and a remote one.
+/// Bytes and time of messages between the main function and a remote one.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Transport {
@@ -374,7 +374,7 @@ pub struct SizeRange {
     pub step_bytes: f64,
 }
 
-/// What the platform allows.
+/// Limits of the platform.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Limits {
@@ -407,7 +407,7 @@ impl Problem {
         Ok(problem)
     }
 
-    /// The same problem with the main function's size decided: `bytes` of memory, and `vcpus` where those are chosen apart
+    /// Copies the problem with the main function's size decided: `bytes` of memory, and `vcpus` where those are chosen apart
     /// from memory; as many as it may have where none are given.
     #[must_use]
     pub fn with_main(&self, bytes: f64, vcpus: Option<f64>) -> Self {

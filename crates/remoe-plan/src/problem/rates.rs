@@ -104,7 +104,7 @@ impl Pricing {
         }
     }
 
-    /// Whether GPU memory has a price of its own.
+    /// Reports if GPU memory has a price of its own.
     #[must_use]
     pub fn has_gpu(&self) -> bool {
         self.gpu_per_gb_second.is_some() || self.gpu_bytes_each.is_some()

@@ -44,7 +44,7 @@ impl Truth {
     /// Both.
     pub const ALL: [Self; 2] = [Self::Worse, Self::Better];
 
-    /// What a term of seconds is multiplied with.
+    /// Factor of a term of seconds.
     fn of_seconds(self) -> f64 {
         match self {
             Self::Worse => 1.0 + WRONG,

@@ -1,4 +1,4 @@
-//! What would have to be raised for a plan to exist.
+//! Fields that would have to be raised for a plan to exist.
 
 use crate::infeasible::Infeasible;
 use remoe_plan::cost::Violation;
@@ -9,17 +9,17 @@ use serde::Serialize;
 /// A field of the problem that must be raised.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Remedy {
-    /// Its name.
+    /// Name of the field.
     pub field: String,
     /// To this, at least.
     pub at_least: f64,
 }
 
-/// What rounding must not undo.
+/// Difference that rounding must not undo.
 const SLACK: f64 = 1e-9;
 
 impl Remedy {
-    /// What would make up for `violation`; none where no field does.
+    /// Returns the field that would make up for `violation`; none where no field does.
     pub(crate) fn of(model: &Model<'_>, violation: &Violation) -> Option<Self> {
         let mains = f64::from(model.problem.pricing.main_replicas);
         let (field, at_least) = match violation.limit.trim_end_matches(|c: char| c.is_ascii_digit()) {

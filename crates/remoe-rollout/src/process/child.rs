@@ -19,7 +19,7 @@ pub(crate) struct Child {
     pub(crate) observed: Observed,
     /// Asks the child's watcher to stop it within a grace.
     pub(crate) stop: mpsc::Sender<Duration>,
-    /// What limits it.
+    /// Limits of its resources.
     pub(crate) group: Option<Arc<Group>>,
 }
 
@@ -37,13 +37,13 @@ impl Child {
     }
 }
 
-/// What the task that watches a child needs.
+/// Inputs of the task that watches a child.
 pub(crate) struct Watched {
     pub(crate) number: u64,
     pub(crate) name: String,
     pub(crate) pid: u32,
     pub(crate) process: tokio::process::Child,
-    /// What limits it.
+    /// Limits of its resources.
     pub(crate) group: Option<Arc<Group>>,
     pub(crate) stop_requests: mpsc::Receiver<Duration>,
     pub(crate) announce_timeout: Duration,

@@ -1,9 +1,9 @@
-//! When a model sleeps: the pure step, for a gateway that keeps functions itself and for the operator.
+//! Scale to zero: the pure step of a model's phase, for a gateway that keeps functions itself and for the operator.
 //!
-//! Level-based: what follows depends on the phase and on what is there now, never on which event came
-//! last. A model is awake while somebody waits, something runs, or the idle window is open. Before it
-//! falls asleep newcomers are held and the engine is asked once more whether it runs anything: whoever
-//! comes by then is served by the same processes. Remote groups may sleep before that, one by one ([`groups`]).
+//! Level-based: the next phase depends on the present one and on what is there now, never on which event came last. A model
+//! is awake while a request waits or runs, or the idle window is open. Before it scales to zero new requests are held and
+//! the engine is asked once more if it runs anything: a request that comes by then is served by the same processes. Remote
+//! groups may scale to zero before that, one by one ([`groups`]).
 
 pub mod groups;
 
@@ -16,15 +16,15 @@ use std::time::Duration;
 pub enum Phase {
     /// Requests go to its functions as these have room.
     Active,
-    /// Its functions run, newcomers are held, and the engine is asked whether it is idle.
+    /// Functions run, new requests are held, and the engine is asked if it is idle.
     Draining,
     /// Nothing is to run.
     Asleep,
-    /// Its functions start.
+    /// Functions start.
     Waking,
 }
 
-/// What a step is made from.
+/// Inputs of a step.
 #[derive(Debug, Clone, Copy)]
 pub struct Seen {
     /// Requests that are held.
@@ -35,7 +35,7 @@ pub struct Seen {
     pub quiet: Duration,
     /// Without requests for so long it sleeps; `None`: never.
     pub idle: Option<Duration>,
-    /// How long a wake that nobody waits for any more may go on.
+    /// Time that a wake may go on after the last waiting client left.
     pub wake_limit: Duration,
     /// Functions that were started for the present phase answer.
     pub serving: bool,
@@ -58,7 +58,7 @@ pub fn step(phase: Phase, seen: &Seen) -> Phase {
         Phase::Asleep if needed => Phase::Waking,
         Phase::Asleep => Phase::Asleep,
         Phase::Waking if seen.serving => Phase::Active,
-        // A wake outlives the client that caused it, so that the next one need not begin anew.
+        // A wake outlives the client that caused it, so that the next one need not begin again.
         Phase::Waking if busy || open(seen.wake_limit) => Phase::Waking,
         Phase::Waking => Phase::Asleep,
     }
@@ -117,7 +117,7 @@ mod tests {
                         self.ready_at = None;
                     }
                     Phase::Waking => {
-                        assert!(self.waiting > 0, "woken for nobody");
+                        assert!(self.waiting > 0, "woken without a request");
                         self.wakes += 1;
                         self.ready_at = Some(self.now + 120);
                     }
@@ -133,7 +133,7 @@ mod tests {
 
     proptest! {
         /// Whenever clients come and leave and functions die: nothing stops with work at hand, nothing
-        /// wakes for nobody, and at the end everybody was served and the model sleeps.
+        /// wakes without a request, and at the end every request was served and the model sleeps.
         #[test]
         fn nobody_is_lost_and_nobody_waits_for_ever(moves in proptest::collection::vec((0_u8..8, 0_u64..90), 1..300)) {
             let mut world = World {

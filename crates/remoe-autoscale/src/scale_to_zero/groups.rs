@@ -1,6 +1,6 @@
 //! When a remote group sleeps while its main function runs: the pure step, for a launcher of processes and for the operator.
 //!
-//! A group is asked for when requests use its experts, whoever computes them: main functions count that. Where the group
+//! A group is asked for when requests use its experts, wherever they are computed: main functions count that. Where the group
 //! sleeps they load the experts themselves, so that sleep changes how long an answer takes and never what it says. A group that
 //! was not asked for in its window sleeps, and one that is asked for wakes. One that is asked for again before its sleep was
 //! worth the wake stays awake for twice as long the next time: who asks every now and then has it wake a few times, and then
@@ -17,7 +17,7 @@ const WORTH: u32 = 4;
 /// A remote group. Times are since any moment that stays the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Group {
-    /// Whether its functions are to run.
+    /// Functions are to run.
     pub awake: bool,
     /// When it fell asleep or woke up.
     pub since: Duration,
@@ -25,14 +25,14 @@ pub struct Group {
     pub asked: Option<Duration>,
     /// So many windows pass without use before it sleeps, 1 to [`MOST_STRETCH`].
     pub stretch: u32,
-    /// It was awake for a whole window and nobody used it: it wakes for those that use it, and no more for predictions.
+    /// It was awake for a whole window without use: it wakes for requests that use it, and no more for predictions.
     pub doubted: bool,
 }
 
-/// What was seen of a group since the last step.
+/// Observations of a group since the last step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Glance {
-    /// Its experts were used.
+    /// Experts of it were used.
     pub asked: bool,
     /// Requests that are there are expected to use them.
     pub predicted: bool,
@@ -53,7 +53,7 @@ impl Group {
         window.saturating_mul(self.stretch.clamp(1, MOST_STRETCH))
     }
 
-    /// What it is at `now`, after what was seen. Between two wakes there is a `window` at least.
+    /// State at `now`, after the observations. Between two wakes there is a `window` at least.
     #[must_use]
     pub fn step(self, window: Duration, seen: Glance, now: Duration) -> Self {
         let asked = if seen.asked { Some(now) } else { self.asked };
@@ -95,7 +95,7 @@ mod tests {
 
     proptest! {
         /// Whatever is seen when: who asks finds it awake or wakes it, what was used within the window does not sleep, what
-        /// nobody uses does, and wakes have a window between them.
+        /// without use does, and wakes have a window between them.
         #[test]
         fn a_group_is_there_for_those_who_ask(looks in proptest::collection::vec((1_u64..90, any::<bool>(), any::<bool>()), 1..400)) {
             let mut group = Group::new(true, at(0));
@@ -129,7 +129,7 @@ mod tests {
             }
         }
 
-        /// Who asks again and again has it woken a few times at most, however that falls together with the window, unless
+        /// Repeated requests have it woken a few times at most, however that falls together with the window, unless
         /// it sleeps most of the time.
         #[test]
         fn it_does_not_flap(period in 1_u64..3000) {
@@ -178,7 +178,7 @@ mod tests {
         let mut group = Group::new(false, at(0)).step(WINDOW, PREDICTED, at(50));
         assert!(group.awake);
         group = group.step(WINDOW, PREDICTED, at(1000));
-        assert!(!group.awake && group.doubted, "whoever is expected, nobody came");
+        assert!(!group.awake && group.doubted, "no request came");
         group = group.step(WINDOW, PREDICTED, at(2000));
         assert!(!group.awake);
         group = group.step(WINDOW, ASKED, at(3000));

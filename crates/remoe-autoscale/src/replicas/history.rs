@@ -1,13 +1,13 @@
-//! What gateways and main functions said of load, of late.
+//! Recent reports of load by gateways and main functions.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-/// What is kept of one gateway or main function: one word a second in a burst, for a minute and more.
+/// Reports kept of one gateway or main function: one a second in a burst, for a minute and more.
 const MOST_SAID: usize = 128;
 
-/// What a gateway says of its requests.
+/// A gateway's report of its requests.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Said {
     /// When, since any fixed moment.
@@ -16,13 +16,13 @@ pub struct Said {
     pub occupied: Duration,
     /// Requests that wait or are worked on at that time.
     pub requests: u32,
-    /// Those among them that wait.
+    /// Waiting ones among them.
     pub waiting: u32,
     /// Differs from that of the word before: what was said again is no news.
     pub sequence: u64,
 }
 
-/// What a main function says of the remote functions that it calls.
+/// A main function's report of the remote functions that it calls.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Worked {
     /// Since when it runs.
@@ -31,7 +31,7 @@ pub struct Worked {
     pub computed: BTreeMap<String, Duration>,
 }
 
-/// What was said of late, and when replicas of each function were last added.
+/// Recent reports, and when replicas of each function were last added.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct History {
     gateways: BTreeMap<String, VecDeque<Said>>,
@@ -51,7 +51,7 @@ impl History {
         let known = self.gateways.entry(gateway.to_owned()).or_default();
         let follows = |last: &Said| match said.sequence == last.sequence {
             true => Follows::Same,
-            // It started anew, or its clock did.
+            // It started again, or its clock was set back.
             false if said.at <= last.at || said.occupied < last.occupied => Follows::Nothing,
             false => Follows::On,
         };
@@ -76,7 +76,7 @@ impl History {
         self.mains.retain(|main, _| main_lives(main));
     }
 
-    /// Somebody looks at `now`: what is said from then on is heard.
+    /// Begins to listen at `now`: later reports count.
     pub fn look(&mut self, now: Duration) {
         self.since.get_or_insert(now);
     }
@@ -92,7 +92,7 @@ impl History {
         self.raised.insert(function.to_owned(), now);
     }
 
-    /// Whether replicas of `function` may be taken away.
+    /// Reports if replicas of `function` may be taken away.
     pub(crate) fn may_lower(&self, function: &str, now: Duration, window: Duration) -> bool {
         let is_long_ago = |at: Duration| now.saturating_sub(at) >= window;
         self.since.is_some_and(is_long_ago) && self.raised.get(function).copied().is_none_or(is_long_ago)
@@ -143,7 +143,7 @@ enum Follows {
     Same,
     /// It goes on from there.
     On,
-    /// Whoever says it began anew.
+    /// The reporting process began again.
     Nothing,
 }
 
@@ -241,7 +241,7 @@ mod tests {
         history.note_work("two", worked(7, &[("x", 3)]), MINUTE, second(30));
         history.note_work("two", worked(17, &[("x", 6)]), MINUTE, second(40));
         assert!(close(busy(&history, 40), 0.5 + 0.2 + 0.3));
-        // The same word again, and a process that began anew.
+        // The same report again, and a process that began again.
         history.note_work("one", worked(1_020, &[]), MINUTE, second(50));
         history.note_work("two", worked(2, &[("x", 1)]), MINUTE, second(50));
         assert!(close(busy(&history, 50), 0.7));

@@ -80,7 +80,7 @@ mod tests {
     fn the_busiest_gets_more_until_loads_are_alike() {
         // 0.7, 0.3, 0.3, 0.3: the first is above half of what is aimed at and stands out.
         assert_eq!(balance(&groups(&[0.69, 0.3, 0.3, 0.3]), 0.7, 1_000), [2, 1, 1, 1]);
-        // As uneven, and so quiet that nobody waits.
+        // As uneven, and so quiet that no request waits.
         assert_eq!(balance(&groups(&[0.069, 0.03, 0.03, 0.03]), 0.7, 1_000), [1, 1, 1, 1]);
         // Even, and above what one is to do.
         assert_eq!(balance(&groups(&[1.5, 1.5]), 0.75, 1_000), [2, 2]);
