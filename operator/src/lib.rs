@@ -14,6 +14,7 @@ mod known;
 mod load;
 mod observed;
 mod planned;
+mod read;
 mod reconcile;
 mod resting;
 mod status;
@@ -23,6 +24,7 @@ mod steps;
 mod allowed;
 mod altered;
 pub mod api;
+mod backoff;
 mod collector;
 mod conditions;
 mod digest;
@@ -35,18 +37,24 @@ mod facts;
 mod following;
 mod identity;
 mod inspection;
+mod lacking;
 mod mains;
 mod names;
+mod ownership;
 mod paid;
 mod planning;
 mod pods;
+mod ports;
 mod profiling;
 mod quantity;
+mod records;
 mod replacement;
 mod rollout;
 mod routing;
 mod source;
 mod sources;
+mod trouble;
+mod write;
 
 // What runs it.
 mod calls;
@@ -73,5 +81,6 @@ pub mod testing;
 #[cfg(test)]
 mod tests;
 
+pub use identity::SignerName;
 pub use run::{RunError, run};
-pub use settings::{Command, RunSettings, Settings, SignerName};
+pub use settings::{Command, RunSettings, Settings};

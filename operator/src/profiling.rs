@@ -10,7 +10,7 @@ use super::digest::digest;
 use super::facts::ModelFacts;
 use super::names::{self, MANAGER, SUBJECT};
 use super::planning::{KnownProfile, compute_dtype, served};
-use super::pods::Trouble;
+use super::trouble::Trouble;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::ObjectMeta;
 use kube::{Resource, ResourceExt};

@@ -7,6 +7,7 @@ mod alike;
 mod allowed;
 mod altered;
 mod api_server;
+mod arrows;
 mod build;
 mod conversations;
 mod crds;

@@ -1,6 +1,6 @@
 //! Having the hardware measured where the plan stands on a prior.
 
-use super::{LATER, SUPPLIED, Scene, Steps, Write};
+use super::{LATER, SUPPLIED, Scene, Steps};
 use crate::api::ProfileSource;
 use crate::build::profiler;
 use crate::errand::{Errand, useless};
@@ -8,8 +8,9 @@ use crate::events::Happening;
 use crate::known::{Hardware, Measuring};
 use crate::names::Component;
 use crate::planned::PlanState;
-use crate::pods::Trouble;
 use crate::profiling::{ATTEMPTS, record};
+use crate::trouble::Trouble;
+use crate::write::Write;
 use kube::ResourceExt;
 use remoe_sleep::Phase;
 

@@ -1,6 +1,6 @@
 //! Pods and routing, one step further.
 
-use super::{LATER, STARTED, Scene, Steps, Write};
+use super::{LATER, Scene, Steps};
 use crate::build::{Function, Revision, budgets};
 use crate::conversations::Partner;
 use crate::drift::is_as;
@@ -8,12 +8,14 @@ use crate::events::Happening;
 use crate::following;
 use crate::mains::{Order, Outcome};
 use crate::names::Component;
-use crate::observed::is_owned_by;
+use crate::ownership::is_owned_by;
 use crate::planned::find;
 use crate::planning::account;
-use crate::pods::{PodView, Trouble};
+use crate::pods::PodView;
 use crate::rollout::{self, orders, step};
 use crate::routing::{Generation, RoutingTable};
+use crate::trouble::Trouble;
+use crate::write::{STARTED, Write};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use remoe_launcher::need::{self, Need};

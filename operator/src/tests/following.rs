@@ -2,10 +2,11 @@
 
 use crate::api::{DemandPhase, MixOf, MoEDeploymentStatus, MoEPlanSpec, PredictionOrder, RequestMix};
 use crate::names::{Component, FUNCTION, REPLICA, label};
-use crate::planner::SOON;
-use crate::steps::{Steps, Write};
+use crate::planning_pool::SOON;
+use crate::steps::Steps;
 use crate::testing::example::{EXPERTS, LAYERS, around, built, deployment, large, mix, plan};
 use crate::tests::scene::{ENOUGH, Scene, spec};
+use crate::write::Write;
 use kube::ResourceExt;
 use remoe_predictor::Shares;
 use remoe_wire::v1::LayerExperts;

@@ -3,9 +3,9 @@
 use crate::api::{DemandPhase, MixOf};
 use crate::build::Revision;
 use crate::names::{FUNCTION, label};
-use crate::steps::Write;
 use crate::testing::example::{EXPERTS, LAYERS, built, mix};
 use crate::tests::scene::{Scene, spec};
+use crate::write::Write;
 use serde_json::json;
 use std::collections::BTreeSet;
 
