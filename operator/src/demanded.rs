@@ -8,12 +8,12 @@ use super::api::{
     GatewayDemand, MainFunction, MoEDemand, MoEDemandSpec, MoEDeployment, PredictionOrder, WakePlanning,
     WakeTimeline,
 };
-use super::build::{Surroundings, room, served_name};
 use super::conditions::sentence;
 use super::events::Happening;
 use super::following;
 use super::identity::identity_of;
 use super::known::Known;
+use super::manifests::{Surroundings, room, served_name};
 use super::names::Component;
 use super::observed::Observed;
 use super::ownership::{is_owned_by, owned_meta};

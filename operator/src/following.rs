@@ -5,7 +5,7 @@ use super::api::{
     DemandPhase, GatewayDemand, MixOf, MoEDeployment, MoEPlan, MoEPlanSpec, Mode, PlannedPrediction,
     PredictionOrder, Privacy, ProfileSource, Replan, RequestMix,
 };
-use super::build::plan_name;
+use super::manifests::plan_name;
 use super::observed::Observed;
 
 use super::planning::Planning;

@@ -2,11 +2,11 @@
 //! later stage is asked for them.
 
 use super::api::MoEDeployment;
-use super::build::inspector_place;
 use super::earlier;
 use super::errand::{Errand, errand};
 use super::facts::{ModelFacts, subject_of};
 use super::inspection::kept_facts;
+use super::manifests::inspector_place;
 use super::names::profile_record;
 use super::profiling;
 use super::records::{Details, Records};

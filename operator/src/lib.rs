@@ -1,17 +1,17 @@
 //! The Kubernetes operator: `MoEDeployment` resources as pods, Services and routing generations.
 //!
 //! One look at a deployment is one straight line ([`reconcile`] draws it): what is [`observed`], what is
-//! [`known`] of model and hardware, what is [`planned`], the revision that is to run ([`build`]), whether it is to run
+//! [`known`] of model and hardware, what is [`planned`], the revision that is to run ([`manifests`]), whether it is to run
 //! at all ([`demanded`]), the [`steps`] that lead there, the writes that are [`applied`], and the [`status`]. All but the first and the
 //! writes are pure. Nothing that decides is remembered: a look that was interrupted anywhere is made again from what is
 //! there. What main functions say is learned beside it ([`conversations`]).
 
 // The line.
 mod applied;
-mod build;
 mod demanded;
 mod known;
 mod load;
+mod manifests;
 mod observed;
 mod planned;
 mod read;

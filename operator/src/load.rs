@@ -2,9 +2,9 @@
 //! is to run. Pure.
 
 use super::api::MoEDeployment;
-use super::build::{Function, Target, room};
 use super::epoch::since_1970;
 use super::events::Happening;
+use super::manifests::{Function, Target, room};
 use super::names::{Component, tier};
 use super::observed::Observed;
 use super::pods::PodView;

@@ -3,7 +3,6 @@
 use super::api::{
     DemandPhase, MixOf, MoEDeployment, MoEPlan, MoEPlanSpec, Mode, PlannedPrediction, Replan, WakePlanning,
 };
-use super::build::{Surroundings, Target, inspector, plan_name, plan_object, revision};
 use super::errand::Errand;
 use super::events::Happening;
 use super::facts::ModelFacts;
@@ -12,6 +11,7 @@ use super::following::{
 };
 use super::inspection::Inspecting;
 use super::known::Known;
+use super::manifests::{Surroundings, Target, inspector, plan_name, plan_object, revision};
 use super::observed::Observed;
 use super::planning::{Planning, PlanningError, check_hosted, three_digits};
 use super::planning_pool::Progress;

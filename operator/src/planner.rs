@@ -5,9 +5,9 @@
 //! them while it starts.
 
 use super::api::{MixOf, MoEDeployment, MoEPlanSpec, WakePlanning};
-use super::build::{Surroundings, plan_object, revision};
 use super::events::Happening;
 use super::following::revision_of;
+use super::manifests::{Surroundings, plan_object, revision};
 use super::observed::Observed;
 use super::planned::{Decision, Follow, PlanState, Take, Task, followed, solved};
 use super::planning::{Planning, PlanningError, counted};

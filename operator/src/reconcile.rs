@@ -6,7 +6,6 @@
 
 use super::api::MoEDeployment;
 use super::applied::{ApplyError, apply};
-use super::build::Surroundings;
 use super::calls::{CallError, Calls};
 use super::conversations::Conversations;
 use super::events::{publish, transitions};
@@ -16,6 +15,7 @@ use super::gateways::Gateways;
 use super::identity::{Certified, Identities, IdentityFailure};
 use super::known::know;
 use super::load;
+use super::manifests::Surroundings;
 use super::metrics::Metrics;
 use super::per_deployment::PerDeployment;
 use super::planned::{Planned, task};

@@ -6,8 +6,8 @@
 //!
 //! A namespace is somebody's own: what fails there without end leaves the others their replacements.
 
-use super::build::Revision;
 use super::fleet::{Others, Silence, are_many, is_coming};
+use super::manifests::Revision;
 use super::pods::PodView;
 use super::trouble::{NOT_READY, Trouble};
 

@@ -7,12 +7,12 @@
 //! experts meanwhile.
 
 use super::api::{DemandPhase, GroupDemand, MoEDemand, MoEDeployment};
-use super::build::{Function, Target};
 use super::epoch::{since_1970, timestamp};
 use super::events::Happening;
 use super::following;
 use super::known::Known;
 use super::mains::Watched;
+use super::manifests::{Function, Target};
 use super::names::tier;
 use super::observed::Observed;
 use super::ownership::is_owned_by;

@@ -6,10 +6,10 @@
 
 use super::api::RolloutStrategy;
 use super::backoff::PAUSES;
-use super::build::{Function, Hosted, Revision};
 use super::digest::digest;
 use super::epoch::{since_1970, timestamp};
 use super::fleet::Others;
+use super::manifests::{Function, Hosted, Revision};
 use super::names::{PodName, next_incarnation};
 use super::pods::PodView;
 use super::replacement::Replacements;

@@ -1,6 +1,5 @@
 //! The life of the operator: serve probes, wait for leadership, work, hand over.
 
-use super::build::Surroundings;
 use super::calls::Calls;
 use super::collector::UnknownCollector;
 use super::controller::control;
@@ -8,6 +7,7 @@ use super::conversations::Conversations;
 use super::gateways::Gateways;
 use super::identity::{SignerName, gateway};
 use super::lease::Candidate;
+use super::manifests::Surroundings;
 use super::metrics::Metrics;
 use super::per_deployment::PerDeployment;
 use super::planning_pool::PlanningPool;

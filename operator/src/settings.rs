@@ -1,7 +1,7 @@
 use super::allowed::{Allowed, Names, PriceList};
-use super::build::{PodExtras, Surroundings};
 use super::collector::{Collector, Endpoint, Peers, Ratio, UnknownCollector};
 use super::identity::{Identities, IssuerRef, Signer, SignerName};
+use super::manifests::{PodExtras, Surroundings};
 use super::sources::Sources;
 use clap::{Parser, Subcommand};
 use kube::Client;

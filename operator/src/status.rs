@@ -3,10 +3,10 @@
 use super::api::{
     ConditionType, MoEDeployment, MoEDeploymentStatus, MoEPlanSpec, Mode, ModelStatus, ProfileSource,
 };
-use super::build::{LOAD_SECONDS, Revision};
 use super::conditions::{Verdict, sentence, whole_seconds};
 use super::demanded::{Demanded, scaled_to_zero, timeline};
 use super::known::Known;
+use super::manifests::{LOAD_SECONDS, Revision};
 use super::names::{Component, component_selector, selector_text};
 use super::observed::Observed;
 use super::ownership::NAME_TAKEN;

@@ -11,7 +11,6 @@ pub(super) use measuring::waits;
 
 use super::altered;
 use super::api::{MoEDemand, MoEDeployment, MoEPlan, MoERecord};
-use super::build::{Surroundings, frame, inspector};
 use super::conversations::Partner;
 use super::demanded::{Demanded, demanded};
 use super::drift::is_as;
@@ -19,6 +18,7 @@ use super::errand::{Errand, useless};
 use super::events::Happening;
 use super::inspection::Inspecting;
 use super::known::Known;
+use super::manifests::{Surroundings, frame, inspector};
 use super::names::Component;
 use super::observed::Observed;
 use super::ownership::{is_owned_by, name_taken};
@@ -206,7 +206,7 @@ impl Steps {
             return;
         }
         // Without `..`: a new kind of object does not compile until it is written.
-        let super::build::Frame { services, network_policies } = frame(scene.owner, scene.around);
+        let super::manifests::Frame { services, network_policies } = frame(scene.owner, scene.around);
         for service in services {
             self.keep(scene, service, &scene.observed.services, Write::Service);
         }

@@ -1,10 +1,10 @@
 //! The facts of the checkpoint, or how far their inspection is.
 
 use crate::api::MoEDeployment;
-use crate::build::inspector_place;
 use crate::errand::{Errand, UNREADABLE};
 use crate::facts::{ModelFacts, subject_of};
 use crate::inspection::{Inspecting, inspecting, kept_facts};
+use crate::manifests::inspector_place;
 use crate::records::Records;
 use crate::trouble::Trouble;
 use kube::ResourceExt;

@@ -2,10 +2,10 @@
 
 use super::{LATER, SUPPLIED, Scene, Steps};
 use crate::api::ProfileSource;
-use crate::build::profiler;
 use crate::errand::{Errand, useless};
 use crate::events::Happening;
 use crate::known::{Hardware, Measuring};
+use crate::manifests::profiler;
 use crate::names::Component;
 use crate::planned::PlanState;
 use crate::profiling::{ATTEMPTS, record};

@@ -1,12 +1,12 @@
 //! Pods and routing, one step further.
 
 use super::{LATER, Scene, Steps};
-use crate::build::{Function, Revision, budgets};
 use crate::conversations::Partner;
 use crate::drift::is_as;
 use crate::events::Happening;
 use crate::following;
 use crate::mains::{Order, Outcome};
+use crate::manifests::{Function, Revision, budgets};
 use crate::names::Component;
 use crate::ownership::is_owned_by;
 use crate::planned::find;

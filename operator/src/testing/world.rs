@@ -2,13 +2,13 @@
 //! should, an inspector, a profiler and main functions that answer.
 
 use crate::api::{GatewayDemand, MoEDemand, MoEDeployment, MoEDeploymentStatus, MoERecord, ModelStatus};
-use crate::build::Surroundings;
 use crate::conversations::Heard;
 use crate::facts::ModelFacts;
 use crate::following::{rest_after_giving_up, rest_after_nothing};
 use crate::known::know;
 use crate::lacking::{Lacking, lacking};
 use crate::load;
+use crate::manifests::Surroundings;
 use crate::names::{COMPONENT, Component, label};
 use crate::observed::Observed;
 use crate::planned::{Planned, task};

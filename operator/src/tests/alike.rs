@@ -1,8 +1,8 @@
 //! The pure step for pods in the scenes that it shares with processes.
 
 use crate::api::RolloutStrategy;
-use crate::build::{Function, Revision};
 use crate::fleet::Others;
+use crate::manifests::{Function, Revision};
 use crate::names::PodName;
 use crate::pods::PodView;
 use crate::rollout::{self, Rollout, revision_hash, step};

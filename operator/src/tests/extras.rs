@@ -1,7 +1,7 @@
 //! What whoever runs the operator gives the pods of all deployments: images, and what they have in addition.
 
 use crate::api::{Device, MoEPlanSpec};
-use crate::build::{PodExtras, Surroundings, inspector, plan_hash, profiler, revision};
+use crate::manifests::{PodExtras, Surroundings, inspector, plan_hash, profiler, revision};
 use crate::names::{COMPONENT, FUNCTION};
 use crate::testing::example::{around, deployment, facts, plan};
 use crate::testing::world::World;

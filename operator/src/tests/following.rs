@@ -309,7 +309,7 @@ fn without_it_plans_stay_and_nobody_is_asked() {
         let (owner, mut around) = (deployment(spec), around());
         around.gateway = gateway.map(str::to_owned);
         let plan = plan(&owner);
-        let revision = crate::build::revision(&owner, "0123456789", &plan, &around).unwrap();
+        let revision = crate::manifests::revision(&owner, "0123456789", &plan, &around).unwrap();
         revision.main.pod(&owner, 0, 0).spec.unwrap().containers[0].args.clone().unwrap()
     };
     let primer = "--primer".to_owned();

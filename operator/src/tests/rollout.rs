@@ -1,8 +1,8 @@
 //! The pure step of pods and routing in a simulated cluster, with faults and interrupted steps.
 
 use crate::api::RolloutStrategy;
-use crate::build::{Function, Hosted, Revision};
 use crate::fleet::{Others, Silence};
+use crate::manifests::{Function, Hosted, Revision};
 use crate::names::PodName;
 use crate::pods::PodView;
 use crate::rollout::{Creation, Rollout, Scene, orders, step};

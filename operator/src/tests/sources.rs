@@ -1,5 +1,5 @@
 use crate::api::{ConditionType, MoEDeployment};
-use crate::build::{Surroundings, frame};
+use crate::manifests::{Surroundings, frame};
 use crate::planned::PlanState;
 use crate::sources::{SourceRefusal, Sources};
 use crate::testing::example::{around, deployment};

@@ -1,8 +1,8 @@
 //! Objects as earlier versions wrote them: an upgrade reads them, and replaces nothing.
 
 use crate::api::{Generation, MoEDeployment, MoEPlan, MoEPlanSpec};
-use crate::build::{Revision, plan_hash, revision};
 use crate::digest::digest;
+use crate::manifests::{Revision, plan_hash, revision};
 use crate::planning::account;
 use crate::routing::RoutingTable;
 use crate::testing::example::around;

@@ -1,7 +1,7 @@
 //! Toll of a change by plan, beside the functions that start and the bytes that they load.
 
 use crate::api::{DemandPhase, MixOf};
-use crate::build::Revision;
+use crate::manifests::Revision;
 use crate::names::{FUNCTION, label};
 use crate::testing::example::{EXPERTS, LAYERS, built, mix};
 use crate::tests::scene::{Scene, spec};

@@ -1,8 +1,8 @@
 //! What main functions are told of a plan of groups, by an operator that works on a real API server.
 
 use crate::api::{MoEDeployment, MoEPlan, MoERecord};
-use crate::build::plan_object;
 use crate::facts::subject;
+use crate::manifests::plan_object;
 use crate::names::{FUNCTION, REPLICA};
 use crate::ports::CONTROL_PORT;
 use crate::testing::example::{deployment, facts, plan_of_groups};
