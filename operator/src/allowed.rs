@@ -4,7 +4,7 @@
 //! budgets of callers, a PriorityClass evicts the pods of others, and a RuntimeClass chooses the isolation.
 
 use super::api::{Billing, MoEDeployment, PodTemplate, PricingSpec};
-use super::pods::Trouble;
+use super::trouble::Trouble;
 use serde::Deserialize;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};

@@ -5,9 +5,10 @@
 //! to specs (sidecars, variables, volumes, tolerations), so additions are no alteration.
 
 use super::api::MoEDeployment;
-use super::build::Revision;
 use super::drift::covers;
-use super::pods::{PodView, Trouble};
+use super::manifests::Revision;
+use super::pods::PodView;
+use super::trouble::Trouble;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, Volume, VolumeMount};
 use kube::ResourceExt;
 use serde::Serialize;

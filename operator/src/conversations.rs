@@ -6,8 +6,7 @@
 //! when no look asked for it any more.
 
 use super::api::MoEDeployment;
-use super::mains::{self, Order, Outcome, Undescribed};
-use super::resting::Watched;
+use super::mains::{self, Order, Outcome, Undescribed, Watched};
 use jiff::Timestamp;
 use kube::runtime::reflector::ObjectRef;
 use remoe_autoscale::replicas::Worked;

@@ -8,18 +8,21 @@ use super::api::{
     GatewayDemand, MainFunction, MoEDemand, MoEDemandSpec, MoEDeployment, PredictionOrder, WakePlanning,
     WakeTimeline,
 };
-use super::build::{HTTP_PORT, Surroundings, owned_meta, room, served_name};
 use super::conditions::sentence;
 use super::events::Happening;
 use super::following;
 use super::identity::identity_of;
 use super::known::Known;
+use super::manifests::{Surroundings, room, served_name};
 use super::names::Component;
-use super::observed::{Observed, is_owned_by};
+use super::observed::Observed;
+use super::ownership::{is_owned_by, owned_meta};
 use super::paid::paid;
 use super::planned::Planned;
 use super::planning::served;
-use super::pods::{PodView, Trouble};
+use super::pods::PodView;
+use super::ports::HTTP_PORT;
+use super::trouble::Trouble;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use remoe_autoscale::scale_to_zero::{Phase, Seen, step};

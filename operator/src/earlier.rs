@@ -7,8 +7,9 @@
 use super::api::{MoEDeployment, ProfileSource};
 use super::facts::ModelFacts;
 use super::names::{self, SUBJECT};
-use super::observed::{Observed, is_owned_by};
+use super::ownership::is_owned_by;
 use super::profiling;
+use super::records::Records;
 use super::routing::RoutingTable;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::ResourceExt;
@@ -18,25 +19,25 @@ use remoe_hardware::Profile;
 const FACTS: &str = "model.json";
 
 /// The ConfigMap that is still to be read for the model or the routing of `owner`, if any.
-pub(super) fn lacking(owner: &MoEDeployment, observed: &Observed) -> Option<String> {
+pub(super) fn lacking(owner: &MoEDeployment, records: Records<'_>) -> Option<String> {
     let name = owner.name_any();
-    let model = had_facts(owner).is_some() && observed.model.is_none();
-    let routing = had_plan(owner) && observed.routing.is_none();
+    let model = had_facts(owner).is_some() && records.model.is_none();
+    let routing = had_plan(owner) && records.routing.is_none();
     let wanted = [(model, names::model_record(&name)), (routing, names::routing_record(&name))];
     let mut wanted = wanted.into_iter().filter(|(wanted, _)| *wanted).map(|(_, name)| name);
-    wanted.find(|name| !observed.maps.contains_key(name))
+    wanted.find(|name| !records.details.maps.contains_key(name))
 }
 
 /// The ConfigMap that is still to be read for figures of the hardware called `name`, if any.
-pub(super) fn lacking_profile(observed: &Observed, name: &str) -> Option<String> {
-    let measured = observed.plans.iter().any(|plan| plan.spec.profile == ProfileSource::Measured);
-    (measured && !observed.maps.contains_key(name)).then(|| name.to_owned())
+pub(super) fn lacking_profile(records: Records<'_>, name: &str) -> Option<String> {
+    let measured = records.plans.iter().any(|plan| plan.spec.profile == ProfileSource::Measured);
+    (measured && !records.details.maps.contains_key(name)).then(|| name.to_owned())
 }
 
 /// The facts about `subject`: those of the model that the status names.
-pub(super) fn facts(owner: &MoEDeployment, observed: &Observed, subject: &str) -> Option<ModelFacts> {
-    let digest = had_facts(owner).filter(|_| observed.model.is_none())?;
-    let map = owned(owner, observed, &names::model_record(&owner.name_any()))?;
+pub(super) fn facts(owner: &MoEDeployment, records: Records<'_>, subject: &str) -> Option<ModelFacts> {
+    let digest = had_facts(owner).filter(|_| records.model.is_none())?;
+    let map = owned(owner, records, &names::model_record(&owner.name_any()))?;
     if names::label(&map.metadata, SUBJECT) != subject {
         return None;
     }
@@ -45,11 +46,11 @@ pub(super) fn facts(owner: &MoEDeployment, observed: &Observed, subject: &str) -
 }
 
 /// What main functions were told, where a plan ran.
-pub(super) fn routing(owner: &MoEDeployment, observed: &Observed) -> Option<RoutingTable> {
-    if !had_plan(owner) || observed.routing.is_some() {
+pub(super) fn routing(owner: &MoEDeployment, records: Records<'_>) -> Option<RoutingTable> {
+    if !had_plan(owner) || records.routing.is_some() {
         return None;
     }
-    let map = owned(owner, observed, &names::routing_record(&owner.name_any()))?;
+    let map = owned(owner, records, &names::routing_record(&owner.name_any()))?;
     let entries = map.data.iter().flatten();
     let entries =
         entries.filter_map(|(key, text)| Some((key.strip_suffix(".json")?, serde_json::from_str(text).ok())));
@@ -57,9 +58,9 @@ pub(super) fn routing(owner: &MoEDeployment, observed: &Observed) -> Option<Rout
 }
 
 /// The figures called `name`, where `owner` is one of those that they stay for.
-pub(super) fn profile(owner: &MoEDeployment, observed: &Observed, name: &str) -> Option<Profile> {
+pub(super) fn profile(owner: &MoEDeployment, records: Records<'_>, name: &str) -> Option<Profile> {
     let uid = owner.uid()?;
-    let map = observed.maps.get(name)?.as_ref()?;
+    let map = records.details.maps.get(name)?.as_ref()?;
     let stays = map.owner_references().iter().any(|reference| reference.uid == uid);
     let text = map.data.as_ref()?.get(profiling::KEY).filter(|_| stays)?;
     Profile::from_json(text).ok()
@@ -75,15 +76,17 @@ fn had_plan(owner: &MoEDeployment) -> bool {
     owner.status.as_ref().is_some_and(|status| status.plan.is_some())
 }
 
-fn owned<'a>(owner: &MoEDeployment, observed: &'a Observed, name: &str) -> Option<&'a ConfigMap> {
-    let map = observed.maps.get(name)?.as_ref()?;
+fn owned<'a>(owner: &MoEDeployment, records: Records<'a>, name: &str) -> Option<&'a ConfigMap> {
+    let map = records.details.maps.get(name)?.as_ref()?;
     is_owned_by(map, &owner.uid()?).then_some(map)
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use super::super::records::Details;
     use super::*;
+    use jiff::Timestamp;
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
     use kube::api::ObjectMeta;
     use serde_json::{Value, json};
@@ -97,7 +100,12 @@ mod tests {
         .unwrap()
     }
 
-    fn observed(uid: &str) -> Observed {
+    fn records(details: &Details) -> Records<'_> {
+        let now = Timestamp::UNIX_EPOCH;
+        Records { pods: &[], plans: &[], model: None, routing: None, details, now }
+    }
+
+    fn details(uid: &str) -> Details {
         let generation = json!({"number": 7, "plan": "p", "revision": "r", "remote": "", "endpoints": []});
         let data = [("a.json", generation.to_string()), ("b.json", "{".to_owned())];
         let owner =
@@ -108,22 +116,22 @@ mod tests {
             ..ConfigMap::default()
         };
         let maps = [("demo-routing".to_owned(), Some(map))].into();
-        Observed { maps, ..Observed::default() }
+        Details { maps, ..Details::default() }
     }
 
     #[test]
     fn nothing_is_read_of_a_deployment_that_never_ran() {
-        assert_eq!(lacking(&owner(json!(null)), &Observed::default()), None);
+        assert_eq!(lacking(&owner(json!(null)), records(&Details::default())), None);
         let had = owner(json!({"plan": "p", "model": {"source": "s", "digest": "f00d"}}));
-        assert_eq!(lacking(&had, &Observed::default()).as_deref(), Some("demo-model"));
-        assert_eq!(routing(&owner(json!(null)), &observed("uid-1")), None);
+        assert_eq!(lacking(&had, records(&Details::default())).as_deref(), Some("demo-model"));
+        assert_eq!(routing(&owner(json!(null)), records(&details("uid-1"))), None);
     }
 
     #[test]
     fn routing_of_another_is_not_believed_and_what_was_spoiled_is_said() {
         let had = owner(json!({"plan": "p"}));
-        let table = routing(&had, &observed("uid-1")).unwrap();
+        let table = routing(&had, records(&details("uid-1"))).unwrap();
         assert_eq!((table.newest(), table.spoiled), (7, true));
-        assert_eq!(routing(&had, &observed("uid-2")), None);
+        assert_eq!(routing(&had, records(&details("uid-2"))), None);
     }
 }

@@ -1,8 +1,11 @@
 //! The pure step for pods that run once: started, waited for, and followed by another after a failure.
 
+use super::backoff::pause;
 use super::names::{self, COMPONENT, Component, PodName, SUBJECT, next_incarnation};
-use super::pods::{Outcome, Trouble, is_controlled_by, outcome};
-use super::rollout::{Deletion, pause};
+use super::ownership::is_owned_by;
+use super::pods::{Outcome, outcome};
+use super::trouble::Trouble;
+use super::write::Deletion;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
@@ -54,7 +57,7 @@ pub(crate) fn errand(
     let named = pods.iter().filter_map(|pod| Some((PodName::parse(&pod.name_any())?, pod)));
     let there: Vec<_> = named.filter(|(name, _)| name.place == place).collect();
     let taken = there.iter().map(|(name, _)| name.incarnation).collect();
-    let ours = there.iter().filter(|(name, pod)| name.is_counted() && is_controlled_by(pod, owner_uid));
+    let ours = there.iter().filter(|(name, pod)| name.is_counted() && is_owned_by(*pod, owner_uid));
     let newest = ours.max_by_key(|(name, _)| name.incarnation);
     let next = next_incarnation(newest.map(|(name, _)| name.incarnation), &taken);
     let at_work = newest.filter(|(_, pod)| pod.metadata.deletion_timestamp.is_none());
@@ -87,7 +90,7 @@ pub(crate) fn useless(
 ) -> Vec<Deletion> {
     let of_component = pods.iter().filter(|pod| {
         names::label(&pod.metadata, COMPONENT) == component.name()
-            && is_controlled_by(pod, owner_uid)
+            && is_owned_by(*pod, owner_uid)
             && pod.metadata.deletion_timestamp.is_none()
     });
     let is_useful = |pod: &Pod| {

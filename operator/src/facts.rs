@@ -1,9 +1,10 @@
 //! What the inspector found out about a checkpoint, and the record that keeps it.
 
-use super::api::{MoEDeployment, MoERecord, MoERecordSpec, ModelSpec, RecordOf};
-use super::build::owned_meta;
+use super::api::{MoEDeployment, MoERecord, MoERecordSpec, ModelSpec, RESTARTED_AT, RecordOf};
 use super::digest::digest;
 use super::names;
+use super::ownership::owned_meta;
+use kube::ResourceExt;
 use remoe_model::Inspection;
 use serde::{Deserialize, Serialize};
 
@@ -143,4 +144,12 @@ impl ModelFacts {
 /// The spec cannot be written as JSON.
 pub(crate) fn subject(model: &ModelSpec, restarted_at: Option<&str>) -> Result<String, serde_json::Error> {
     digest(&(&model.source, &model.revision, &model.endpoint, restarted_at))
+}
+
+/// Returns the [`subject`] of the model of `owner`.
+///
+/// # Errors
+/// The spec cannot be written as JSON.
+pub(crate) fn subject_of(owner: &MoEDeployment) -> Result<String, serde_json::Error> {
+    subject(&owner.spec.model, owner.annotations().get(RESTARTED_AT).map(String::as_str))
 }

@@ -2,7 +2,8 @@
 //!
 //! Namespaces are tenants: each is one voice among the others, whatever runs and fails in it.
 
-use super::pods::{NOT_READY, PodView};
+use super::pods::PodView;
+use super::trouble::NOT_READY;
 use std::collections::BTreeMap;
 
 /// One pod in so many may be on its way to replace another, and at least one.

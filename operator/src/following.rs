@@ -5,9 +5,9 @@ use super::api::{
     DemandPhase, GatewayDemand, MixOf, MoEDeployment, MoEPlan, MoEPlanSpec, Mode, PlannedPrediction,
     PredictionOrder, Privacy, ProfileSource, Replan, RequestMix,
 };
-use super::build::plan_name;
+use super::manifests::plan_name;
 use super::observed::Observed;
-use super::planned::failed_plan;
+
 use super::planning::Planning;
 use super::pods::PodView;
 use super::rest::Rest;
@@ -226,6 +226,13 @@ pub(crate) fn is_given_up(owner: &MoEDeployment, observed: &Observed, plan: &MoE
             let stands_long = elapsed(observed, pod.created) >= PATIENCE / 2;
             pod.owned && pod.ends_by.is_none() && stands_long && (pod.ip.is_none() || pod.fault.is_some())
         })
+}
+
+/// The plan that did not become ready in time under the present spec.
+pub(crate) fn failed_plan(owner: &MoEDeployment) -> Option<&str> {
+    let status = owner.status.as_ref()?;
+    let is_same_spec = status.observed_generation == owner.metadata.generation;
+    status.failed_plan.as_deref().filter(|_| is_same_spec)
 }
 
 /// The number of a plan; 0 of one that followed nothing.

@@ -1,8 +1,11 @@
 //! The pure step for the model's facts: known, or being found out.
 
+use super::api::MoEDeployment;
+use super::earlier;
 use super::errand::{Errand, UNREADABLE, errand};
 use super::facts::{FactsError, ModelFacts};
-use super::pods::Trouble;
+use super::records::Records;
+use super::trouble::Trouble;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 
@@ -23,6 +26,12 @@ impl Inspecting {
             Self::Sent(errand) => Some(errand),
         }
     }
+}
+
+/// Returns the facts about `subject` that are kept, by this release or an earlier one.
+pub(crate) fn kept_facts(owner: &MoEDeployment, records: Records<'_>, subject: &str) -> Option<ModelFacts> {
+    let kept = records.model.and_then(|record| ModelFacts::from_record(record, subject));
+    kept.or_else(|| earlier::facts(owner, records, subject))
 }
 
 /// How the inspection of a model by pods at `place` stands, of which `known` is kept.

@@ -1,19 +1,20 @@
 //! The Kubernetes operator: `MoEDeployment` resources as pods, Services and routing generations.
 //!
 //! One look at a deployment is one straight line ([`reconcile`] draws it): what is [`observed`], what is
-//! [`known`] of model and hardware, what is [`planned`], the revision that is to run ([`build`]), whether it is to run
+//! [`known`] of model and hardware, what is [`planned`], the revision that is to run ([`manifests`]), whether it is to run
 //! at all ([`demanded`]), the [`steps`] that lead there, the writes that are [`applied`], and the [`status`]. All but the first and the
 //! writes are pure. Nothing that decides is remembered: a look that was interrupted anywhere is made again from what is
 //! there. What main functions say is learned beside it ([`conversations`]).
 
 // The line.
 mod applied;
-mod build;
 mod demanded;
 mod known;
 mod load;
+mod manifests;
 mod observed;
 mod planned;
+mod read;
 mod reconcile;
 mod resting;
 mod status;
@@ -23,6 +24,7 @@ mod steps;
 mod allowed;
 mod altered;
 pub mod api;
+mod backoff;
 mod collector;
 mod conditions;
 mod digest;
@@ -35,18 +37,24 @@ mod facts;
 mod following;
 mod identity;
 mod inspection;
+mod lacking;
 mod mains;
 mod names;
+mod ownership;
 mod paid;
 mod planning;
 mod pods;
+mod ports;
 mod profiling;
 mod quantity;
+mod records;
 mod replacement;
 mod rollout;
 mod routing;
 mod source;
 mod sources;
+mod trouble;
+mod write;
 
 // What runs it.
 mod calls;
@@ -73,5 +81,6 @@ pub mod testing;
 #[cfg(test)]
 mod tests;
 
+pub use identity::SignerName;
 pub use run::{RunError, run};
-pub use settings::{Command, RunSettings, Settings, SignerName};
+pub use settings::{Command, RunSettings, Settings};

@@ -2,12 +2,11 @@
 //! is to run. Pure.
 
 use super::api::MoEDeployment;
-use super::build::{Function, room};
 use super::epoch::since_1970;
 use super::events::Happening;
+use super::manifests::{Function, Target, room};
 use super::names::{Component, tier};
 use super::observed::Observed;
-use super::planned::Target;
 use super::pods::PodView;
 use super::quantity::MB;
 use remoe_autoscale::replicas::{History, Mains, Policy, Remote, Said, Worked, mains, remote};

@@ -1,12 +1,13 @@
 //! Calls of one main function: what it has in force, and what it is to have.
 
-use super::build::CONTROL_PORT;
 use super::events::shortened;
+use super::ports::CONTROL_PORT;
 use remoe_autoscale::replicas::Worked;
 use remoe_proto::identity::Trust;
-use remoe_proto::v1::{LayerPairs, MainDescription, Routing, RoutingAck};
+use remoe_proto::v1::{LayerExperts, LayerPairs, MainDescription, Routing, RoutingAck};
 use remoe_proto::{ErrorCode, MAX_ENDPOINTS, MAX_EXPERTS, MAX_LAYERS, ServiceError, placement_digest};
 use remoe_rollout::control::{self, Callee};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 use tokio::time::timeout;
@@ -46,6 +47,15 @@ pub(crate) enum Outcome {
     Underway,
     /// It is not in force.
     Failed(String),
+}
+
+/// The remote functions whose use main functions are asked for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Watched {
+    /// The experts of each, by its name.
+    pub hosted: BTreeMap<String, Vec<LayerExperts>>,
+    /// Those that sleep: a use of one of them is news.
+    pub asleep: BTreeSet<String>,
 }
 
 /// What a main function says of itself.

@@ -4,7 +4,8 @@
 
 use super::api::{Billing, FunctionPod, MOST_FUNCTIONS, MoEDeployment, PricingSpec};
 use super::names::{COMPONENT, Component, FUNCTION, label, tier};
-use super::pods::{address, condition, container, expert_address, is_controlled_by};
+use super::ownership::is_owned_by;
+use super::pods::{address, condition, container, expert_address};
 use super::quantity::amount;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod;
@@ -23,7 +24,7 @@ const MOST_BYTES: f64 = (1_u64 << 50) as f64;
 /// The pods of `owner`'s functions that are paid for. Those that end have been replaced where functions are to run.
 pub(crate) fn paid(owner: &MoEDeployment, pods: &[Pod], functions_run: bool) -> Vec<FunctionPod> {
     let uid = owner.metadata.uid.as_deref().unwrap_or_default();
-    let ours = pods.iter().filter(|pod| is_controlled_by(pod, uid));
+    let ours = pods.iter().filter(|pod| is_owned_by(*pod, uid));
     let mut paid: Vec<FunctionPod> = ours.filter_map(|pod| function(owner, pod, functions_run)).collect();
     paid.sort_by(|one, other| one.pod.cmp(&other.pod));
     paid.truncate(MOST_FUNCTIONS);

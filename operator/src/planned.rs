@@ -3,19 +3,21 @@
 use super::api::{
     DemandPhase, MixOf, MoEDeployment, MoEPlan, MoEPlanSpec, Mode, PlannedPrediction, Replan, WakePlanning,
 };
-use super::build::{Revision, Surroundings, inspector, plan_name, plan_object, revision};
 use super::errand::Errand;
 use super::events::Happening;
 use super::facts::ModelFacts;
-use super::following::{due, heard, is_given_up, is_of_spec, next_revision, of_spec, revision_of};
+use super::following::{
+    due, failed_plan, heard, is_given_up, is_of_spec, next_revision, of_spec, revision_of,
+};
 use super::inspection::Inspecting;
 use super::known::Known;
+use super::manifests::{Surroundings, Target, inspector, plan_name, plan_object, revision};
 use super::observed::Observed;
-use super::planner::Decision;
 use super::planning::{Planning, PlanningError, check_hosted, three_digits};
 use super::planning_pool::Progress;
-use super::pods::{PodView, Trouble};
+use super::pods::PodView;
 use super::resting::Resting;
+use super::trouble::Trouble;
 use kube::ResourceExt;
 use std::time::Duration;
 
@@ -88,6 +90,29 @@ pub(crate) struct Take {
     pub wake: u64,
 }
 
+/// Result of a task, as far as it is known now.
+#[derive(Debug)]
+pub(crate) struct Decision {
+    /// State of planning.
+    pub state: PlanState,
+    /// A new plan.
+    pub new: Option<MoEPlan>,
+    /// Events, once the new plan is written.
+    pub happenings: Vec<Happening>,
+    /// Cause of a new plan that follows expert usage.
+    pub cause: Option<MixOf>,
+    /// No better plan was found: none is looked for again for a while.
+    pub rests: bool,
+    /// Times of the chain at a wake, as far as they are known.
+    pub chain: Option<WakePlanning>,
+}
+
+impl Decision {
+    pub(crate) fn of(state: PlanState) -> Self {
+        Self { state, new: None, happenings: Vec::new(), cause: None, rests: false, chain: None }
+    }
+}
+
 /// The plan that was decided for.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Planned {
@@ -115,15 +140,6 @@ pub(crate) struct Planned {
     pub troubles: Vec<Trouble>,
     /// Which of its remote functions sleep while main functions run.
     pub resting: Resting,
-}
-
-/// A plan that is to run.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Target {
-    /// As functions.
-    pub revision: Revision,
-    /// The plan.
-    pub plan: MoEPlanSpec,
 }
 
 /// What a plan for the present spec takes.
@@ -443,13 +459,6 @@ pub(crate) fn serving(owner: &MoEDeployment, observed: &Observed) -> Option<Stri
     let serves = |identity: &String| mains.iter().any(|main| main.identity == *identity);
     let entries = table.entries.into_iter().filter(|(identity, _)| serves(identity));
     entries.max_by_key(|(_, generation)| generation.number).map(|(_, generation)| generation.plan)
-}
-
-/// The plan that did not become ready in time under the present spec.
-pub(crate) fn failed_plan(owner: &MoEDeployment) -> Option<&str> {
-    let status = owner.status.as_ref()?;
-    let is_same_spec = status.observed_generation == owner.metadata.generation;
-    status.failed_plan.as_deref().filter(|_| is_same_spec)
 }
 
 /// The plan with this hash.

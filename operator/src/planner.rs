@@ -4,20 +4,17 @@
 //! is pre-allocated (MMP) so that its pod starts at once, remote functions are planned and experts partitioned over
 //! them while it starts.
 
-use super::api::{DemandPhase, MixOf, MoEDemand, MoEDeployment, MoEPlan, MoEPlanSpec, WakePlanning};
-use super::build::{Surroundings, plan_object, revision};
+use super::api::{MixOf, MoEDeployment, MoEPlanSpec, WakePlanning};
 use super::events::Happening;
 use super::following::revision_of;
+use super::manifests::{Surroundings, plan_object, revision};
 use super::observed::Observed;
-use super::planned::{Follow, PlanState, Take, Task, followed, solved};
+use super::planned::{Decision, Follow, PlanState, Take, Task, followed, solved};
 use super::planning::{Planning, PlanningError, counted};
-use super::planning_pool::{Key, Lane, Outcome, PlanningPool, Progress, Search};
+use super::planning_pool::{Key, Lane, Outcome, PlanningPool, Progress, Search, WakePlan};
 use remoe_planner::Budget;
 use remoe_rollout::need;
 use std::time::{Duration, Instant};
-
-/// Time for which remote functions of a wake wait for their plan. Then they start by the last one.
-pub(crate) const SOON: Duration = Duration::from_millis(250);
 
 /// A plan to be made.
 #[derive(Debug)]
@@ -71,34 +68,6 @@ pub(crate) trait Planner {
     fn forget(&mut self, lane: Lane);
 }
 
-/// The plan for a wake.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct WakePlan {
-    /// Number of the wake.
-    pub wake: u64,
-    /// State of the plan.
-    pub progress: Progress,
-}
-
-impl WakePlan {
-    /// Returns how long remote functions are still to wait for this plan, if it is the one of the wake that `demand` is at
-    /// or begins.
-    pub(crate) fn holds_remote(&self, demand: Option<&MoEDemand>) -> Option<Duration> {
-        let demand = &demand?.spec;
-        let is_present = match demand.phase {
-            DemandPhase::Asleep => self.wake == demand.wakes.saturating_add(1),
-            DemandPhase::Waking => self.wake == demand.wakes,
-            DemandPhase::Active | DemandPhase::Draining => false,
-        };
-        match self.progress {
-            Progress::Underway { elapsed } if is_present => {
-                SOON.checked_sub(elapsed).filter(|left| !left.is_zero())
-            }
-            Progress::Underway { .. } | Progress::Done { .. } => None,
-        }
-    }
-}
-
 /// The pool, for one deployment.
 pub(super) struct Pooled<'p> {
     pub(super) pool: &'p PlanningPool,
@@ -117,29 +86,6 @@ impl Planner for Pooled<'_> {
 
     fn forget(&mut self, lane: Lane) {
         self.pool.forget_lane(&self.key, lane);
-    }
-}
-
-/// Result of a task, as far as it is known now.
-#[derive(Debug)]
-pub(crate) struct Decision {
-    /// State of planning.
-    pub state: PlanState,
-    /// A new plan.
-    pub new: Option<MoEPlan>,
-    /// Events, once the new plan is written.
-    pub happenings: Vec<Happening>,
-    /// Cause of a new plan that follows expert usage.
-    pub cause: Option<MixOf>,
-    /// No better plan was found: none is looked for again for a while.
-    pub rests: bool,
-    /// Times of the chain at a wake, as far as they are known.
-    pub chain: Option<WakePlanning>,
-}
-
-impl Decision {
-    fn of(state: PlanState) -> Self {
-        Self { state, new: None, happenings: Vec::new(), cause: None, rests: false, chain: None }
     }
 }
 

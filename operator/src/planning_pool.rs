@@ -3,7 +3,7 @@
 //! A reconcile never waits for a plan. It asks for one, goes on with the plan that runs, and is made again when the
 //! plan is there. A plan for waiting requests has a lane of its own: full searches never delay it.
 
-use super::api::{MoEDeployment, MoEPlanSpec};
+use super::api::{DemandPhase, MoEDemand, MoEDeployment, MoEPlanSpec};
 use super::planning::PlanningError;
 use kube::runtime::reflector::ObjectRef;
 use remoe_planner::{Budget, Proceed};
@@ -20,6 +20,9 @@ const WAKE_DEADLINE: Duration = Duration::from_millis(150);
 const DEADLINE: Duration = Duration::from_secs(120);
 /// A search that has found no plan at its deadline goes on for at most this factor of it.
 const OVERTIME: u32 = 2;
+
+/// Time for which remote functions of a wake wait for their plan. Then they start by the last one.
+pub(crate) const SOON: Duration = Duration::from_millis(250);
 
 /// A deployment, as the pool tells them apart.
 pub(super) type Key = ObjectRef<MoEDeployment>;
@@ -61,6 +64,34 @@ pub(crate) enum Progress {
         /// Time from the question to the answer.
         elapsed: Duration,
     },
+}
+
+/// The plan for a wake.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct WakePlan {
+    /// Number of the wake.
+    pub wake: u64,
+    /// State of the plan.
+    pub progress: Progress,
+}
+
+impl WakePlan {
+    /// Returns how long remote functions are still to wait for this plan, if it is the one of the wake that `demand` is at
+    /// or begins.
+    pub(crate) fn holds_remote(&self, demand: Option<&MoEDemand>) -> Option<Duration> {
+        let demand = &demand?.spec;
+        let is_present = match demand.phase {
+            DemandPhase::Asleep => self.wake == demand.wakes.saturating_add(1),
+            DemandPhase::Waking => self.wake == demand.wakes,
+            DemandPhase::Active | DemandPhase::Draining => false,
+        };
+        match self.progress {
+            Progress::Underway { elapsed } if is_present => {
+                SOON.checked_sub(elapsed).filter(|left| !left.is_zero())
+            }
+            Progress::Underway { .. } | Progress::Done { .. } => None,
+        }
+    }
 }
 
 /// A bounded pool of planning threads.

@@ -1,9 +1,12 @@
 //! What a pod's status says: whether it lives, works, and what is wrong with it. Pure.
 
-use super::build::{EXPERT_PORT, knows_gateways};
+use super::identity::knows_gateways;
 use super::names::{self, COMPONENT, Component, FUNCTION, IDENTITY, PodName, REPLICA};
+use super::ownership::is_owned_by;
+use super::ports::EXPERT_PORT;
 use super::routing::{Generation, MOST_GENERATIONS};
-use super::starting::Run;
+use super::trouble::{FOREIGN_ROUTING, NOT_READY, Trouble};
+
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, Pod, PodCondition, PodStatus};
 use kube::ResourceExt;
@@ -13,12 +16,11 @@ use std::net::{IpAddr, SocketAddr};
 /// restarts a container that hangs after 40 seconds, and pods of a node that is lost are evicted.
 const UNREADY: SignedDuration = SignedDuration::from_secs(90);
 
-/// The reason of a function that says nothing more.
-pub(crate) const NOT_READY: &str = "NotReady";
-/// The reason of a main function that follows somebody else.
-pub(crate) const FOREIGN_ROUTING: &str = "ForeignRouting";
 /// Between the first look of a node at a pod and its first condition: both are whole seconds.
 const FIRST_LOOK: SignedDuration = SignedDuration::from_secs(1);
+
+/// A container of a function: its pod's uid, and how often it was started again. What one said is not the next one's word.
+pub(crate) type Run = (String, i32);
 
 /// A pod of a function.
 #[derive(Debug, Clone, PartialEq)]
@@ -63,27 +65,6 @@ pub(crate) struct PodView {
     pub placement: String,
 }
 
-/// Something that is wrong.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Trouble {
-    /// For conditions and events.
-    pub reason: &'static str,
-    /// What was said about it.
-    pub message: String,
-}
-
-impl Trouble {
-    /// A trouble of `reason`.
-    pub(crate) fn new(reason: &'static str, message: impl Into<String>) -> Self {
-        Self { reason, message: message.into() }
-    }
-
-    /// Whether it is a conclusion from outside: the function may be at work all the same.
-    pub(crate) fn is_presumed(&self) -> bool {
-        matches!(self.reason, NOT_READY | FOREIGN_ROUTING)
-    }
-}
-
 impl PodView {
     /// Where main functions reach it, as host:port; none where it is a main function, or has no address yet.
     pub(crate) fn expert_address(&self) -> Option<String> {
@@ -107,7 +88,7 @@ impl PodView {
         Some(Self {
             name: PodName::parse(&pod.name_any())?,
             uid: pod.uid()?,
-            owned: is_controlled_by(pod, owner_uid),
+            owned: is_owned_by(pod, owner_uid),
             is_main,
             knows_gateways: knows_gateways(pod),
             function: names::label(meta, FUNCTION).to_owned(),
@@ -157,11 +138,6 @@ impl PodView {
 /// Where main functions reach the remote function at `ip`, as host:port.
 pub(super) fn expert_address(ip: IpAddr) -> String {
     SocketAddr::new(ip, EXPERT_PORT).to_string()
-}
-
-/// Whether the object with `uid` is the pod's controller.
-pub(crate) fn is_controlled_by(pod: &Pod, uid: &str) -> bool {
-    pod.owner_references().iter().any(|owner| owner.controller == Some(true) && owner.uid == uid)
 }
 
 /// A pod that the cluster is about to end: evicted, preempted, or on a node that is lost.

@@ -5,12 +5,12 @@
 //! shared further: a tenant who can write into a pod could forge it for others.
 
 use super::api::{MainSpec, MoEDeployment, MoERecord, MoERecordSpec, PodTemplate, ProfileSource, RecordOf};
-use super::build::measured_vcpus;
 use super::digest::digest;
 use super::facts::ModelFacts;
+use super::manifests::measured_vcpus;
 use super::names::{self, MANAGER, SUBJECT};
 use super::planning::{KnownProfile, compute_dtype, served};
-use super::pods::Trouble;
+use super::trouble::Trouble;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::ObjectMeta;
 use kube::{Resource, ResourceExt};

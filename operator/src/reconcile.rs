@@ -6,7 +6,6 @@
 
 use super::api::MoEDeployment;
 use super::applied::{ApplyError, apply};
-use super::build::Surroundings;
 use super::calls::{CallError, Calls};
 use super::conversations::Conversations;
 use super::events::{publish, transitions};
@@ -16,18 +15,20 @@ use super::gateways::Gateways;
 use super::identity::{Certified, Identities, IdentityFailure};
 use super::known::know;
 use super::load;
+use super::manifests::Surroundings;
 use super::metrics::Metrics;
-use super::observed::{ObserveError, observe};
 use super::per_deployment::PerDeployment;
 use super::planned::{Planned, task};
 use super::planner::{Planner, Pooled, plan};
 use super::planning_pool::PlanningPool;
+use super::read::{ReadError, read};
 use super::rest::Rest;
 use super::resting;
 use super::starting::Starting;
 use super::status::{Findings, status};
-use super::steps::{Write, steps};
+use super::steps::steps;
 use super::turn::{self, Turns};
+use super::write::Write;
 use futures_util::FutureExt;
 use kube::runtime::events::Recorder;
 use kube::runtime::reflector::ObjectRef;
@@ -98,11 +99,11 @@ impl From<IdentityFailure> for ReconcileError {
     }
 }
 
-impl From<ObserveError> for ReconcileError {
-    fn from(error: ObserveError) -> Self {
+impl From<ReadError> for ReconcileError {
+    fn from(error: ReadError) -> Self {
         match error {
-            ObserveError::Call(error) => Self::Call(error),
-            ObserveError::Json(error) => Self::Json(error),
+            ReadError::Call(error) => Self::Call(error),
+            ReadError::Json(error) => Self::Json(error),
         }
     }
 }
@@ -191,7 +192,7 @@ async fn attempt(owner: &MoEDeployment, context: &Context) -> Result<Duration, R
         }
         identities.keep(&calls, owner).await
     };
-    let (observed, certified) = join!(observe(&calls, owner, said, others, gateways.as_ref()), certificates);
+    let (observed, certified) = join!(read(&calls, owner, said, others, gateways.as_ref()), certificates);
     let mut observed = observed?;
     observed.uncertified = !certified.as_ref().is_ok_and(|certified| certified.mains);
     observed.rest = rests.of(owner);

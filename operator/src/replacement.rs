@@ -7,8 +7,9 @@
 //! A namespace is somebody's own: what fails there without end leaves the others their replacements.
 
 use super::fleet::{Others, Silence, are_many, is_coming};
-use super::pods::{NOT_READY, PodView, Trouble};
-use super::rollout::Scene;
+use super::manifests::Revision;
+use super::pods::PodView;
+use super::trouble::{NOT_READY, Trouble};
 
 /// How many pods that are presumed lost may be replaced in one step.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,26 +20,26 @@ pub(super) struct Replacements {
 }
 
 impl Replacements {
-    /// What `scene` allows.
-    pub(super) fn of(scene: Scene<'_>) -> Self {
+    /// Returns the replacements that `others` allow of `pods`, of which those of `target` are to stay.
+    pub(super) fn of(target: &Revision, pods: &[PodView], others: Others) -> Self {
         let wanted = |pod: &PodView| {
-            scene.target.functions().any(|function| {
+            target.functions().any(|function| {
                 function.name == pod.function
                     && function.identity == pod.identity
                     && pod.replica < function.most()
             })
         };
         let there: Vec<&PodView> =
-            scene.pods.iter().filter(|pod| pod.owned && pod.ends_by.is_none() && wanted(pod)).collect();
+            pods.iter().filter(|pod| pod.owned && pod.ends_by.is_none() && wanted(pod)).collect();
         let is_silent = |pod: &PodView| pod.fault.as_ref().is_some_and(|fault| fault.reason == NOT_READY);
         let deployment = Silence {
             there: there.len(),
             silent: there.iter().filter(|pod| is_silent(pod)).count(),
-            coming: there.iter().filter(|pod| is_coming(scene.pods, pod)).count(),
+            coming: there.iter().filter(|pod| is_coming(pods, pod)).count(),
         };
-        let all = Silence::among(scene.pods);
-        let held = held(deployment, all, scene.others);
-        Self { left: if held.is_some() { 0 } else { left(deployment, all, scene.others) }, held }
+        let all = Silence::among(pods);
+        let held = held(deployment, all, others);
+        Self { left: if held.is_some() { 0 } else { left(deployment, all, others) }, held }
     }
 }
 

@@ -7,14 +7,15 @@
 //! experts meanwhile.
 
 use super::api::{DemandPhase, GroupDemand, MoEDemand, MoEDeployment};
-use super::build::Function;
 use super::epoch::{since_1970, timestamp};
 use super::events::Happening;
 use super::following;
 use super::known::Known;
+use super::mains::Watched;
+use super::manifests::{Function, Target};
 use super::names::tier;
-use super::observed::{Observed, is_owned_by};
-use super::planned::Target;
+use super::observed::Observed;
+use super::ownership::is_owned_by;
 use super::pods::PodView;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::ResourceExt;
@@ -22,7 +23,7 @@ use remoe_autoscale::scale_to_zero::groups::{Glance, Group, MOST_STRETCH};
 use remoe_process::format_duration;
 use remoe_proto::format_listing;
 use remoe_proto::v1::LayerExperts;
-use std::collections::{BTreeMap, BTreeSet};
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -42,15 +43,6 @@ pub(crate) struct Resting {
     pub changes: Vec<Change>,
     /// When to look again at the latest.
     pub look_again: Option<Duration>,
-}
-
-/// The remote functions whose use main functions are asked for.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Watched {
-    /// The experts of each, by its name.
-    pub hosted: BTreeMap<String, Vec<LayerExperts>>,
-    /// Those that sleep: a use of one of them is news.
-    pub asleep: BTreeSet<String>,
 }
 
 /// What became of a remote function.

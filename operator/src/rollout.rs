@@ -5,18 +5,20 @@
 //! numbers are written before they are told, and a step that was interrupted anywhere is made again from what is there.
 
 use super::api::RolloutStrategy;
-use super::build::{Function, Hosted, Revision};
+use super::backoff::PAUSES;
 use super::digest::digest;
 use super::epoch::{since_1970, timestamp};
 use super::fleet::Others;
+use super::manifests::{Function, Hosted, Revision};
 use super::names::{PodName, next_incarnation};
-use super::pods::{PodView, Trouble};
+use super::pods::PodView;
 use super::replacement::Replacements;
 use super::routing::{Generation, RoutedPod, RoutingTable};
-use jiff::{SignedDuration, Timestamp};
+use super::trouble::Trouble;
+use super::write::Deletion;
+use jiff::Timestamp;
 use remoe_process::Role;
 use remoe_proto::format_listing;
-use remoe_rollout::backoff::Backoff;
 use remoe_rollout::scene::{
     self, Duty, End, Follows, Instance, Part, Place, Policy, Replacement, Sight, Start, State, Succession,
     Told,
@@ -24,8 +26,6 @@ use remoe_rollout::scene::{
 use remoe_rollout::step as pure;
 use std::time::Duration;
 
-/// A place is filled anew at once the first time, and so long after the one before was made later.
-const PAUSES: Backoff = Backoff { first: Duration::from_secs(10), longest: Duration::from_secs(300) };
 /// A pod with which something is wrong is not waited for until the longest answer is finished.
 const FAULTY_GRACE: Duration = Duration::from_secs(45);
 
@@ -83,17 +83,6 @@ pub(crate) struct Creation {
     pub instead_of: Option<Trouble>,
 }
 
-/// A pod to be deleted.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Deletion {
-    /// Its name.
-    pub name: String,
-    /// Its identity: another one of the same name is not meant.
-    pub uid: String,
-    /// Seconds that it has to end, where that is not what it was made with.
-    pub grace_seconds: Option<u32>,
-}
-
 /// Identity of a revision: its plan in one shape.
 pub(crate) fn revision_hash(revision: &Revision) -> Result<String, serde_json::Error> {
     let identities: Vec<&str> = revision.functions().map(|function| function.identity.as_str()).collect();
@@ -105,7 +94,7 @@ pub(crate) fn revision_hash(revision: &Revision) -> Result<String, serde_json::E
 /// # Errors
 /// A value cannot be written as JSON.
 pub(crate) fn step(scene: Scene<'_>) -> Result<Rollout, serde_json::Error> {
-    let Replacements { left, held } = Replacements::of(scene);
+    let Replacements { left, held } = Replacements::of(scene.target, scene.pods, scene.others);
     let functions: Vec<&Function> = scene.target.functions().collect();
     let next = Next::of(scene)?;
     let numbers_are_known = numbers_are_known(scene);
@@ -309,11 +298,6 @@ fn creation(scene: Scene<'_>, function: &Function, start: &Start, there: &[&PodV
         incarnation: next_incarnation(newest, &taken),
         instead_of: start.instead_of.and_then(|at| there.get(at)?.fault.clone()),
     }
-}
-
-/// How long a pod must have been there before it is replaced: the first one may go at once.
-pub(crate) fn pause(incarnation: u32) -> SignedDuration {
-    SignedDuration::try_from(PAUSES.after(incarnation)).unwrap_or(SignedDuration::MAX)
 }
 
 /// Whether a number that was never used can be told: where the durable copy was lost or spoiled, only main

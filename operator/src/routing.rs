@@ -2,8 +2,8 @@
 
 pub(crate) use super::api::{Generation, RoutedPod};
 use super::api::{MoEDeployment, MoERecord, MoERecordSpec};
-use super::build::owned_meta;
 use super::names;
+use super::ownership::owned_meta;
 use super::planning::counted;
 use remoe_proto::v1::{Endpoint, LayerExperts, Routing};
 use remoe_proto::{ListingError, parse_listing, placement_digest};

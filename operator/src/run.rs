@@ -1,19 +1,19 @@
 //! The life of the operator: serve probes, wait for leadership, work, hand over.
 
-use super::build::Surroundings;
 use super::calls::Calls;
 use super::collector::UnknownCollector;
 use super::controller::control;
 use super::conversations::Conversations;
 use super::gateways::Gateways;
-use super::identity::gateway;
+use super::identity::{SignerName, gateway};
 use super::lease::Candidate;
+use super::manifests::Surroundings;
 use super::metrics::Metrics;
 use super::per_deployment::PerDeployment;
 use super::planning_pool::PlanningPool;
 use super::reconcile::Context;
 use super::serve::serve;
-use super::settings::{RunSettings, SignerName};
+use super::settings::RunSettings;
 use super::starting::Starting;
 use super::term::writes_within;
 use super::turn::Turns;

@@ -1,7 +1,7 @@
 use super::allowed::{Allowed, Names, PriceList};
-use super::build::{PodExtras, Surroundings};
 use super::collector::{Collector, Endpoint, Peers, Ratio, UnknownCollector};
-use super::identity::{Identities, IssuerRef, Signer};
+use super::identity::{Identities, IssuerRef, Signer, SignerName};
+use super::manifests::{PodExtras, Surroundings};
 use super::sources::Sources;
 use clap::{Parser, Subcommand};
 use kube::Client;
@@ -141,18 +141,6 @@ pub struct RunSettings {
     /// several.
     #[arg(long, env = "REMOE_PLANNING_THREADS", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub planning_threads: u16,
-}
-
-/// Signer of certificates.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum SignerName {
-    /// The operator, with an authority of its own.
-    Operator,
-    /// An issuer of cert-manager.
-    CertManager,
-    /// No certificates.
-    #[value(name = "none", alias = "nobody")]
-    Nobody,
 }
 
 impl RunSettings {

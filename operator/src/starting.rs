@@ -4,7 +4,8 @@
 //! for a pod, and what is new has the deployment looked at again.
 
 use super::api::MoEDeployment;
-use super::build::HEALTH_PORT;
+use super::pods::Run;
+use super::ports::HEALTH_PORT;
 use kube::runtime::reflector::ObjectRef;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -25,9 +26,6 @@ const PAUSE: Duration = Duration::from_millis(50);
 const CALL: Duration = Duration::from_millis(500);
 /// One that takes longer to load can wait for its node's word.
 const LONGEST: Duration = Duration::from_secs(60);
-
-/// A container of a function: its pod's uid, and how often it was started again. What one said is not the next one's word.
-pub(crate) type Run = (String, i32);
 
 /// All functions that are asked.
 pub(crate) struct Starting {

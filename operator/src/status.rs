@@ -3,17 +3,20 @@
 use super::api::{
     ConditionType, MoEDeployment, MoEDeploymentStatus, MoEPlanSpec, Mode, ModelStatus, ProfileSource,
 };
-use super::build::{HTTP_PORT, LOAD_SECONDS, Revision};
 use super::conditions::{Verdict, sentence, whole_seconds};
 use super::demanded::{Demanded, scaled_to_zero, timeline};
 use super::known::Known;
+use super::manifests::{LOAD_SECONDS, Revision};
 use super::names::{Component, component_selector, selector_text};
 use super::observed::Observed;
+use super::ownership::NAME_TAKEN;
 use super::paid::{paid, per_hour};
 use super::planned::{PlanState, Planned, serving};
 use super::planning::three_digits;
-use super::pods::{PodView, Trouble};
-use super::steps::{NAME_TAKEN, Steps, waits};
+use super::pods::PodView;
+use super::ports::HTTP_PORT;
+use super::steps::{Steps, waits};
+use super::trouble::Trouble;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;

@@ -6,11 +6,11 @@ mod measuring;
 mod rolling;
 mod sleeping;
 
+use super::write::{Creation, Keep, Write};
 pub(super) use measuring::waits;
 
 use super::altered;
 use super::api::{MoEDemand, MoEDeployment, MoEPlan, MoERecord};
-use super::build::{Surroundings, frame, inspector};
 use super::conversations::Partner;
 use super::demanded::{Demanded, demanded};
 use super::drift::is_as;
@@ -18,16 +18,17 @@ use super::errand::{Errand, useless};
 use super::events::Happening;
 use super::inspection::Inspecting;
 use super::known::Known;
+use super::manifests::{Surroundings, frame, inspector};
 use super::names::Component;
-use super::observed::{Observed, is_owned_by};
+use super::observed::Observed;
+use super::ownership::{is_owned_by, name_taken};
 use super::planned::{PlanState, Planned};
-use super::pods::{PodView, Trouble};
+use super::pods::{PodView, Run};
 use super::routing::RoutingTable;
-use super::starting::Run;
+use super::trouble::Trouble;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Pod, Service};
-use k8s_openapi::api::networking::v1::NetworkPolicy;
-use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::core::v1::Pod;
+
 use kube::{Resource, ResourceExt};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -41,72 +42,6 @@ const SETTLED: Duration = Duration::from_secs(300);
 const SUPPLIED: Duration = Duration::from_secs(30);
 /// Plans that are kept: the one that runs, and those that came before.
 const KEPT_PLANS: usize = 10;
-
-/// Begins the note of an event about pods that were started; their names follow.
-pub(crate) const STARTED: &str = "Started ";
-
-/// The reason of a trouble with an object that somebody else has under the same name.
-pub(crate) const NAME_TAKEN: &str = "NameTaken";
-
-/// One write.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Write {
-    /// Makes a Service what it is to be.
-    Service(Keep<Service>),
-    /// Makes a policy what it is to be.
-    Policy(Keep<NetworkPolicy>),
-    /// Makes a disruption budget what it is to be.
-    Budget(Keep<PodDisruptionBudget>),
-    /// Makes the copy of the model's facts what it is to be.
-    Facts(Keep<MoERecord>),
-    /// Makes the durable copy of the routing what it is to be, if it still is what was read.
-    Routing(Keep<MoERecord>),
-    /// Tells gateways whether functions run, and where, if nobody has written that or an entry since it was read.
-    Demand(Keep<MoEDemand>),
-    /// Takes the entries of gateways that are dead from what they said, if nobody has written since.
-    ForgetGateways(Box<MoEDemand>),
-    /// Stores a plan; what one says is never changed.
-    Plan(Box<MoEPlan>),
-    /// Stores a profile for all deployments that would measure the same.
-    Profile(Box<MoERecord>),
-    /// Has a profile stay for this deployment as well.
-    Share(Box<MoERecord>),
-    /// Makes a pod.
-    Create(Creation),
-    /// Gives a pod back the labels that somebody took or changed.
-    Relabel {
-        /// As it is.
-        live: Box<Pod>,
-        /// As it was made.
-        wanted: Box<Pod>,
-    },
-    /// Deletes a pod.
-    Delete(super::rollout::Deletion),
-    /// Deletes a disruption budget of this name and uid.
-    DeleteBudget(String, String),
-    /// Deletes a plan of this name and uid.
-    DeletePlan(String, String),
-}
-
-/// An object as it is to be, and as it was read; none: it was not found by its labels.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Keep<K> {
-    /// As it is to be.
-    pub wanted: Box<K>,
-    /// As it was read.
-    pub live: Option<Box<K>>,
-}
-
-/// A pod that is to be made.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Creation {
-    /// The pod.
-    pub pod: Box<Pod>,
-    /// Which part it plays.
-    pub component: Component,
-    /// What is said once it is made.
-    pub happening: Happening,
-}
 
 /// Everything that is to be done for a deployment now.
 #[derive(Debug, Clone, PartialEq)]
@@ -271,7 +206,7 @@ impl Steps {
             return;
         }
         // Without `..`: a new kind of object does not compile until it is written.
-        let super::build::Frame { services, network_policies } = frame(scene.owner, scene.around);
+        let super::manifests::Frame { services, network_policies } = frame(scene.owner, scene.around);
         for service in services {
             self.keep(scene, service, &scene.observed.services, Write::Service);
         }
@@ -333,10 +268,4 @@ impl Steps {
         let named = unused.map(|plan| Write::DeletePlan(plan.name_any(), plan.uid().unwrap_or_default()));
         self.writes.extend(named);
     }
-}
-
-/// The trouble with an object whose name somebody else has.
-pub(crate) fn name_taken<K: Resource<DynamicType = ()>>(wanted: &K) -> Trouble {
-    let (kind, name) = (K::kind(&()), wanted.name_any());
-    Trouble::new(NAME_TAKEN, format!("{kind} {name} has another owner; rename it, or this deployment"))
 }

@@ -5,7 +5,7 @@
 //! wrong with the new ones is met by few. What a person asked for, and what does not serve as it is, never waits.
 
 use super::api::MoEDeployment;
-use super::build::{Function, Revision};
+use super::manifests::{Function, Revision};
 use super::pods::PodView;
 use super::routing::{RoutedPod, RoutingTable};
 use jiff::{SignedDuration, Timestamp};

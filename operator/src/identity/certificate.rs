@@ -3,12 +3,10 @@
 use super::Kept;
 use super::secret::issued_name;
 use crate::api::MoEDeployment;
-use crate::build::owned_meta;
 use crate::calls::{CallError, Calls};
 use crate::drift::is_as;
 use crate::names::Component;
-use crate::observed::is_owned_by;
-use crate::steps::name_taken;
+use crate::ownership::{is_owned_by, name_taken, owned_meta};
 use kube::{CustomResource, ResourceExt};
 use remoe_proto::identity::Identity;
 use serde::{Deserialize, Serialize};

@@ -8,18 +8,19 @@
 mod authority;
 mod certificate;
 mod due;
+mod gateways;
 mod secret;
 
 pub(crate) use due::{Held, due};
+pub(crate) use gateways::{GATEWAY_IDENTITY, knows_gateways};
 pub(crate) use secret::{held, secret_name, secret_of};
 
 use super::api::{IDENTITY_ROTATED_AT, MoEDeployment};
 use super::calls::{CallError, Calls};
 use super::digest::short_hash;
 use super::names::Component;
-use super::observed::is_owned_by;
-use super::pods::Trouble;
-use super::steps::name_taken;
+use super::ownership::{is_owned_by, name_taken};
+use super::trouble::Trouble;
 use authority::authority;
 use certificate::keep_certificate;
 use futures_util::future::join_all;
@@ -74,6 +75,18 @@ pub(super) enum Signer {
     Operator,
     /// An issuer of cert-manager; the operator's own certificate lies in this folder.
     CertManager(IssuerRef, PathBuf),
+}
+
+/// Signer of certificates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum SignerName {
+    /// The operator, with an authority of its own.
+    Operator,
+    /// An issuer of cert-manager.
+    CertManager,
+    /// No certificates.
+    #[value(name = "none", alias = "nobody")]
+    Nobody,
 }
 
 /// How the certificates of a deployment stand.

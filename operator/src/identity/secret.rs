@@ -2,9 +2,9 @@
 
 use super::Held;
 use crate::api::MoEDeployment;
-use crate::build::owned_meta;
+use crate::identity::SignerName;
 use crate::names::{Component, MANAGER};
-use crate::settings::SignerName;
+use crate::ownership::owned_meta;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::ObjectMeta;

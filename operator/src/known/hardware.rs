@@ -1,15 +1,14 @@
 //! Figures of the hardware, or how far measuring them is.
 
-use super::Lacking;
 use crate::api::{Device, MoEDeployment, MoERecord, ProfileSource};
 use crate::earlier;
 use crate::errand::{Errand, errand};
 use crate::facts::ModelFacts;
 use crate::names::profile_record;
-use crate::observed::Observed;
 use crate::planning::{KnownProfile, compute_dtype, served};
-use crate::pods::Trouble;
 use crate::profiling::{ATTEMPTS, from_log, measured, of_model, record, shared_with, subject, supplied};
+use crate::records::Records;
+use crate::trouble::Trouble;
 use kube::ResourceExt;
 use remoe_hardware::Profile;
 
@@ -44,22 +43,22 @@ impl Hardware {
     pub(super) fn of(
         owner: &MoEDeployment,
         facts: &ModelFacts,
-        observed: &Observed,
+        records: Records<'_>,
     ) -> Result<Self, serde_json::Error> {
         let subject = subject(owner, facts)?;
         if let Some(named) = &owner.spec.profile {
             let source = named.config_map_name.clone();
-            let profile = supplied(&source, observed.maps.get(&source).and_then(Option::as_ref));
+            let profile = supplied(&source, records.details.maps.get(&source).and_then(Option::as_ref));
             return Ok(Self::known(subject, source, profile));
         }
         let source = profile_record(&subject);
-        let kept = observed.profiles.get(&source).and_then(Option::as_ref);
+        let kept = records.details.profiles.get(&source).and_then(Option::as_ref);
         let found = kept.and_then(|kept| Some((kept, measured(kept, &subject, owner, facts)?)));
         if let Some((kept, known)) = found {
             let shared = shared_with(kept, owner);
             return Ok(Self { shared, ..Self::known(subject, source, Ok(known)) });
         }
-        let earlier = earlier::profile(owner, observed, &source).filter(|_| kept.is_none());
+        let earlier = earlier::profile(owner, records, &source).filter(|_| kept.is_none());
         if let Some(known) = earlier.and_then(|profile| of_model(profile, owner, facts)) {
             let taken_over = Some(Box::new(record(owner, &subject, &known.profile)?));
             return Ok(Self { taken_over, ..Self::known(subject, source, Ok(known)) });
@@ -71,7 +70,7 @@ impl Hardware {
             Device::Cuda => Profile::prior_on_gpu(&model, dtype.name()),
         };
         let profile = Ok(KnownProfile { profile, source: ProfileSource::Prior });
-        let measuring = Some(Measuring::of(owner, &source, observed));
+        let measuring = Some(Measuring::of(owner, &source, records));
         Ok(Self { measuring, ..Self::known(subject, source, profile) })
     }
 
@@ -79,35 +78,19 @@ impl Hardware {
     fn known(subject: String, source: String, profile: Result<KnownProfile, Trouble>) -> Self {
         Self { subject, source, profile, shared: None, taken_over: None, measuring: None }
     }
-
-    pub(super) fn lacking(&self, owner: &MoEDeployment, observed: &Observed) -> Option<Lacking> {
-        if owner.spec.profile.is_some() {
-            let is_read = observed.maps.contains_key(&self.source);
-            return (!is_read).then(|| Lacking::Map(self.source.clone()));
-        }
-        let earlier = match observed.profiles.get(&self.source) {
-            None => return Some(Lacking::Profile(self.source.clone())),
-            Some(None) => earlier::lacking_profile(observed, &self.source).map(Lacking::Map),
-            Some(Some(_)) => None,
-        };
-        earlier.or_else(|| match &self.measuring.as_ref()?.errand {
-            Errand::Done { pod } if !observed.logs.contains_key(pod) => Some(Lacking::Log(pod.clone())),
-            _ => None,
-        })
-    }
 }
 
 impl Measuring {
-    fn of(owner: &MoEDeployment, place: &str, observed: &Observed) -> Self {
+    fn of(owner: &MoEDeployment, place: &str, records: Records<'_>) -> Self {
         let uid = owner.uid().unwrap_or_default();
-        let errand = match errand(&observed.pods, &uid, place, "ProfilerFailed", observed.now) {
+        let errand = match errand(records.pods, &uid, place, "ProfilerFailed", records.now) {
             Errand::Start { incarnation, after: Some(trouble) } if incarnation >= ATTEMPTS => {
-                Errand::Failed { trouble, attempts: incarnation, retry_at: observed.now }
+                Errand::Failed { trouble, attempts: incarnation, retry_at: records.now }
             }
             other => other,
         };
         let printed = match &errand {
-            Errand::Done { pod } => observed.logs.get(pod).map(|log| {
+            Errand::Done { pod } => records.details.logs.get(pod).map(|log| {
                 let log = log.as_ref().map_err(Clone::clone)?;
                 from_log(log).ok_or_else(|| format!("missing profile in the output of pod {pod}"))
             }),

@@ -1,15 +1,16 @@
 //! Having the hardware measured where the plan stands on a prior.
 
-use super::{LATER, SUPPLIED, Scene, Steps, Write};
+use super::{LATER, SUPPLIED, Scene, Steps};
 use crate::api::ProfileSource;
-use crate::build::profiler;
 use crate::errand::{Errand, useless};
 use crate::events::Happening;
 use crate::known::{Hardware, Measuring};
+use crate::manifests::profiler;
 use crate::names::Component;
 use crate::planned::PlanState;
-use crate::pods::Trouble;
 use crate::profiling::{ATTEMPTS, record};
+use crate::trouble::Trouble;
+use crate::write::Write;
 use kube::ResourceExt;
 use remoe_autoscale::scale_to_zero::Phase;
 

@@ -1,19 +1,21 @@
 //! Pods and routing, one step further.
 
-use super::{LATER, STARTED, Scene, Steps, Write};
-use crate::build::{Function, Revision, budgets};
+use super::{LATER, Scene, Steps};
 use crate::conversations::Partner;
 use crate::drift::is_as;
 use crate::events::Happening;
 use crate::following;
 use crate::mains::{Order, Outcome};
+use crate::manifests::{Function, Revision, budgets};
 use crate::names::Component;
-use crate::observed::is_owned_by;
+use crate::ownership::is_owned_by;
 use crate::planned::find;
 use crate::planning::account;
-use crate::pods::{PodView, Trouble};
+use crate::pods::PodView;
 use crate::rollout::{self, orders, step};
 use crate::routing::{Generation, RoutingTable};
+use crate::trouble::Trouble;
+use crate::write::{STARTED, Write};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use remoe_autoscale::scale_to_zero::Phase;

@@ -1,8 +1,8 @@
 //! Asleep as what is to be: no function runs.
 
-use super::{LATER, Scene, Steps, Write};
-use crate::rollout::Deletion;
+use super::{LATER, Scene, Steps};
 use crate::routing::RoutingTable;
+use crate::write::{Deletion, Write};
 
 impl Steps {
     /// Ends all functions. Once no main function is left, nothing is in force any more: those of the next wake begin

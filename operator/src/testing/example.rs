@@ -3,8 +3,8 @@
 use crate::SignerName;
 use crate::allowed::Allowed;
 use crate::api::{MixOf, MoEDeployment, MoEPlanSpec, ProfileSource, RemotePlan, RequestMix};
-use crate::build::{PodExtras, Revision, Surroundings, plan_hash, revision};
 use crate::facts::ModelFacts;
+use crate::manifests::{PodExtras, Revision, Surroundings, plan_hash, revision};
 use crate::planning::{KnownProfile, Planning};
 use crate::sources::Sources;
 use crate::testing::solutions;

@@ -10,11 +10,12 @@ use crate::fleet::Others;
 use crate::mains::Outcome;
 use crate::names::{DEPLOYMENT, PodName, label};
 use crate::observed::Observed;
-use crate::pods::is_controlled_by;
+use crate::ownership::is_owned_by;
 use crate::routing::{MOST_GENERATIONS, RoutingTable};
-use crate::steps::{Keep, Steps, Write};
+use crate::steps::Steps;
 use crate::testing::example::{large, mix};
 use crate::testing::world::World;
+use crate::write::{Keep, Write};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
@@ -273,15 +274,15 @@ impl Dice<'_> {
             8 | 9 => self.spoil_one(&mut there.plans),
             10 => self.spoil_option(&mut there.model),
             11 | 12 => self.spoil_option(&mut there.routing),
-            13 => there.profiles.values_mut().any(|profile| self.spoil_option(profile)),
-            14 => there.maps.values_mut().any(|map| self.spoil_option(map)),
+            13 => there.details.profiles.values_mut().any(|profile| self.spoil_option(profile)),
+            14 => there.details.maps.values_mut().any(|map| self.spoil_option(map)),
             15..=17 => self.spoil_option(&mut there.demand),
             18 | 19 => self.spoil_owner(&mut world.owner),
             20 => {
                 world.printed = Some(printed);
                 // They are asked.
                 there.model = None;
-                there.profiles.values_mut().for_each(|profile| *profile = None);
+                there.details.profiles.values_mut().for_each(|profile| *profile = None);
                 true
             }
             _ => {
@@ -350,7 +351,7 @@ pub fn tenants() -> Vec<World> {
         data: Some([("profile.json".to_owned(), figures)].into()),
         ..ConfigMap::default()
     };
-    proposed.there.maps.insert(FIGURES.to_owned(), Some(map));
+    proposed.there.details.maps.insert(FIGURES.to_owned(), Some(map));
     // Nothing runs before somebody accepts what is proposed.
     for _ in 0..6 {
         let (_, steps) = proposed.look();
@@ -418,9 +419,11 @@ pub fn check(world: &World, steps: &Steps, stated: &MoEDeploymentStatus) {
             Write::Delete(deletion) => {
                 let meant =
                     observed.pods.iter().find(|pod| pod.uid().as_ref() == Some(&deletion.uid)).unwrap();
-                assert!(is_controlled_by(meant, "uid-1"), "{deletion:?}");
+                assert!(is_owned_by(meant, "uid-1"), "{deletion:?}");
             }
-            Write::Relabel { live, .. } => assert!(is_controlled_by(live, "uid-1"), "{}", live.name_any()),
+            Write::Relabel { live, .. } => {
+                assert!(is_owned_by(live.as_ref(), "uid-1"), "{}", live.name_any())
+            }
             Write::DeleteBudget(name, uid) => {
                 let mut ours = observed
                     .budgets
@@ -452,7 +455,7 @@ pub fn check(world: &World, steps: &Steps, stated: &MoEDeploymentStatus) {
     }
     for partner in &steps.partners {
         let pod = observed.pods.iter().find(|pod| pod.uid().as_ref() == Some(&partner.uid)).unwrap();
-        assert!(is_controlled_by(pod, "uid-1"), "{partner:?}");
+        assert!(is_owned_by(pod, "uid-1"), "{partner:?}");
     }
     for condition in &stated.conditions {
         assert!(condition.message.chars().count() <= MESSAGE, "{}", condition.message);
@@ -467,7 +470,7 @@ pub fn is_healed(neighbour: &World, lost: usize, strange: &[Pod], others: Others
     let place = |pod: &Pod| PodName::parse(&pod.name_any()).unwrap().place;
     let mut next = PodName::parse(&lost.name_any()).unwrap().incarnation;
     let ours: Vec<Pod> = world.there.pods.clone();
-    for (index, stolen) in strange.iter().enumerate().filter(|(_, pod)| !is_controlled_by(pod, "uid-2")) {
+    for (index, stolen) in strange.iter().enumerate().filter(|(_, pod)| !is_owned_by(*pod, "uid-2")) {
         let mut stolen = stolen.clone();
         // Names of what is to come, labels of what is there.
         next += 1;
@@ -490,6 +493,6 @@ pub fn is_healed(neighbour: &World, lost: usize, strange: &[Pod], others: Others
             _ => continue,
         };
         let meant = before.iter().find(|pod| pod.uid().as_ref() == Some(uid)).unwrap();
-        assert!(is_controlled_by(meant, "uid-2"), "{}", meant.name_any());
+        assert!(is_owned_by(meant, "uid-2"), "{}", meant.name_any());
     }
 }

@@ -2,23 +2,25 @@
 //! should, an inspector, a profiler and main functions that answer.
 
 use crate::api::{GatewayDemand, MoEDemand, MoEDeployment, MoEDeploymentStatus, MoERecord, ModelStatus};
-use crate::build::Surroundings;
 use crate::conversations::Heard;
 use crate::facts::ModelFacts;
 use crate::following::{rest_after_giving_up, rest_after_nothing};
-use crate::known::{Lacking, know, lacking};
+use crate::known::know;
+use crate::lacking::{Lacking, lacking};
 use crate::load;
+use crate::manifests::Surroundings;
 use crate::names::{COMPONENT, Component, label};
 use crate::observed::Observed;
 use crate::planned::{Planned, task};
-use crate::planner::{Planner, Question, WakePlan, plan};
-use crate::planning_pool::{Lane, Progress};
+use crate::planner::{Planner, Question, plan};
+use crate::planning_pool::{Lane, Progress, WakePlan};
 use crate::resting;
 use crate::routing::RoutingTable;
 use crate::status::{Findings, status};
-use crate::steps::{Keep, Steps, Write, steps};
+use crate::steps::{Steps, steps};
 use crate::testing::example::{around, deployment, facts};
 use crate::testing::solutions;
+use crate::write::{Keep, Write};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::api::ObjectMeta;
@@ -183,19 +185,19 @@ impl World {
         self.stale_seen |= self.stale.is_some();
         let owner = &self.around.allowed.priced(&self.owner).into_owned();
         let mut observed = self.stale.take().unwrap_or_else(|| self.there.clone());
-        observed.profiles.clear();
-        observed.maps.clear();
-        observed.logs.clear();
-        while let Some(read) = lacking(owner, &observed).unwrap() {
+        observed.details.profiles.clear();
+        observed.details.maps.clear();
+        observed.details.logs.clear();
+        while let Some(read) = lacking(owner, observed.records()).unwrap() {
             match read {
-                Lacking::Log(pod) => observed.logs.insert(pod.clone(), self.log(&pod)).map(drop),
+                Lacking::Log(pod) => observed.details.logs.insert(pod.clone(), self.log(&pod)).map(drop),
                 Lacking::Profile(name) => {
-                    let record = self.there.profiles.get(&name).cloned().flatten();
-                    observed.profiles.insert(name, record).map(drop)
+                    let record = self.there.details.profiles.get(&name).cloned().flatten();
+                    observed.details.profiles.insert(name, record).map(drop)
                 }
                 Lacking::Map(name) => {
-                    let map = self.there.maps.get(&name).cloned().flatten();
-                    observed.maps.insert(name, map).map(drop)
+                    let map = self.there.details.maps.get(&name).cloned().flatten();
+                    observed.details.maps.insert(name, map).map(drop)
                 }
             };
         }
@@ -322,7 +324,7 @@ impl World {
                 there.plans.push(plan);
             }
             Write::Profile(record) | Write::Share(record) => {
-                there.profiles.insert(record.name_any(), Some(record.as_ref().clone()));
+                there.details.profiles.insert(record.name_any(), Some(record.as_ref().clone()));
             }
             Write::Create(creation) => {
                 let mut pod = creation.pod.as_ref().clone();
@@ -395,9 +397,9 @@ impl World {
             metadata.resource_version = None;
             let name = metadata.name.clone().unwrap();
             let map = ConfigMap { metadata, data: Some(data), ..ConfigMap::default() };
-            self.there.maps.insert(name, Some(map));
+            self.there.details.maps.insert(name, Some(map));
         };
-        for profile in std::mem::take(&mut self.there.profiles).into_values().flatten() {
+        for profile in std::mem::take(&mut self.there.details.profiles).into_values().flatten() {
             keep(profile.metadata, [("profile.json".to_owned(), profile.spec.json.unwrap())].into());
         }
         let mut metadata = facts.metadata;
@@ -431,8 +433,14 @@ impl World {
             list.iter().map(named).collect()
         }
         let there = &self.there;
-        let records: Vec<MoERecord> =
-            there.profiles.values().chain([&there.model, &there.routing]).flatten().cloned().collect();
+        let records: Vec<MoERecord> = there
+            .details
+            .profiles
+            .values()
+            .chain([&there.model, &there.routing])
+            .flatten()
+            .cloned()
+            .collect();
         let lists = [of(&there.pods), of(&there.services), of(&there.network_policies), of(&there.budgets)];
         let objects = lists.into_iter().chain([of(&there.plans), of(&records)]).flatten();
         // Incarnations, the addresses that pods have for their lives, and numbers that only grow.
@@ -481,7 +489,7 @@ impl World {
             let name = pod.name_any();
             format!("Pod {}", name.rsplit_once('-').map_or(name.as_str(), |(place, _)| place))
         });
-        let records = there.profiles.values().chain([&there.model, &there.routing]).flatten();
+        let records = there.details.profiles.values().chain([&there.model, &there.routing]).flatten();
         let records = records.map(|record| format!("MoERecord {}", record.name_any()));
         let lists = [of(&there.services), of(&there.network_policies), of(&there.budgets), of(&there.plans)];
         pods.chain(records).chain(lists.into_iter().flatten()).collect()

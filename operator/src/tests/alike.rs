@@ -1,13 +1,14 @@
 //! The pure step for pods in the scenes that it shares with processes.
 
 use crate::api::RolloutStrategy;
-use crate::build::{Function, Revision};
 use crate::fleet::Others;
+use crate::manifests::{Function, Revision};
 use crate::names::PodName;
-use crate::pods::{PodView, Trouble};
+use crate::pods::PodView;
 use crate::rollout::{self, Rollout, revision_hash, step};
 use crate::routing::{Generation, RoutedPod, RoutingTable};
 use crate::testing::example::{built, deployment, plan, plan_of_groups};
+use crate::trouble::Trouble;
 use jiff::{SignedDuration, Timestamp};
 use remoe_proto::format_listing;
 use remoe_test_support::scenes::{InForce, Is, SCENES, Scene, decided, place};

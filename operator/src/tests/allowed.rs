@@ -2,9 +2,9 @@
 
 use crate::allowed::{Allowed, NOT_ALLOWED};
 use crate::api::{Condition, ConditionType, MoEDeploymentStatus};
-use crate::steps::Write;
 use crate::testing::example::deployment;
 use crate::testing::world::World;
+use crate::write::Write;
 use serde_json::{Value, json};
 
 fn system_priority(part: &str) -> Value {

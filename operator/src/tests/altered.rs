@@ -1,8 +1,9 @@
 //! Pods of functions that others changed.
 
 use crate::names::{FUNCTION, MAIN, label};
-use crate::steps::{Steps, Write};
+use crate::steps::Steps;
 use crate::testing::world::World;
+use crate::write::Write;
 use k8s_openapi::api::core::v1::{Container, EnvVar, Pod, PodSpec, Volume, VolumeMount};
 use kube::ResourceExt;
 use serde_json::{Value, json};

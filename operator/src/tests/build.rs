@@ -1,8 +1,8 @@
 use crate::SignerName;
 use crate::api::MoEDeployment;
-use crate::build::{Revision, Surroundings, budgets, frame, inspector, knows_gateways, revision};
 use crate::collector::Collector;
-use crate::identity::{IssuerRef, certificate, identity_of};
+use crate::identity::{IssuerRef, certificate, identity_of, knows_gateways};
+use crate::manifests::{Revision, Surroundings, budgets, frame, inspector, revision};
 use crate::names::{COMPONENT, Component, FUNCTION, PodName};
 use crate::quantity::amount;
 use crate::testing::example::{around, built, deployment, plan};

@@ -1,9 +1,9 @@
 //! Nobody waits for a main function: what it says is found by the next look.
 
-use crate::build::CONTROL_PORT;
 use crate::conversations::{Conversations, Heard, Partner};
 use crate::mains::tests::largest;
 use crate::mains::{Order, Outcome};
+use crate::ports::CONTROL_PORT;
 use crate::testing::example::deployment;
 use crate::tests::api_server::told::Main;
 use remoe_proto::v1::{LayerPairs, MainDescription, Routing};

@@ -1,11 +1,11 @@
 //! What whoever runs the operator gives the pods of all deployments: images, and what they have in addition.
 
 use crate::api::{Device, MoEPlanSpec};
-use crate::build::{PodExtras, Surroundings, inspector, plan_hash, profiler, revision};
+use crate::manifests::{PodExtras, Surroundings, inspector, plan_hash, profiler, revision};
 use crate::names::{COMPONENT, FUNCTION};
-use crate::steps::Write;
 use crate::testing::example::{around, deployment, facts, plan};
 use crate::testing::world::World;
+use crate::write::Write;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use serde_json::{Value, json};

@@ -2,10 +2,11 @@
 
 use crate::api::{DemandPhase, MixOf, MoEDeploymentStatus, MoEPlanSpec, PredictionOrder, RequestMix};
 use crate::names::{Component, FUNCTION, REPLICA, label};
-use crate::planner::SOON;
-use crate::steps::{Steps, Write};
+use crate::planning_pool::SOON;
+use crate::steps::Steps;
 use crate::testing::example::{EXPERTS, LAYERS, around, built, deployment, large, mix, plan};
 use crate::tests::scene::{ENOUGH, Scene, spec};
+use crate::write::Write;
 use kube::ResourceExt;
 use remoe_predictor::Shares;
 use remoe_proto::v1::LayerExperts;
@@ -308,7 +309,7 @@ fn without_it_plans_stay_and_nobody_is_asked() {
         let (owner, mut around) = (deployment(spec), around());
         around.gateway = gateway.map(str::to_owned);
         let plan = plan(&owner);
-        let revision = crate::build::revision(&owner, "0123456789", &plan, &around).unwrap();
+        let revision = crate::manifests::revision(&owner, "0123456789", &plan, &around).unwrap();
         revision.main.pod(&owner, 0, 0).spec.unwrap().containers[0].args.clone().unwrap()
     };
     let primer = "--primer".to_owned();

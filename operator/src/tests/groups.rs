@@ -1,7 +1,7 @@
 //! Plans whose remote functions host experts of several layers.
 
 use crate::api::{MoEDeployment, MoEPlanSpec};
-use crate::build::{BuildError, Revision, budgets, frame, plan_hash, revision};
+use crate::manifests::{BuildError, Revision, budgets, frame, plan_hash, revision};
 use crate::planning::check_hosted;
 use crate::routing::{Generation, RoutedPod};
 use crate::testing::example::{around, built, deployment, facts, plan, plan_of_groups};

@@ -1,7 +1,7 @@
-use crate::build::{inspector, inspector_place};
 use crate::errand::{Errand, useless};
 use crate::facts::{FactsError, MAX_FACTS, ModelFacts};
 use crate::inspection::{Inspecting, inspecting};
+use crate::manifests::{inspector, inspector_place};
 use crate::names::Component;
 use crate::testing::example::{around, deployment, facts};
 use jiff::{SignedDuration, Timestamp};

@@ -2,15 +2,15 @@
 
 use crate::SignerName;
 use crate::api::{ConditionType, MoEDeploymentSpec, MoEDeploymentStatus};
-use crate::build::knows_gateways;
+use crate::identity::knows_gateways;
 use crate::names::{COMPONENT, Component, FUNCTION, label};
 use crate::observed::Observed;
 use crate::planned::PlanState;
 use crate::routing::RoutingTable;
-use crate::steps::Write;
 use crate::testing::spoiled::Dice;
 use crate::testing::world::{Answer, World};
 use crate::turn;
+use crate::write::Write;
 use kube::ResourceExt;
 use serde_json::json;
 use std::net::SocketAddrV6;
@@ -44,7 +44,7 @@ fn respecified(spec: serde_json::Value) -> MoEDeploymentSpec {
 fn lose_everything(world: &mut World) {
     let there = &mut world.there;
     (there.model, there.routing) = (None, None);
-    there.profiles.clear();
+    there.details.profiles.clear();
     there.services.clear();
     there.budgets.clear();
 }

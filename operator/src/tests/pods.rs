@@ -1,7 +1,8 @@
 //! What a pod's status says about it.
 
-use crate::pods::{PodView, Trouble};
+use crate::pods::PodView;
 use crate::testing::example::{built, deployment, plan};
+use crate::trouble::Trouble;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};

@@ -1,5 +1,5 @@
 use crate::api::{MoEDeployment, ProfileSource};
-use crate::build::{Surroundings, profiler};
+use crate::manifests::{Surroundings, profiler};
 use crate::profiling::{from_log, measured, record, shared_with, subject, supplied};
 use crate::testing::example::{around, deployment, facts, plan};
 use k8s_openapi::api::core::v1::ConfigMap;

@@ -1,13 +1,15 @@
 //! The pure step of pods and routing in a simulated cluster, with faults and interrupted steps.
 
 use crate::api::RolloutStrategy;
-use crate::build::{Function, Hosted, Revision};
 use crate::fleet::{Others, Silence};
+use crate::manifests::{Function, Hosted, Revision};
 use crate::names::PodName;
-use crate::pods::{NOT_READY, PodView, Trouble};
-use crate::rollout::{Creation, Deletion, Rollout, Scene, orders, step};
+use crate::pods::PodView;
+use crate::rollout::{Creation, Rollout, Scene, orders, step};
 use crate::routing::{Generation, MOST_GENERATIONS, RoutingTable};
 use crate::testing::example::{built, deployment, plan, plan_of_groups};
+use crate::trouble::{NOT_READY, Trouble};
+use crate::write::Deletion;
 use jiff::{SignedDuration, Timestamp};
 use proptest::prelude::*;
 use remoe_proto::v1::Endpoint;

@@ -2,8 +2,8 @@
 
 use crate::api::{ConditionType, DemandPhase, GatewayDemand, WakeTimeline};
 use crate::names::{COMPONENT, Component, label};
-use crate::steps::Write;
 use crate::testing::world::World;
+use crate::write::Write;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::ResourceExt;

@@ -1,10 +1,10 @@
 use crate::api::{ConditionType, MoEDeployment};
-use crate::build::{Surroundings, frame};
+use crate::manifests::{Surroundings, frame};
 use crate::planned::PlanState;
 use crate::sources::{SourceRefusal, Sources};
-use crate::steps::Write;
 use crate::testing::example::{around, deployment};
 use crate::testing::world::World;
+use crate::write::Write;
 use ipnet::IpNet;
 use k8s_openapi::api::networking::v1::NetworkPolicyEgressRule;
 use kube::ResourceExt;

@@ -279,7 +279,7 @@ fn replicas_are_scaled_through_the_subresource() {
 #[test]
 fn a_plan_is_never_changed() {
     use crate::api::MoEPlan;
-    use crate::build::plan_object;
+    use crate::manifests::plan_object;
     use crate::testing::example::{deployment, plan, plan_of_groups};
 
     with_server(async |server| {

@@ -1,8 +1,8 @@
 //! What the status says, from one look to the next.
 
 use crate::api::{Condition, ConditionType, MoEDeployment, MoEDeploymentStatus, MoEPlanSpec, PlanVerdict};
-use crate::build::{LOAD_SECONDS, Revision};
 use crate::demanded::Demanded;
+use crate::manifests::{LOAD_SECONDS, Revision};
 use crate::names::PodName;
 use crate::planned::PlanState;
 use crate::pods::PodView;

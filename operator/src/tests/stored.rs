@@ -1,13 +1,13 @@
 //! Objects as earlier versions wrote them: an upgrade reads them, and replaces nothing.
 
 use crate::api::{Generation, MoEDeployment, MoEPlan, MoEPlanSpec};
-use crate::build::{Revision, plan_hash, revision};
 use crate::digest::digest;
+use crate::manifests::{Revision, plan_hash, revision};
 use crate::planning::account;
 use crate::routing::RoutingTable;
-use crate::steps::Write;
 use crate::testing::example::around;
 use crate::testing::world::World;
+use crate::write::Write;
 use kube::ResourceExt;
 use serde_json::{Value, json};
 
@@ -103,7 +103,7 @@ fn what_config_maps_kept_is_recorded_and_nothing_restarts() {
     assert_eq!(pods(&world.there.pods), pods(&before.pods));
     let table = RoutingTable::from_record(world.there.routing.as_ref().unwrap());
     assert_eq!(table, RoutingTable::from_record(before.routing.as_ref().unwrap()));
-    assert_eq!(world.there.profiles, before.profiles);
+    assert_eq!(world.there.details.profiles, before.details.profiles);
     assert_eq!(world.there.model.unwrap().spec, before.model.unwrap().spec);
 }
 
@@ -122,6 +122,6 @@ fn config_maps_that_the_status_does_not_bear_out_are_not_believed() {
 
     // One that never ran has none, whatever lies there by its name.
     let mut fresh = World::new(json!({}));
-    fresh.there.maps = world.there.maps.clone();
+    fresh.there.details.maps = world.there.details.maps.clone();
     assert!(fresh.look().1.writes.iter().any(inspects));
 }

@@ -122,14 +122,16 @@ fn look_at_limits(tenant: &World) -> usize {
             look(&|world| world.there.pods[index] = pod.clone());
         }
     }
-    for (name, map) in there.maps.iter().filter_map(|(name, map)| Some((name, map.as_ref()?))) {
+    for (name, map) in there.details.maps.iter().filter_map(|(name, map)| Some((name, map.as_ref()?))) {
         for changed in with_limits(map) {
-            look(&|world| drop(world.there.maps.insert(name.clone(), Some(changed.clone()))));
+            look(&|world| drop(world.there.details.maps.insert(name.clone(), Some(changed.clone()))));
         }
     }
-    for (name, record) in there.profiles.iter().filter_map(|(name, record)| Some((name, record.as_ref()?))) {
+    for (name, record) in
+        there.details.profiles.iter().filter_map(|(name, record)| Some((name, record.as_ref()?)))
+    {
         for changed in with_limits(record) {
-            look(&|world| drop(world.there.profiles.insert(name.clone(), Some(changed.clone()))));
+            look(&|world| drop(world.there.details.profiles.insert(name.clone(), Some(changed.clone()))));
         }
     }
     looks

@@ -1,8 +1,8 @@
 //! Deployments that never finish loading, or whose plans take long, cost others nothing.
 
 use crate::api::{ConditionType, MoEDeployment, MoERecord};
-use crate::build::CONTROL_PORT;
 use crate::facts::ModelFacts;
+use crate::ports::CONTROL_PORT;
 use crate::testing::example::facts;
 use crate::tests::api_server::stage::{
     Budget, LOOK, Operator, deploy_as, deploy_model, run_pods, run_pods_at,

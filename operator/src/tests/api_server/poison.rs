@@ -79,7 +79,7 @@ fn an_operator_outlives_numbers_that_overflow() {
 #[test]
 fn a_plan_of_no_possible_size_is_refused() {
     use crate::api::MoEPlan;
-    use crate::build::plan_object;
+    use crate::manifests::plan_object;
     use crate::testing::example::{deployment, plan, plan_of_groups};
 
     with_server(async |server| {

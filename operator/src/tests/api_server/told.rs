@@ -1,9 +1,10 @@
 //! What main functions are told of a plan of groups, by an operator that works on a real API server.
 
 use crate::api::{MoEDeployment, MoEPlan, MoERecord};
-use crate::build::{CONTROL_PORT, plan_object};
 use crate::facts::subject;
+use crate::manifests::plan_object;
 use crate::names::{FUNCTION, REPLICA};
+use crate::ports::CONTROL_PORT;
 use crate::testing::example::{deployment, facts, plan_of_groups};
 use crate::tests::api_server::stage::{Budget, LOOK, Operator};
 use crate::tests::api_server::{Server, eventually, with_server};

@@ -4,12 +4,12 @@ use crate::api::{MoEDemand, MoEDeployment, MoEPlan, MoERecord};
 use crate::facts::subject;
 use crate::identity::{gateway, held};
 use crate::names::DEPLOYMENT;
-use crate::steps::Write;
 use crate::testing::example::{deployment, facts};
 use crate::testing::world::World;
 use crate::tests::api_server::proxy::{Asked, Proxy};
 use crate::tests::api_server::stage::{Budget, LOOK, Operator, run_pods};
 use crate::tests::api_server::{Server, eventually, with_server};
+use crate::write::Write;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{Pod, Secret, Service, ServiceAccount};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
@@ -159,7 +159,7 @@ fn every_verb_of_the_role_is_used_and_none_is_missing() {
     settle(&mut world, &mut all, &mut kinds);
     // Somebody takes a label, measures the same, leaves, and keeps many plans.
     world.there.pods[0].metadata.labels.as_mut().unwrap().remove("app.kubernetes.io/part-of");
-    for record in world.there.profiles.values_mut().flatten() {
+    for record in world.there.details.profiles.values_mut().flatten() {
         record.owner_references_mut().iter_mut().for_each(|owner| owner.uid = "another".to_owned());
     }
     let gone = json!({"uid": "gone", "pod": "gone", "waiting": 0, "inFlight": 0, "acknowledged": 0,

@@ -1,6 +1,8 @@
-use super::{EXPERT_PORT, HTTP_PORT, METRICS_PORT, Surroundings, owned_meta};
+use super::Surroundings;
 use crate::api::MoEDeployment;
 use crate::names::{Component, component_selector};
+use crate::ownership::owned_meta;
+use crate::ports::{EXPERT_PORT, HTTP_PORT, METRICS_PORT};
 use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt;

@@ -1,6 +1,6 @@
-use super::owned_meta;
 use crate::api::{GroupPlan, MainPlan, MoEDeployment, MoEPlan, MoEPlanSpec, RemotePlan};
 use crate::digest::digest;
+use crate::ownership::owned_meta;
 
 /// The name of a plan's object.
 pub(crate) fn plan_name(deployment: &str, hash: &str) -> String {

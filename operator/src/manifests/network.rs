@@ -1,6 +1,8 @@
-use super::{CONTROL_PORT, EXPERT_PORT, HEALTH_PORT, HTTP_PORT, METRICS_PORT, Surroundings, owned_meta};
+use super::Surroundings;
 use crate::api::{MoEDeployment, RELEASE_LABEL};
 use crate::names::{COMPONENT, Component, component_selector};
+use crate::ownership::owned_meta;
+use crate::ports::{CONTROL_PORT, EXPERT_PORT, HEALTH_PORT, HTTP_PORT, METRICS_PORT};
 use crate::source::ModelSource;
 use ipnet::IpNet;
 use k8s_openapi::api::networking::v1::{

@@ -1,6 +1,7 @@
-use super::{Revision, owned_meta};
+use super::Revision;
 use crate::api::MoEDeployment;
 use crate::names::function_selector;
+use crate::ownership::owned_meta;
 use k8s_openapi::api::policy::v1::{PodDisruptionBudget, PodDisruptionBudgetSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;

@@ -7,17 +7,16 @@ use super::pod::{
     with_identity,
 };
 use super::remote::{Hosted, RemotePart, remote_parts};
-use super::{
-    CONTROL_PORT, EXPERT_PORT, HEALTH_PORT, HTTP_PORT, METRICS_PORT, PodExtras, Surroundings, owned_meta,
-};
+use super::{PodExtras, Surroundings};
 use crate::api::{MoEDeployment, MoEPlanSpec, RESTARTED_AT};
 use crate::digest::digest;
-use crate::identity::{gateway, operator, secret_name};
+use crate::identity::{GATEWAY_IDENTITY, SignerName, gateway, operator, secret_name};
 use crate::names::{
     COMPONENT, Component, FUNCTION, IDENTITY, MAIN, PodName, REPLICA, component_selector, function_selector,
 };
+use crate::ownership::owned_meta;
+use crate::ports::{CONTROL_PORT, EXPERT_PORT, HEALTH_PORT, HTTP_PORT, METRICS_PORT};
 use crate::quantity::{MB, megabytes, millicores_of, threads, vcpus};
-use crate::settings::SignerName;
 use crate::sources::SourceRefusal;
 use k8s_openapi::api::core::v1::{
     Affinity, ContainerPort, Lifecycle, LifecycleHandler, Pod, PodAffinity, PodAffinityTerm, PodSpec,
@@ -42,8 +41,6 @@ const LIVENESS: Pace = Pace { period_seconds: 10, timeout_seconds: 5, failures: 
 /// Evicting these pods loses nothing: they are replaced.
 const SAFE_TO_EVICT: &str = "cluster-autoscaler.kubernetes.io/safe-to-evict";
 const HOSTNAME: &str = "kubernetes.io/hostname";
-/// The argument with which a main function takes requests from gateways alone.
-const GATEWAY_IDENTITY: &str = "--gateway-identity";
 
 /// All pods of one function of a revision.
 #[derive(Debug, Clone, PartialEq)]
@@ -96,6 +93,15 @@ impl Revision {
         });
         sets.collect()
     }
+}
+
+/// Plan that is to run.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Target {
+    /// As functions.
+    pub revision: Revision,
+    /// The plan.
+    pub plan: MoEPlanSpec,
 }
 
 /// Why the functions of a plan cannot be built.
@@ -212,13 +218,6 @@ impl Function {
         self.extras.note(&mut metadata);
         Pod { metadata, spec: Some(self.spec.clone()), status: None }
     }
-}
-
-/// Whether the main function in `pod` takes requests from gateways alone: those of versions before, and those made while
-/// nobody signed, speak with everybody, in plaintext.
-pub(crate) fn knows_gateways(pod: &Pod) -> bool {
-    let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
-    containers.flat_map(|each| each.args.iter().flatten()).any(|argument| argument == GATEWAY_IDENTITY)
 }
 
 /// The model's name in the HTTP interface.

@@ -18,7 +18,7 @@ pub(crate) use budgets::budgets;
 pub(crate) use extras::PodExtras;
 #[cfg(test)]
 pub(crate) use functions::BuildError;
-pub(crate) use functions::{Function, LOAD_SECONDS, Revision, knows_gateways, revision, room, served_name};
+pub(crate) use functions::{Function, LOAD_SECONDS, Revision, Target, revision, room, served_name};
 pub(crate) use inspector::{inspector, inspector_place};
 #[cfg(any(test, fuzzing))]
 pub(crate) use plan::plan_hash;
@@ -29,25 +29,11 @@ pub(crate) use remote::Hosted;
 use super::allowed::Allowed;
 use super::api::{Device, MoEDeployment};
 use super::collector::Collector;
-use super::names;
-use super::settings::SignerName;
+use super::identity::SignerName;
+
 use super::sources::Sources;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
-use kube::api::ObjectMeta;
-use kube::{Resource, ResourceExt};
-
-/// The port of the HTTP interface of main functions.
-pub(crate) const HTTP_PORT: u16 = 8000;
-/// The port of all functions for probes, and for nothing else. Nodes reach their own pods whatever policies say, the operator
-/// asks remote functions that start.
-pub(crate) const HEALTH_PORT: u16 = 8081;
-/// The port of the control interface of main functions.
-pub(crate) const CONTROL_PORT: u16 = 9000;
-/// The port of remote functions.
-pub(crate) const EXPERT_PORT: u16 = 9001;
-/// The port of the metrics of all functions.
-pub(crate) const METRICS_PORT: u16 = 9090;
 
 /// What the operator was told about its surroundings.
 #[derive(Debug, Clone, PartialEq)]
@@ -106,17 +92,4 @@ pub(crate) struct Frame {
 /// The frame around the pods of `owner`.
 pub(crate) fn frame(owner: &MoEDeployment, around: &Surroundings) -> Frame {
     Frame { services: services::services(owner, around), network_policies: network::policies(owner, around) }
-}
-
-/// Name, labels and owner of an object that belongs to `owner` and goes with it.
-pub(super) fn owned_meta(owner: &MoEDeployment, name: impl FnOnce(&str) -> String) -> ObjectMeta {
-    let deployment = owner.name_any();
-    ObjectMeta {
-        name: Some(name(&deployment)),
-        namespace: owner.namespace(),
-        labels: Some(names::labels(&deployment)),
-        // Only an object that was read from the API has an identity to refer to.
-        owner_references: owner.controller_owner_ref(&()).map(|reference| vec![reference]),
-        ..ObjectMeta::default()
-    }
 }

@@ -1,10 +1,11 @@
 //! Pods that run once: they find something out about a model, with all that its functions have.
 
+use super::PodExtras;
 use super::disk::DiskLimits;
 use super::pod::{ModelAccess, Program, pod_spec};
-use super::{PodExtras, owned_meta};
 use crate::api::MoEDeployment;
 use crate::names::{COMPONENT, Component, PodName, SUBJECT};
+use crate::ownership::owned_meta;
 use k8s_openapi::api::core::v1::Pod;
 
 /// What a pod is sent for.

@@ -1,0 +1,34 @@
+//! Objects that belong to a deployment: their metadata, and how they are told from those of others.
+
+use super::api::MoEDeployment;
+use super::names;
+use super::trouble::Trouble;
+use kube::api::ObjectMeta;
+use kube::{Resource, ResourceExt};
+
+/// Reason of a trouble with an object of another owner under the name that this one is to have.
+pub(crate) const NAME_TAKEN: &str = "NameTaken";
+
+/// Returns name, labels and owner reference of an object that belongs to `owner` and is deleted with it.
+pub(crate) fn owned_meta(owner: &MoEDeployment, name: impl FnOnce(&str) -> String) -> ObjectMeta {
+    let deployment = owner.name_any();
+    ObjectMeta {
+        name: Some(name(&deployment)),
+        namespace: owner.namespace(),
+        labels: Some(names::labels(&deployment)),
+        // Only an object that was read from the API has an identity to refer to.
+        owner_references: owner.controller_owner_ref(&()).map(|reference| vec![reference]),
+        ..ObjectMeta::default()
+    }
+}
+
+/// Returns whether the controller of `object` is the one with `uid`.
+pub(crate) fn is_owned_by<K: Resource>(object: &K, uid: &str) -> bool {
+    object.owner_references().iter().any(|owner| owner.controller == Some(true) && owner.uid == uid)
+}
+
+/// Returns the trouble with an object whose name another owner has.
+pub(crate) fn name_taken<K: Resource<DynamicType = ()>>(wanted: &K) -> Trouble {
+    let (kind, name) = (K::kind(&()), wanted.name_any());
+    Trouble::new(NAME_TAKEN, format!("{kind} {name} has another owner; rename it, or this deployment"))
+}
