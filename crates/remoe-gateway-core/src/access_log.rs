@@ -2,12 +2,13 @@
 
 mod line;
 mod target;
+mod writer;
 
 pub use line::AccessLogFormat;
 pub(crate) use line::RequestFacts;
 pub use target::{AccessLogTarget, AccessLogTargetError};
+pub use writer::AccessLog;
 
-use crate::gateway::Gateway;
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{Request, State};
 use axum::http::Method;
@@ -17,90 +18,13 @@ use http_body::{Frame, SizeHint};
 use line::Line;
 use remoe_http::{RequestId, route_name};
 use remoe_otel::SpanRef;
-use std::fs::OpenOptions;
-use std::io::{self, Write};
-use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{SyncSender, sync_channel};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant, SystemTime};
 
-/// Lines that wait for the disk; further ones are left out and counted.
-const WAITING: usize = 4096;
 /// Status of a request whose client left before the answer began, as nginx logs it.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
-
-/// Destination of lines. A thread writes them, so that no answer waits for a disk.
-#[derive(Debug, Clone)]
-pub struct AccessLog {
-    format: AccessLogFormat,
-    lines: SyncSender<String>,
-    left_out: Arc<AtomicU64>,
-}
-
-impl AccessLog {
-    /// Appends lines of JSON to the file at `path`.
-    ///
-    /// # Errors
-    /// The file cannot be opened, or no thread be started.
-    pub fn open(path: &Path) -> io::Result<Self> {
-        let mut file = OpenOptions::new().create(true).append(true).open(path)?;
-        Self::to(AccessLogFormat::Json, move |line| file.write_all(format!("{line}\n").as_bytes()))
-    }
-
-    /// Gives lines to `write`, without their ends, on a thread of their own.
-    ///
-    /// # Errors
-    /// No thread can be started.
-    pub fn to(
-        format: AccessLogFormat,
-        mut write: impl FnMut(&str) -> io::Result<()> + Send + 'static,
-    ) -> io::Result<Self> {
-        let (lines, waiting) = sync_channel::<String>(WAITING);
-        std::thread::Builder::new().name("access log".to_owned()).spawn(move || {
-            for line in waiting {
-                if let Err(error) = write(&line) {
-                    tracing::warn!(%error, "access log write failed");
-                }
-            }
-        })?;
-        Ok(Self { format, lines, left_out: Arc::default() })
-    }
-
-    fn write(&self, answered: &Answered) {
-        let left_out = self.left_out.swap(0, Ordering::Relaxed);
-        let caller = answered.facts.caller.get();
-        let tokens = answered.facts.tokens.get();
-        let line = Line {
-            time: answered.time,
-            request_id: answered.request_id.as_ref().and_then(|RequestId(id)| id.to_str().ok()),
-            trace_id: answered.span.trace_id().map(|id| id.to_string()),
-            client: caller.map_or("", |caller| &*caller.client),
-            tenant: caller.and_then(|caller| caller.tenant.as_deref()).map(|tenant| &**tenant.name()),
-            model: answered.facts.model.get().map(|model| &**model),
-            method: answered.method.as_str(),
-            route: answered.route,
-            status: answered.status,
-            bytes: answered.bytes,
-            prompt_tokens: tokens.map(|(prompt, _)| *prompt),
-            completion_tokens: tokens.map(|(_, completion)| *completion),
-            first_token: answered.facts.first_token.get().copied(),
-            head: answered.head.unwrap_or_else(|| answered.began.elapsed()),
-            whole: answered.began.elapsed(),
-            is_complete: answered.is_complete,
-            left_out,
-        };
-        let sent = match line.render(self.format) {
-            None => return,
-            Some(text) => self.lines.try_send(text),
-        };
-        if sent.is_err() {
-            self.left_out.fetch_add(left_out + 1, Ordering::Relaxed);
-        }
-    }
-}
 
 /// Request in progress. Its line is written when it is dropped: at the end of the answer, or when the client has left.
 struct Answered {
@@ -119,9 +43,36 @@ struct Answered {
     is_complete: bool,
 }
 
+impl Answered {
+    /// Returns its line, before which `left_out` lines were left out.
+    fn line(&self, left_out: u64) -> Line<'_> {
+        let caller = self.facts.caller.get();
+        let tokens = self.facts.tokens.get();
+        Line {
+            time: self.time,
+            request_id: self.request_id.as_ref().and_then(|RequestId(id)| id.to_str().ok()),
+            trace_id: self.span.trace_id().map(|id| id.to_string()),
+            client: caller.map_or("", |caller| &*caller.client),
+            tenant: caller.and_then(|caller| caller.tenant.as_deref()).map(|tenant| &**tenant.name()),
+            model: self.facts.model.get().map(|model| &**model),
+            method: self.method.as_str(),
+            route: self.route,
+            status: self.status,
+            bytes: self.bytes,
+            prompt_tokens: tokens.map(|(prompt, _)| *prompt),
+            completion_tokens: tokens.map(|(_, completion)| *completion),
+            first_token: self.facts.first_token.get().copied(),
+            head: self.head.unwrap_or_else(|| self.began.elapsed()),
+            whole: self.began.elapsed(),
+            is_complete: self.is_complete,
+            left_out,
+        }
+    }
+}
+
 impl Drop for Answered {
     fn drop(&mut self) {
-        self.log.write(self);
+        self.log.write(|left_out| self.line(left_out));
     }
 }
 
@@ -159,9 +110,9 @@ impl HttpBody for Logged {
     }
 }
 
-/// Writes a line for the request if there is an access log.
-pub(crate) async fn log(State(gateway): State<Arc<Gateway>>, mut request: Request, next: Next) -> Response {
-    let Some(log) = gateway.options().access_log.clone() else { return next.run(request).await };
+/// Writes a line for the request to `log` if there is one.
+pub(crate) async fn log(State(log): State<Option<AccessLog>>, mut request: Request, next: Next) -> Response {
+    let Some(log) = log else { return next.run(request).await };
     let facts = Arc::new(RequestFacts::default());
     request.extensions_mut().insert(facts.clone());
     let mut answered = Answered {

@@ -1,8 +1,8 @@
 //! Usage of one request: tokens for its tenant's limits, and its cost as the main function tells it at the end.
 
 use crate::access_log::RequestFacts;
-use crate::answer::COST;
 use crate::bill::Bill;
+use crate::headers::COST;
 use crate::metrics::StreamFailure;
 use crate::model::Wake;
 use crate::tenant::Permit;

@@ -1,8 +1,7 @@
 //! Who had what for how much: records for the ledger, metrics, and what tenants have spent today.
 
-use crate::budget::Payer;
 use crate::cost_metrics::CostMetrics;
-use crate::spending::{DAY, DaySpending, Elsewhere};
+use crate::spending::{DAY, DaySpending, Elsewhere, Payer};
 use prometheus::Registry;
 use remoe_billing::{
     Account, AccountError, FunctionEvent, FunctionRecord, Ledger, Phases, Rates, Record, RequestCost,

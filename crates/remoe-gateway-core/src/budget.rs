@@ -2,32 +2,14 @@
 
 use crate::gateway::Gateway;
 use crate::model::Model;
+use crate::spending::Payer;
 use crate::tenant::Tenant;
 use axum::http::HeaderValue;
 use remoe_http::ApiError;
 use remoe_proto::{ErrorCode, ServiceError};
-use std::fmt;
 
 /// The share of a budget from which clients are warned.
 const WARNS: f64 = 0.8;
-
-/// Whose spending is limited.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Payer<'a> {
-    /// A tenant, whatever it asks.
-    Tenant(&'a str),
-    /// A model, whoever asks.
-    Model(&'a str),
-}
-
-impl fmt::Display for Payer<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Tenant(name) => write!(f, "tenant {name}"),
-            Self::Model(name) => write!(f, "model {name}"),
-        }
-    }
-}
 
 /// Lets requests of `tenant` to `model` pass while both have a budget left: the one that exceeds it runs. The larger share
 /// that is spent, where clients are to be warned.

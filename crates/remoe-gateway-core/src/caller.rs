@@ -1,70 +1,25 @@
-//! Who asks: the tenant of the key, or the address where there are no keys.
+//! Caller of a request: the tenant of its key, or its address where there are no keys.
 
-use crate::access_log::RequestFacts;
-use crate::gateway::Gateway;
 use crate::tenant::Tenant;
-use axum::extract::{ConnectInfo, Request, State};
-use axum::middleware::Next;
-use axum::response::Response;
-use remoe_http::{ApiError, presented_key};
-use remoe_proto::{ErrorCode, ServiceError};
-use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// Who asks.
+/// Caller of a request.
 #[derive(Clone)]
 pub(crate) struct Caller {
+    /// Tenant of its key; `None` where there are no keys.
     pub(crate) tenant: Option<Arc<Tenant>>,
-    /// Whose turns it takes where requests wait.
+    /// Name by which waiting requests take turns.
     pub(crate) client: Arc<str>,
 }
 
 impl Caller {
-    /// Somebody who may know everything.
+    /// Returns a caller that may know everything.
     pub(crate) fn anybody() -> Self {
         Self { tenant: None, client: "".into() }
     }
 
-    /// Name of the tenant; empty where there are no keys.
+    /// Returns the name of the tenant; empty where there are no keys.
     pub(crate) fn tenant_name(&self) -> &str {
         self.tenant.as_ref().map_or("", |tenant| tenant.name())
     }
-}
-
-/// Lets requests with a key pass, all where there are none, and all that ask for health or for the page, which
-/// says nothing of what runs.
-pub(crate) async fn identify(
-    State(gateway): State<Arc<Gateway>>,
-    mut request: Request,
-    next: Next,
-) -> Result<Response, ApiError> {
-    let keys = gateway.keys();
-    let presented = presented_key(request.headers());
-    let tenant = presented.and_then(|presented| keys.tenant(presented)).cloned();
-    if tenant.is_none() && !keys.is_empty() && !is_open(request.uri().path()) {
-        let message = match presented {
-            None => "missing API key; send `Authorization: Bearer KEY`",
-            Some(_) => "invalid API key",
-        };
-        return Err(ServiceError::new(ErrorCode::Unauthenticated, message).into());
-    }
-    let client = match &tenant {
-        Some(tenant) => tenant.name().clone(),
-        None => {
-            let address = request.extensions().get::<ConnectInfo<SocketAddr>>();
-            address.map_or_else(String::new, |address| address.ip().to_string()).into()
-        }
-    };
-    let caller = Caller { tenant, client };
-    if let Some(facts) = request.extensions().get::<Arc<RequestFacts>>() {
-        // It is identified once.
-        let _first = facts.caller.set(caller.clone());
-    }
-    request.extensions_mut().insert(caller);
-    Ok(next.run(request).await)
-}
-
-/// Whether a path is for everybody.
-fn is_open(path: &str) -> bool {
-    matches!(path, "/" | "/health") || path.starts_with("/page/")
 }

@@ -1,7 +1,7 @@
 //! Money as metrics, in nano-dollars. Labels are bounded: models, tenants and groups are those of the deployment.
 
-use crate::budget::Payer;
 use crate::metrics::remove_series;
+use crate::spending::Payer;
 use prometheus::{Gauge, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 use remoe_billing::{Account, RequestRecord};
 

@@ -1,34 +1,27 @@
-//! The gateway as a whole: its models, its options, its server.
+//! The gateway as a whole: its models, options, keys and bounds.
 
 use crate::access_log::AccessLog;
-use crate::answer::{FLOOR, WHOLE};
 use crate::books::Books;
 use crate::caller::Caller;
 use crate::connector::Connector;
-use crate::federation::Scrapes;
 use crate::keys::Keys;
 use crate::metrics::GatewayMetrics;
 use crate::model::Model;
 use crate::names::ShortNames;
 use crate::responses::{ResponseLimits, ResponseStore};
-use crate::room::Rooms;
-use crate::router::{metrics_routes, own_metrics_routes, routes};
+use crate::room::{FLOOR, Rooms, WHOLE};
+use crate::scrapes::Scrapes;
 use crate::spending::DaySpending;
-use axum::Router;
 use bytes::Bytes;
-use futures_util::future::BoxFuture;
 use http_body_util::Full;
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
-use remoe_http::{ConnectionLimits, ConnectionMetrics, Lanes, Origins};
+use remoe_http::{ConnectionLimits, Lanes, Origins};
 use remoe_otel::Traces;
 use remoe_proto::identity::Keyring;
 use remoe_proto::{Door, ErrorCode, ServiceError};
-use std::io;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tokio::net::TcpListener;
-use tokio_util::sync::CancellationToken;
 
 /// Connecting to a function takes longer than this only where it is gone.
 const CONNECT: Duration = Duration::from_secs(2);
@@ -178,63 +171,6 @@ impl Gateway {
         self.metrics.keys_are_outdated(false);
     }
 
-    /// Serves on `listener` until `stop`; requests that are there by then are answered. Keeps the time of
-    /// the models that it was made with meanwhile.
-    ///
-    /// The future is boxed, as [`remoe_http::serve`]'s.
-    ///
-    /// # Errors
-    /// The server fails.
-    pub fn serve(
-        self: Arc<Self>,
-        listener: TcpListener,
-        stop: CancellationToken,
-    ) -> BoxFuture<'static, io::Result<()>> {
-        Box::pin(self.serve_and_keep_time(listener, stop))
-    }
-
-    async fn serve_and_keep_time(
-        self: Arc<Self>,
-        listener: TcpListener,
-        stop: CancellationToken,
-    ) -> io::Result<()> {
-        let models = self.models();
-        let clocks = models.iter().cloned().map(|model| async move { model.keep_time().await });
-        let clocks = futures_util::future::join_all(clocks);
-        let (limits, metrics) = (self.options.connections, self.metrics.connections.clone());
-        let door = self.options.door.clone();
-        let served = remoe_http::serve(listener, door, routes(self.clone()), limits, metrics, stop);
-        tokio::select! {
-            served = served => served,
-            // They never end; without models there is nothing to keep.
-            _ = clocks, if !models.is_empty() => Ok(()),
-        }
-    }
-
-    /// Serves `/metrics` alone on `listener` until `stop`: all of them, without a key.
-    ///
-    /// # Errors
-    /// The server fails.
-    pub fn serve_metrics(
-        self: Arc<Self>,
-        listener: TcpListener,
-        stop: CancellationToken,
-    ) -> BoxFuture<'static, io::Result<()>> {
-        Box::pin(serve_pages(listener, metrics_routes(self), stop))
-    }
-
-    /// The same without those of functions, which have addresses of their own.
-    ///
-    /// # Errors
-    /// The server fails.
-    pub fn serve_own_metrics(
-        self: Arc<Self>,
-        listener: TcpListener,
-        stop: CancellationToken,
-    ) -> BoxFuture<'static, io::Result<()>> {
-        Box::pin(serve_pages(listener, own_metrics_routes(self), stop))
-    }
-
     /// Returns what tenants and models with a budget have spent today at this gateway; none without books, or without budgets.
     #[must_use]
     pub fn spending(&self) -> Option<DaySpending> {
@@ -328,10 +264,4 @@ impl Gateway {
         };
         Err(ServiceError::new(code, message).about("model"))
     }
-}
-
-/// Serves `pages` beside what clients see.
-async fn serve_pages(listener: TcpListener, pages: Router, stop: CancellationToken) -> io::Result<()> {
-    let metrics = ConnectionMetrics::new().map_err(io::Error::other)?;
-    remoe_http::serve(listener, None, pages, ConnectionLimits::PROBES, metrics, stop).await
 }

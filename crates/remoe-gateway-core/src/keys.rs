@@ -2,16 +2,15 @@
 
 mod remedy;
 
-use crate::budget::Payer;
+use crate::key_entries::{KeysFile, ModelEntry};
 use crate::model::Model;
 use crate::names::ShortNames;
+use crate::spending::{Payer, nanodollars};
 use crate::tenant::Tenant;
 use remedy::remedy;
 use remoe_http::same;
-use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
-use std::num::{NonZeroU32, NonZeroU64};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -57,52 +56,6 @@ pub struct Keys {
     keys: Vec<([u8; 32], Arc<Tenant>)>,
     /// What requests of models may cost on a day, in nano-dollars.
     models: BTreeMap<String, u64>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct KeysFile {
-    tenants: Vec<TenantEntry>,
-    #[serde(default)]
-    models: Vec<ModelEntry>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct ModelEntry {
-    name: String,
-    dollars_per_day: f64,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub(crate) struct TenantEntry {
-    pub(crate) name: String,
-    keys: Vec<String>,
-    pub(crate) models: Option<BTreeSet<String>>,
-    pub(crate) namespaces: Option<BTreeSet<String>>,
-    #[serde(default)]
-    pub(crate) admin: bool,
-    pub(crate) requests_per_minute: Option<NonZeroU64>,
-    pub(crate) tokens_per_minute: Option<NonZeroU64>,
-    pub(crate) concurrent: Option<NonZeroU32>,
-    pub(crate) dollars_per_day: Option<f64>,
-    #[serde(default)]
-    pub(crate) privacy: Privacy,
-}
-
-/// What may be known of a tenant's requests, for predictions of which experts are used.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
-pub enum Privacy {
-    /// Each is remembered without its text, and the mean of what they use predicts requests of tenants without records.
-    Shared,
-    /// Each is remembered without its text, and no other tenant's predictions lean on it.
-    #[default]
-    None,
-    /// What they use is added up with everybody's; no single one is remembered.
-    CountsOnly,
-    /// Nothing: no main function is asked what they use.
-    LeftOut,
 }
 
 impl Keys {
@@ -268,11 +221,6 @@ impl Keys {
     }
 }
 
-/// `dollars` of a budget; none where they are none.
-pub(crate) fn nanodollars(dollars: f64) -> Option<u64> {
-    (1e-9..=1e9).contains(&dollars).then(|| (dollars * 1e9).round() as u64)
-}
-
 /// The digest of a key as a file has it.
 fn digest(key: &str) -> Option<[u8; 32]> {
     if let Some(hex) = key.strip_prefix(DIGEST) {
@@ -292,6 +240,7 @@ fn digest(key: &str) -> Option<[u8; 32]> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::privacy::Privacy;
     use std::time::{Duration, Instant};
 
     fn parse(text: &str) -> Result<Keys, String> {

@@ -10,12 +10,28 @@
 //! sees then is what the main function sends: status, headers, bytes. What an answer cost is written down before its
 //! end leaves ([`Books`]). When a model sleeps is [`remoe_autoscale::scale_to_zero`]'s; [`queue`] and [`timeline`] are pure; [`Model`]
 //! joins them under one lock; all models share [`Beginnings`]; `relay` moves bytes.
+//!
+//! Modules use each other in one direction: those of a line use those below it.
+//!
+//! | modules | for |
+//! | --- | --- |
+//! | `server`, `router` | listeners and paths |
+//! | `answer`, `retry`, `relay`, `account`, `bill`, `budget` | a request: admitted, sent, relayed, accounted for |
+//! | `authentication`, `key_file`, `listing`, `placement`, `stored_response`, `page` | API keys, all other paths |
+//! | `federation`, `exposition`, `function_page` | `/metrics`, with those of functions |
+//! | `gateway` | all models behind one address, and the bounds that they share |
+//! | `access_log`, `headers`, `course`, `caller`, `keys`, `tenant`, `names`, `picker` | clients, and what they may use |
+//! | `model`, `witness`, `beginnings`, `queue`, `connector` | one model: its queue, phase and main functions |
+//! | `books`, `overhead`, `cost_metrics`, `spending`, `metrics` | costs and counts |
+//! | `room`, `scrapes`, `responses`, `rate_limit`, `usage_bound`, `ending`, `cost_field`, `timeline` | bounds, parts of answers |
+//! | `api`, `ask`, `privacy`, `key_entries` | formats |
 
 mod access_log;
 mod account;
 mod answer;
 mod api;
 mod ask;
+mod authentication;
 mod beginnings;
 mod bill;
 mod books;
@@ -26,8 +42,12 @@ mod cost_field;
 mod cost_metrics;
 mod course;
 mod ending;
+mod exposition;
 mod federation;
+mod function_page;
 mod gateway;
+mod headers;
+mod key_entries;
 mod key_file;
 mod keys;
 mod listing;
@@ -38,13 +58,18 @@ mod overhead;
 mod page;
 mod picker;
 mod placement;
+mod privacy;
 mod queue;
-mod rates;
+mod rate_limit;
 mod relay;
 mod responses;
+mod retry;
 mod room;
 mod router;
+mod scrapes;
+mod server;
 mod spending;
+mod stored_response;
 mod tenant;
 mod timeline;
 mod usage_bound;
@@ -54,16 +79,17 @@ pub use access_log::{AccessLog, AccessLogFormat, AccessLogTarget, AccessLogTarge
 pub use beginnings::Beginnings;
 pub use books::{Answered, Billing, Books, BooksError};
 pub use connector::{Connector, uri};
-pub use federation::first_label;
+pub use exposition::first_label;
 pub use gateway::{Gateway, GatewayOptions};
 pub use key_file::KeyFile;
-pub use keys::{Keys, KeysError, Privacy};
+pub use keys::{Keys, KeysError};
 pub use metrics::{GatewayMetrics, WakeCause};
 pub use model::{
     ApartGroup, Backend, Directive, FunctionLine, Load, Model, ModelOptions, Running, Want, Wanted,
 };
 pub use names::ShortNames;
 pub use overhead::Overhead;
+pub use privacy::Privacy;
 pub use remoe_autoscale::scale_to_zero::Phase;
 pub use responses::{ResponseFolderError, ResponseLimits, ResponseStore};
 pub use spending::DaySpending;

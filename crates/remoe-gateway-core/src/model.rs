@@ -2,22 +2,24 @@
 //!
 //! Everything is decided under one lock ([`State`]): a request cannot slip between the last look and the sleep.
 
+mod entry;
 mod running;
 mod state;
 mod waiting;
 
+pub(crate) use entry::{Entry, Refused};
 pub use running::{ApartGroup, Backend, Directive, FunctionLine, Load, Running, Want, Wanted};
-pub(crate) use waiting::{Entry, Grant, Refused, Waiter, Wake};
+pub(crate) use waiting::{Grant, Waiter, Wake};
 
 use crate::beginnings::Beginnings;
 use crate::books::Billing;
-use crate::keys::Privacy;
 use crate::metrics::{ModelMetrics, WakeCause};
+use crate::privacy::Privacy;
 use crate::queue::Pushed;
 use crate::timeline::{ColdStart, Parts, WakeMarks};
 use crate::witness::{Sighting, Witness};
 use bytes::Bytes;
-use remoe_autoscale::scale_to_zero::{Phase, step};
+use entry::{Waiting, closed, full, late};
 use remoe_proto::ServiceError;
 use serde::Serialize;
 use state::State;
@@ -26,7 +28,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::sleep_until;
-use waiting::{Answer, Waiting, answer, closed, full, late};
+use waiting::{Answer, answer};
 
 /// Longest wait for a place while the model is awake.
 const LONGEST_WAIT: Duration = Duration::from_secs(600);
@@ -71,7 +73,7 @@ pub struct Model {
     described: RwLock<(Arc<[String]>, usize)>,
     /// A longer context that it had, and the functions that had it too.
     longer: Mutex<Option<LongerContext>>,
-    state: Mutex<State>,
+    state: Mutex<State<Grant>>,
     want: watch::Sender<Want>,
     load: watch::Sender<Load>,
     /// A deadline may have changed.
@@ -396,7 +398,7 @@ impl Model {
         Ok(Waiter { model: self.clone(), ticket, cold, until, by_queue_deadline, receiver })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, State<Grant>> {
         // Nothing panics while it is held.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -3,7 +3,7 @@
 
 use crate::books::Billing;
 use crate::caller::Caller;
-use crate::federation::page;
+use crate::function_page::fetch;
 use crate::gateway::Gateway;
 use crate::model::ApartGroup;
 use crate::room::Holder;
@@ -25,7 +25,7 @@ pub(crate) async fn handle(
     let mut answer = None;
     for backend in model.backends() {
         let holder = Holder::answer(&caller.client, &model.name().into());
-        let page = page(&gateway, holder, &backend, "/v1/placement").await;
+        let page = fetch(&gateway, holder, &backend, "/v1/placement").await;
         let page = page.filter(|page| elements(&page.text) <= MOST_ELEMENTS);
         answer = page.and_then(|page| serde_json::from_str(&page.text).ok());
         if answer.is_some() {

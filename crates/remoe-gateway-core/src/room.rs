@@ -7,6 +7,12 @@ use bytes::Bytes;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+/// Bytes of an answer up to which it is read whole before the client gets any of it: until then a main function that
+/// fails costs nothing. Without room for that it is handed on as it comes.
+pub(crate) const WHOLE: usize = 1 << 20;
+/// Bytes of each held answer for which there is always room: errors are smaller. The connections bound them: 480 unless set.
+pub(crate) const FLOOR: usize = 16 << 10;
+
 /// Bytes for bodies.
 pub(crate) struct Rooms {
     all: usize,

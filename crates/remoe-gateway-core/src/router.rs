@@ -1,7 +1,7 @@
 //! Which path leads where.
 
 use crate::gateway::Gateway;
-use crate::{access_log, answer, caller, federation, listing, page, placement, responses};
+use crate::{access_log, answer, authentication, federation, listing, page, placement, stored_response};
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
@@ -17,11 +17,12 @@ use std::sync::Arc;
 pub(crate) fn routes(gateway: Arc<Gateway>) -> Router {
     let origins = gateway.options().cors_origins.clone();
     let traces = gateway.options().traces.clone();
+    let access_log = gateway.options().access_log.clone();
     let routes = Router::new()
         .route("/v1/chat/completions", post(answer::handle))
         .route("/v1/completions", post(answer::handle))
         .route("/v1/responses", post(answer::handle))
-        .route("/v1/responses/{id}", get(responses::get).delete(responses::delete))
+        .route("/v1/responses/{id}", get(stored_response::get).delete(stored_response::delete))
         .route("/v1/messages", post(answer::handle))
         .route("/v1/messages/count_tokens", post(answer::handle))
         .route("/v1/embeddings", post(answer::handle))
@@ -44,12 +45,12 @@ pub(crate) fn routes(gateway: Arc<Gateway>) -> Router {
         .fallback(unknown_route)
         .method_not_allowed_fallback(wrong_method)
         // The last layer is the outermost: every answer has a request id and is counted.
-        .layer(from_fn_with_state(gateway.clone(), caller::identify))
+        .layer(from_fn_with_state(gateway.clone(), authentication::identify))
         .layer(from_fn(check_host))
         .layer(from_fn_with_state(origins, allow_origins))
         .layer(from_fn(shape_messages_errors))
         .layer(from_fn_with_state(gateway.clone(), observe))
-        .layer(from_fn_with_state(gateway.clone(), access_log::log));
+        .layer(from_fn_with_state(access_log, access_log::log));
     // Where there are none they cost nothing.
     let routes = match traces.is_on() {
         true => routes.layer(from_fn_with_state(traces, trace_request)),

@@ -1,13 +1,36 @@
 //! Spending of tenants and models on a day: at this gateway, and at others that share their budgets.
 
-use crate::budget::Payer;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::fmt;
 
 /// Nanoseconds of a day.
 pub(crate) const DAY: u64 = 86_400_000_000_000;
 /// Largest number of other gateways whose spending is remembered, those that have ended today included.
 const MOST_GATEWAYS: usize = 1024;
+
+/// Tenant or model whose spending is limited.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Payer<'a> {
+    /// Tenant, for all models together.
+    Tenant(&'a str),
+    /// Model, for all tenants together.
+    Model(&'a str),
+}
+
+impl fmt::Display for Payer<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tenant(name) => write!(f, "tenant {name}"),
+            Self::Model(name) => write!(f, "model {name}"),
+        }
+    }
+}
+
+/// Returns the daily budget `dollars` in nano-dollars; `None` outside of 1e-9 to 1e9.
+pub(crate) fn nanodollars(dollars: f64) -> Option<u64> {
+    (1e-9..=1e9).contains(&dollars).then(|| (dollars * 1e9).round() as u64)
+}
 
 /// Nano-dollars that were spent on a day in UTC.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,8 +1,10 @@
 //! A tenant: what its keys may use, and its limits.
 
-use crate::keys::{Privacy, TenantEntry, nanodollars};
+use crate::key_entries::TenantEntry;
 use crate::names::namespace;
-use crate::rates::Budget;
+use crate::privacy::Privacy;
+use crate::rate_limit::RateLimit;
+use crate::spending::nanodollars;
 use remoe_proto::{ErrorCode, ServiceError};
 use std::collections::BTreeSet;
 use std::num::NonZeroU64;
@@ -30,8 +32,8 @@ pub(crate) struct Tenant {
 
 #[derive(Debug)]
 struct Usage {
-    requests: Option<Budget>,
-    tokens: Option<Budget>,
+    requests: Option<RateLimit>,
+    tokens: Option<RateLimit>,
     running: usize,
 }
 
@@ -59,7 +61,7 @@ impl Tenant {
     }
 
     pub(crate) fn of(entry: TenantEntry) -> Self {
-        let budget = |rate: Option<NonZeroU64>| rate.map(|rate| Budget::new(rate.get(), Instant::now()));
+        let limit = |rate: Option<NonZeroU64>| rate.map(|rate| RateLimit::new(rate.get(), Instant::now()));
         Self {
             home: home(entry.models.as_ref(), entry.namespaces.as_ref()),
             name: entry.name.into(),
@@ -70,8 +72,8 @@ impl Tenant {
             budget: entry.dollars_per_day.and_then(nanodollars),
             privacy: entry.privacy,
             usage: Arc::new(Mutex::new(Usage {
-                requests: budget(entry.requests_per_minute),
-                tokens: budget(entry.tokens_per_minute),
+                requests: limit(entry.requests_per_minute),
+                tokens: limit(entry.tokens_per_minute),
                 running: 0,
             })),
         }
@@ -83,8 +85,8 @@ impl Tenant {
             let mut own = self.usage();
             let mut used = other.usage();
             let Usage { requests, tokens, .. } = &mut *own;
-            used.requests = requests.take().map(|budget| budget.after(used.requests.take()));
-            used.tokens = tokens.take().map(|budget| budget.after(used.tokens.take()));
+            used.requests = requests.take().map(|limit| limit.after(used.requests.take()));
+            used.tokens = tokens.take().map(|limit| limit.after(used.tokens.take()));
         }
         Arc::new(Self {
             name: self.name.clone(),
@@ -175,8 +177,8 @@ pub(crate) struct Permit {
 impl Permit {
     /// The request has taken `tokens`.
     pub(crate) fn charge(&self, tokens: u64) {
-        if let Some(budget) = &mut self.tenant.usage().tokens {
-            budget.spend(tokens as f64, Instant::now());
+        if let Some(limit) = &mut self.tenant.usage().tokens {
+            limit.spend(tokens as f64, Instant::now());
         }
     }
 }

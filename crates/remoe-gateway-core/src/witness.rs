@@ -1,6 +1,6 @@
 //! Who is told of a model's requests, for predictions: nothing here waits for it.
 
-use crate::keys::Privacy;
+use crate::privacy::Privacy;
 use bytes::Bytes;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

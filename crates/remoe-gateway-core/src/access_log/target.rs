@@ -1,6 +1,7 @@
 //! Values of `--access-log`.
 
-use super::{AccessLog, AccessLogFormat};
+use super::line::AccessLogFormat;
+use super::writer::AccessLog;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::str::FromStr;

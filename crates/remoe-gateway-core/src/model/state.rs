@@ -1,7 +1,7 @@
 //! What a model's lock guards, and what follows from it: the phase, who is next, and where. No clock and no socket.
 
+use super::entry::Waiting;
 use super::running::{ApartGroup, Backend, Directive, Running, Want, Wanted};
-use super::waiting::Waiting;
 use crate::beginnings::ModelBeginnings;
 use crate::queue::FairQueue;
 use crate::timeline::ColdStart;
@@ -18,8 +18,8 @@ const SHARE_OF_ROOM: usize = 4;
 /// Wakes that the next one is predicted from.
 const WAKES: usize = 8;
 
-/// A model's state.
-pub(super) struct State {
+/// State of a model. Waiting requests get a grant `G`.
+pub(super) struct State<G> {
     pub(super) phase: Phase,
     /// What somebody else decided; none: the model decides itself.
     pub(super) directive: Option<Directive>,
@@ -28,7 +28,7 @@ pub(super) struct State {
     life: u64,
     pub(super) idle: Option<Duration>,
     pub(super) engine: Option<u32>,
-    pub(super) queue: FairQueue<Waiting>,
+    pub(super) queue: FairQueue<Waiting<G>>,
     pub(super) in_flight: usize,
     /// How long requests have waited or been worked on until `counted`, all together, and how many there are since.
     pub(super) occupied: Duration,
@@ -60,7 +60,7 @@ pub(super) struct Place {
     pause: Duration,
 }
 
-impl State {
+impl<G> State<G> {
     /// Of a model whose functions are being started, whose requests may keep `waiting_bytes` while they wait.
     pub(super) fn new(waiting_bytes: usize, beginnings: ModelBeginnings) -> Self {
         Self {
@@ -243,7 +243,7 @@ impl State {
 
     /// Who is next, and of the backends with room the one that has seen what begins likewise, or else the one with the least
     /// work in flight; and whether it was the former.
-    pub(super) fn next_grant(&mut self, now: Instant) -> Option<(Waiting, Backend, bool)> {
+    pub(super) fn next_grant(&mut self, now: Instant) -> Option<(Waiting<G>, Backend, bool)> {
         if self.phase != Phase::Active || !self.is_current() || self.queue.len() == 0 {
             return None;
         }

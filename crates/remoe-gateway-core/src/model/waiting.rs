@@ -1,82 +1,24 @@
 //! Requests that wait for a place, and those that have one. Both give it back when they are dropped.
 
 use super::Model;
+use super::entry::{closed, late};
 use super::running::Backend;
-use crate::beginnings::Beginning;
 use crate::queue::Ticket;
 use crate::timeline::{ColdStart, Parts};
-use remoe_proto::{ErrorCode, ServiceError};
+use remoe_proto::ServiceError;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tokio::sync::oneshot;
 use tokio::time::timeout_at;
 
-/// A request in the queue.
-pub(super) struct Waiting {
-    pub(super) arrived: Instant,
-    pub(super) cold: bool,
-    pub(super) beginning: Beginning,
-    pub(super) answer: oneshot::Sender<Result<Grant, ServiceError>>,
-}
-
 /// What a request that waits is told, and where.
 pub(super) type Answer = (oneshot::Sender<Result<Grant, ServiceError>>, Result<Grant, ServiceError>);
-
-/// A request that asks to be let in.
-#[derive(Debug, Clone)]
-pub(crate) struct Entry {
-    /// Whose turn it takes.
-    pub(crate) client: Arc<str>,
-    /// What it keeps in memory.
-    pub(crate) bytes: usize,
-    pub(crate) arrived: Instant,
-    /// Until when its client waits, where it said so.
-    pub(crate) until: Option<Instant>,
-    /// Until when it may wait for its turn, where its body states a queue deadline.
-    pub(crate) queue_until: Option<Instant>,
-    /// It was let in before, and its backend broke off.
-    pub(crate) again: bool,
-    /// What backends may have seen the like of.
-    pub(crate) beginning: Beginning,
-}
-
-impl Entry {
-    /// When it no longer waits for its turn.
-    pub(super) fn last(&self) -> Option<Instant> {
-        self.until.into_iter().chain(self.queue_until).min()
-    }
-
-    /// Whether that is its queue deadline.
-    pub(super) fn is_queue_deadline_first(&self) -> bool {
-        self.queue_until.is_some() && self.last() == self.queue_until
-    }
-}
-
-/// The class of the error of a request that was not given its turn in time.
-pub(super) fn late(by_queue_deadline: bool) -> ErrorCode {
-    if by_queue_deadline { ErrorCode::QueueDeadlineExceeded } else { ErrorCode::Unavailable }
-}
-
-/// Why a request was not let in.
-#[derive(Debug)]
-pub(crate) struct Refused {
-    pub(crate) error: ServiceError,
-    pub(crate) retry_after: Duration,
-}
 
 /// Tells waiting requests. Not under the lock: what nobody receives is dropped, and takes it.
 pub(super) fn answer(answers: Vec<Answer>) {
     for (sender, answer) in answers {
         let _client_gone = sender.send(answer);
     }
-}
-
-pub(super) fn closed() -> ServiceError {
-    ServiceError::new(ErrorCode::Unavailable, "the server is shutting down; retry later")
-}
-
-pub(super) fn full() -> ServiceError {
-    ServiceError::new(ErrorCode::ResourceExhausted, "queue full: too many requests run or wait; retry later")
 }
 
 /// A request in the queue. It leaves when this is dropped.

@@ -1,7 +1,7 @@
 //! The files of stored responses: one each, written whole or not at all.
 
-use super::store::{ResponseLimits, Stored};
-use super::{elements, is_id};
+use super::items::{elements, is_id};
+use super::stored::{ResponseLimits, Stored};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::fs::{self, File, OpenOptions};

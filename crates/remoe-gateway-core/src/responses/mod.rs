@@ -9,33 +9,15 @@
 //! needs another one, and the oldest can go at any time.
 
 mod folder;
+mod items;
 mod recording;
 mod request;
-mod routes;
 mod store;
+mod stored;
 
 pub use folder::ResponseFolderError;
+pub(crate) use items::ID;
 pub(crate) use recording::Recording;
 pub(crate) use request::resolve;
-pub(crate) use routes::{delete, get};
-pub use store::{ResponseLimits, ResponseStore};
-
-/// Longest id of a response.
-const ID: usize = 80;
-
-/// Returns whether `id` is one of a response, and so a name that a file may have.
-fn is_id(id: &str) -> bool {
-    let letter = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
-    id.len() <= ID
-        && id.strip_prefix("resp_").is_some_and(|rest| !rest.is_empty() && rest.bytes().all(letter))
-}
-
-/// Joins the elements of JSON lists that are written without their brackets.
-fn join(parts: &[&str]) -> String {
-    parts.iter().copied().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(",")
-}
-
-/// Returns the elements of a list of JSON, without its brackets.
-fn elements(list: &str) -> Option<&str> {
-    Some(list.trim().strip_prefix('[')?.strip_suffix(']')?.trim())
-}
+pub use store::ResponseStore;
+pub use stored::ResponseLimits;

@@ -1,7 +1,7 @@
 //! An answer that is stored as it passes.
 
+use super::items::{elements, is_id, join};
 use super::store::ResponseStore;
-use super::{elements, is_id, join};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::sync::Arc;

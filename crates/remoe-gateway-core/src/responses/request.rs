@@ -1,8 +1,8 @@
 //! A request on its way to a main function: earlier items in front of its own.
 
+use super::items::{ID, elements, join};
 use super::recording::Recording;
 use super::store::ResponseStore;
-use super::{elements, join};
 use axum::http::StatusCode;
 use bytes::Bytes;
 use remoe_http::ApiError;
@@ -49,7 +49,7 @@ pub(crate) fn resolve(
         return Ok(Resolved { body, has_previous: false, recording });
     };
     let Some(previous) = store.get(id, &tenant) else {
-        let id: String = id.chars().take(super::ID).collect();
+        let id: String = id.chars().take(ID).collect();
         let message = format!("response {id:?} not found; send all items as `input`");
         return Err(ApiError::new(StatusCode::NOT_FOUND, "previous_response_not_found", message)
             .about("previous_response_id"));
@@ -101,7 +101,7 @@ fn items_of(body: &[u8], input: &str) -> Option<Input> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::responses::store::ResponseLimits;
+    use crate::responses::ResponseLimits;
     use serde_json::{Value, json};
 
     fn store() -> Arc<ResponseStore> {

@@ -1,7 +1,7 @@
 //! The store: what there is in memory, and its bounds.
 
 use super::folder::{Folder, Read, ResponseFolderError};
-use bytes::Bytes;
+use super::stored::{ResponseLimits, Stored};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -10,40 +10,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Pause after a file that could not be written.
 const AGAIN: Duration = Duration::from_secs(1);
-
-/// Bounds of a store.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ResponseLimits {
-    /// Responses at the same time.
-    pub responses: usize,
-    /// Bytes of all of them.
-    pub bytes: usize,
-}
-
-impl Default for ResponseLimits {
-    /// 4,096 responses, 64 MiB.
-    fn default() -> Self {
-        Self { responses: 4096, bytes: 64 << 20 }
-    }
-}
-
-/// A stored response.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Stored {
-    pub(super) tenant: Arc<str>,
-    /// When it was stored: nanoseconds since 1970, later for each.
-    pub(super) at: u64,
-    /// All items up to its output, without brackets.
-    pub(super) items: Arc<str>,
-    /// As its client got it; shared with those who read it.
-    pub(super) response: Bytes,
-}
-
-impl Stored {
-    pub(super) fn bytes(&self) -> usize {
-        self.items.len() + self.response.len()
-    }
-}
 
 /// Responses of all tenants, each tenant's own.
 pub struct ResponseStore {

@@ -1,8 +1,8 @@
 //! `/v1/responses/{id}`: a stored response, read and removed.
 
-use super::ID;
 use crate::caller::Caller;
 use crate::gateway::Gateway;
+use crate::responses::ID;
 use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
@@ -35,7 +35,7 @@ pub(crate) async fn delete(
     Ok(Json(json!({"id": id, "object": "response", "deleted": true})).into_response())
 }
 
-/// The id of a path; one that is no text names no response.
+/// Returns the id of a path; one that is no text names no response.
 fn text(id: Result<Path<String>, PathRejection>) -> String {
     id.map_or_else(|_| char::REPLACEMENT_CHARACTER.to_string(), |Path(id)| id)
 }

@@ -1,24 +1,24 @@
-//! How often a tenant may ask. Pure: the time is given.
+//! Rate limits of tenants. Pure: the time is given.
 
 use std::time::{Duration, Instant};
 
-/// A budget that fills up at a steady rate. It is paid afterwards: what is spent may exceed what is left,
-/// and nothing is allowed until the debt is paid.
+/// Rate limit as a bucket that fills at a steady rate, up to what a minute brings. It is paid afterwards: what is spent may
+/// exceed what is left, and nothing is allowed until the debt is paid.
 #[derive(Debug)]
-pub(crate) struct Budget {
+pub(crate) struct RateLimit {
     per_minute: f64,
     left: f64,
     since: Instant,
 }
 
-impl Budget {
-    /// `per_minute`, all of it left at `now`.
+impl RateLimit {
+    /// Returns a limit of `per_minute`, all of it left at `now`.
     pub(crate) fn new(per_minute: u64, now: Instant) -> Self {
         let per_minute = per_minute as f64;
         Self { per_minute, left: per_minute, since: now }
     }
 
-    /// This budget, which begins now, with no more left than by now of the one `before` that it replaces.
+    /// Returns this limit, which begins now, with no more left than by now of the one `before` that it replaces.
     pub(crate) fn after(mut self, before: Option<Self>) -> Self {
         if let Some(mut before) = before {
             before.fill(self.since);
@@ -59,24 +59,24 @@ mod tests {
     fn what_is_spent_comes_back_within_a_minute() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        let mut budget = Budget::new(60, start);
-        assert_eq!(budget.wait(1.0, at(0)), Duration::ZERO);
-        budget.spend(100.0, at(0));
-        assert_eq!(budget.wait(1.0, at(0)), Duration::from_secs(41), "a debt of 40 and one more");
-        assert_eq!(budget.wait(1.0, at(41)), Duration::ZERO);
-        budget.spend(0.0, at(1000));
-        assert_eq!(budget.wait(60.0, at(1000)), Duration::ZERO);
-        assert_eq!(budget.wait(61.0, at(1000)), Duration::from_secs(1), "never more than a minute's");
+        let mut limit = RateLimit::new(60, start);
+        assert_eq!(limit.wait(1.0, at(0)), Duration::ZERO);
+        limit.spend(100.0, at(0));
+        assert_eq!(limit.wait(1.0, at(0)), Duration::from_secs(41), "a debt of 40 and one more");
+        assert_eq!(limit.wait(1.0, at(41)), Duration::ZERO);
+        limit.spend(0.0, at(1000));
+        assert_eq!(limit.wait(60.0, at(1000)), Duration::ZERO);
+        assert_eq!(limit.wait(61.0, at(1000)), Duration::from_secs(1), "never more than a minute's");
     }
 
     #[test]
-    fn what_had_come_back_is_there_for_the_budget_that_follows() {
+    fn what_had_come_back_is_there_for_the_limit_that_follows() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let follows = |seconds| {
-            let mut spent = Budget::new(60, start);
+            let mut spent = RateLimit::new(60, start);
             spent.spend(100.0, start);
-            Budget::new(120, at(seconds)).after(Some(spent))
+            RateLimit::new(120, at(seconds)).after(Some(spent))
         };
         assert_eq!(follows(3600).wait(60.0, at(3600)), Duration::ZERO, "an hour later");
         assert_eq!(follows(40).wait(1.0, at(40)), Duration::from_millis(500), "the debt was just paid");
