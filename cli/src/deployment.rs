@@ -1,12 +1,11 @@
 //! Functions of a command: started, used, stopped.
 
-use crate::args::{Backend, DeploymentArgs};
-use crate::commands::profile::{check_experts_dtype, default_dtype};
 use crate::exit::CliError;
+use crate::files::read;
+use crate::flags::{Backend, DeploymentArgs, check_experts_dtype, default_dtype};
 use crate::loading::Loading;
 use crate::machine;
 use crate::output::progress::Progress;
-use crate::planning;
 use crate::programs;
 use crate::remote_set::{Foresight, usage};
 use crate::signals::EndSignals;
@@ -169,7 +168,7 @@ impl Wanted {
 
     /// Takes the placement from a plan file, and the problem where the file states it.
     fn place_as_in(&mut self, path: &Path) -> Result<(), CliError> {
-        let text = planning::read("--plan", path)?;
+        let text = read("--plan", path)?;
         // Strictly, for what the placement does not read as well.
         let account = Account::from_plan_file(&text).map_err(|error| in_plan_file(error, path))?;
         self.placement = Placement::from_plan(&self.moe_layers, &text)
@@ -211,7 +210,7 @@ impl Wanted {
         self.run_at_once(size.concurrency);
         self.main_size = Some(size);
         let dtype = self.options.dtype.as_deref().unwrap_or_else(|| default_dtype(&self.inspection));
-        self.options.fallback_bytes = Some(planning::fallback_bytes(&self.inspection, dtype));
+        self.options.fallback_bytes = Some(fallback_bytes(&self.inspection, dtype));
     }
 
     /// Keeps the main function as it is in `other`, whatever a plan says of it.
@@ -347,6 +346,12 @@ fn moe_layers(inspection: &Inspection) -> Vec<MoeLayer> {
     let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
     let ids = inspection.moe_layers.iter();
     ids.map(|&id| MoeLayer { layer: number(id), experts: number(inspection.experts) }).collect()
+}
+
+/// Returns the memory of the main function for experts that no remote function answers for, in bytes: two tokens' experts
+/// of a layer may be lost at the same time.
+pub(crate) fn fallback_bytes(model: &Inspection, dtype: &str) -> u64 {
+    2 * model.top_k as u64 * model.resident_expert_bytes(dtype)
 }
 
 /// Returns the error about the plan file at `path`.

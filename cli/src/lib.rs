@@ -12,14 +12,19 @@ mod deployment;
 mod endpoint;
 mod exit;
 mod figures;
+mod files;
+mod flags;
 mod loading;
 mod machine;
 mod output;
 mod plan_report;
 mod plan_words;
 mod planning;
+mod predictors;
+mod profiling;
 mod programs;
 mod prompt;
+mod remedies;
 mod remote_set;
 mod resource;
 mod running;
@@ -116,8 +121,8 @@ fn run(cli: &Cli) -> Result<ExitCode, CliError> {
         Command::Doctor(args) => return commands::doctor::run(args, json),
         Command::Check(args) => return commands::check::run(args, json),
         Command::Schema(args) => commands::schema::run(args, json)?,
-        Command::Completions(args) => commands::completions::run(args)?,
-        Command::Man(args) => commands::completions::man(args)?,
+        Command::Completions(args) => commands::completions::run(args, Cli::command())?,
+        Command::Man(args) => commands::completions::man(args, Cli::command())?,
         Command::Run(args) => {
             with_functions(cli, async |progress| {
                 commands::run::run(args, json, cli.verbose, progress).await

@@ -1,26 +1,27 @@
 //! From a model, a profile and wishes to a plan: what `plan --model`, `up` and `generate` share.
 
-use crate::args::{DeploymentArgs, Dtype};
-use crate::commands::predictor::source::Model;
-use crate::commands::profile;
 use crate::constraints;
-use crate::deployment::Wanted;
+use crate::deployment::{Wanted, fallback_bytes};
 use crate::exit::CliError;
+use crate::files::{in_file, read};
+use crate::flags::{DeploymentArgs, Dtype, RemoteArg};
 use crate::machine;
 use crate::output::progress::print_warning;
+use crate::predictors::Model;
+use crate::profiling;
 use crate::prompt;
 use crate::resource::{in_spec, part_of_spec};
 use crate::workload::WorkloadArgs;
-use clap::{Args, ValueEnum};
+use clap::Args;
 use remoe_hardware::{ModelId, Origin, Prices, PricesError, ProblemError, Profile, Wishes, attempted};
 use remoe_model::{Checkpoint, Inspection};
 use remoe_planner::{
-    Answer, Arrivals, ErrorFactor, FieldError, Limits, Options, Pricing, Problem, Quantile, Remote,
-    SizeRange, Slo, Specs, VcpuRange, solve, useful_vcpus,
+    Answer, Arrivals, ErrorFactor, FieldError, Limits, Options, Pricing, Problem, Quantile, SizeRange, Slo,
+    Specs, VcpuRange, solve, useful_vcpus,
 };
 use remoe_predictor::{ByPhase, Trained};
 use remoe_process::{parse_duration, parse_size};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,8 +31,6 @@ const MOST_SIZES: f64 = 10_000.0;
 const MOST_BYTES: f64 = 1e15;
 /// Share of the cost that standing wrong figures is worth where nothing is said.
 pub(crate) const STURDY: f64 = 0.02;
-/// No file is longer; a problem of a thousand layers of 512 experts is a tenth of it.
-const FILE_LIMIT: u64 = 256 << 20;
 
 /// Inputs of the planner.
 #[derive(Debug, Clone, Args)]
@@ -123,28 +122,6 @@ pub(crate) fn not_beside(other: &'static str, argument: clap::Arg) -> clap::Arg 
     }
 }
 
-/// Use of remote experts.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum RemoteArg {
-    /// Use remote experts only if that is cheaper
-    #[default]
-    Auto,
-    /// Use remote experts in every layer, even if that costs more. Layers whose tokens use all experts may stay local
-    Always,
-    /// Keep all experts in the main function
-    Never,
-}
-
-impl From<RemoteArg> for Remote {
-    fn from(remote: RemoteArg) -> Self {
-        match remote {
-            RemoteArg::Auto => Self::Auto,
-            RemoteArg::Always => Self::Always,
-            RemoteArg::Never => Self::Never,
-        }
-    }
-}
-
 /// What a problem is stated for, beside the model.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Asked<'a> {
@@ -164,7 +141,7 @@ impl PlanningArgs {
     pub(crate) fn known_profile(&self, model: &ModelId) -> Result<Option<Profile>, CliError> {
         let path = match &self.profile {
             Some(path) => path.clone(),
-            None => profile::default_path(model),
+            None => profiling::default_path(model),
         };
         if self.profile.is_none() && !path.exists() {
             return Ok(None);
@@ -347,42 +324,12 @@ pub(crate) async fn plan(problem: &Problem, remote: RemoteArg, origin: Origin) -
     Ok(answer)
 }
 
-/// Memory of the main function for experts that no remote function answers for: two tokens' experts of a
-/// layer may be lost at the same time.
-pub(crate) fn fallback_bytes(model: &Inspection, dtype: &str) -> u64 {
-    2 * model.top_k as u64 * model.resident_expert_bytes(dtype)
-}
-
 /// Reads a price list, or the prices of a MoEDeployment.
 pub(crate) fn prices_of(text: &str) -> Result<Prices, FieldError> {
     let wrong = |PricesError { field, message }| FieldError { field, message };
     match part_of_spec(text, "pricing")? {
         None => Prices::from_yaml(text).map_err(wrong),
         Some(part) => Prices::from_yaml(&part).map_err(|error| in_spec("pricing", wrong(error))),
-    }
-}
-
-/// The text of a file that a flag names.
-pub(crate) fn read(flag: &str, path: &Path) -> Result<String, CliError> {
-    use std::io::Read;
-    let wrong = |message: String| CliError {
-        path: Some(path.to_owned()),
-        ..CliError::arguments(flag, format!("cannot read {}: {message}", path.display()))
-    };
-    let mut text = String::new();
-    std::fs::File::open(path)
-        .and_then(|file| file.take(FILE_LIMIT + 1).read_to_string(&mut text))
-        .map_err(|error| wrong(error.to_string()))?;
-    if text.len() as u64 > FILE_LIMIT {
-        return Err(wrong(format!("expected at most {FILE_LIMIT} bytes")));
-    }
-    Ok(text)
-}
-
-pub(crate) fn in_file(flag: &str, path: &Path, error: &dyn std::fmt::Display) -> CliError {
-    CliError {
-        path: Some(path.to_owned()),
-        ..CliError::arguments(flag, format!("{}: {error}", path.display()))
     }
 }
 

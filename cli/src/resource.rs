@@ -1,14 +1,12 @@
 //! A MoEDeployment in a file, as a cluster takes it, for one machine: what it means is said in flags, and what
 //! only a cluster has is named and left out.
 
-mod check;
 mod part;
 
-pub(crate) use check::{check, is_one};
 pub(crate) use part::{in_spec, part_of_spec};
 
 use crate::exit::CliError;
-use crate::planning::{in_file, read};
+use crate::files::{in_file, read};
 use clap::ArgMatches;
 use clap::parser::ValueSource;
 use remoe_planner::FieldError;
@@ -19,7 +17,7 @@ use serde_yaml::Value;
 use std::ffi::OsString;
 use std::path::Path;
 
-const KIND: &str = "MoEDeployment";
+pub(crate) const KIND: &str = "MoEDeployment";
 const API_VERSION: &str = "remoe.dev/v1alpha1";
 /// Promises where the resource states none, as in a cluster.
 const TTFT: &str = "10s";
@@ -195,7 +193,11 @@ pub(crate) fn expand(path: &Path, matches: &ArgMatches) -> Result<Expanded, CliE
 }
 
 /// Reads one resource of the file at `path`.
-fn expand_document(path: &Path, document: Value, matches: &ArgMatches) -> Result<Expanded, CliError> {
+pub(crate) fn expand_document(
+    path: &Path,
+    document: Value,
+    matches: &ArgMatches,
+) -> Result<Expanded, CliError> {
     let wrong = |message: String| CliError {
         path: Some(path.to_owned()),
         ..CliError::arguments("--file", format!("{}: {message}", path.display()))
@@ -348,8 +350,13 @@ pub(crate) fn idle_window(text: &str) -> Result<Option<f64>, String> {
     parse_duration(text).map(|window| Some(window.as_secs_f64())).map_err(|error| error.to_string())
 }
 
-/// The documents of kind MoEDeployment.
-fn documents(text: &str) -> Result<Vec<Value>, serde_yaml::Error> {
+/// Reports if a document of `text` is a MoEDeployment.
+pub(crate) fn is_one(text: &str) -> bool {
+    text.contains(KIND) && documents(text).is_ok_and(|found| !found.is_empty())
+}
+
+/// Returns the documents of kind MoEDeployment.
+pub(crate) fn documents(text: &str) -> Result<Vec<Value>, serde_yaml::Error> {
     let documents = serde_yaml::Deserializer::from_str(text).map(Value::deserialize);
     let of_kind = |value: &Value| value.get("kind").and_then(Value::as_str) == Some(KIND);
     Ok(documents.collect::<Result<Vec<_>, _>>()?.into_iter().filter(of_kind).collect())

@@ -1,13 +1,12 @@
 //! `remoe eval --perplexity`: how well a model foresees a text, with its experts as they are and quantised.
 
 use super::EvalArgs;
-use crate::args::DeploymentArgs;
-use crate::commands::profile::default_dtype;
 use crate::deployment::Wanted;
 use crate::exit::CliError;
+use crate::flags::{DeploymentArgs, default_dtype};
 use crate::output::progress::{Progress, bar};
 use crate::output::{json, table};
-use crate::{planning, prompt};
+use crate::{files, prompt};
 use indicatif::ProgressBar;
 use remoe_hub::ModelArgs;
 use remoe_model::{DenseDtype, ExpertsDtype};
@@ -77,7 +76,7 @@ pub(crate) async fn run(
     let Some(source) = &args.source else {
         return Err(CliError::arguments("--model", "missing --model: --perplexity needs a model"));
     };
-    let text = planning::read("--perplexity", file)?;
+    let text = files::read("--perplexity", file)?;
     let mut answer = Perplexities { window: 0, tokens: 0, perplexity: Vec::new() };
     for (number, form) in (1..).zip(FORMS) {
         let wanted = wanted(source, form)?;

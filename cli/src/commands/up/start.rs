@@ -1,15 +1,16 @@
 //! One model of `up`: what runs where is decided, and started.
 
+use super::args::{StartOrder, UpArgs};
 use super::cashier::Cashier;
 use super::measuring::{Measured, Subject};
 use super::replan::Basis;
 use super::statement::Statement;
 use super::tariff::Tariff;
-use crate::args::{DeploymentArgs, StartOrder, UpArgs};
 use crate::choice::Choice;
 use crate::deployment::{RatioArgs, Wanted};
 use crate::exit::CliError;
 use crate::figures::{Unmeasured, check_contention};
+use crate::flags::DeploymentArgs;
 use crate::output::progress::Progress;
 use crate::plan_report;
 use crate::planning::plan;
