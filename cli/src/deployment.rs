@@ -101,11 +101,12 @@ impl Wanted {
     /// Reads the checkpoint's facts and decides what is remote: as a plan file says, else the share that
     /// the arguments name, else `default_ratio`.
     pub(crate) fn of(
+        source: &ModelArgs,
         args: &DeploymentArgs,
         default_ratio: f64,
         foresight: Foresight<'_>,
     ) -> Result<Self, CliError> {
-        let mut wanted = Self::unplaced(args)?;
+        let mut wanted = Self::unplaced(source, args)?;
         match &args.plan {
             Some(path) => wanted.place_as_in(path)?,
             None => {
@@ -118,8 +119,8 @@ impl Wanted {
     }
 
     /// Reads the checkpoint's facts; everything is local until something else is decided.
-    pub(crate) fn unplaced(args: &DeploymentArgs) -> Result<Self, CliError> {
-        let source = ModelArgs { model: absolute(&args.source.model), ..args.source.clone() };
+    pub(crate) fn unplaced(source: &ModelArgs, args: &DeploymentArgs) -> Result<Self, CliError> {
+        let source = ModelArgs { model: absolute(&source.model), ..source.clone() };
         let mut opened = source.open()?;
         if let Some(positions) = args.max_model_len {
             opened.checkpoint.set_positions(positions)?;

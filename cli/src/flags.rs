@@ -7,7 +7,6 @@ pub(crate) use dtype::{Dtype, check_experts_dtype, default_dtype};
 pub(crate) use sampling::{ChatSamplingArgs, SamplingArgs, probability, stop_string, temperature};
 
 use clap::{Args, ValueEnum};
-use remoe_hub::ModelArgs;
 use remoe_model::{DenseDtype, ExpertsDtype};
 use remoe_planner::Remote;
 use remoe_process::{parse_duration_or_seconds, sizes};
@@ -17,8 +16,6 @@ use std::time::Duration;
 /// Functions of a deployment.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct DeploymentArgs {
-    #[command(flatten)]
-    pub(crate) source: ModelArgs,
     /// Compute dtype [default: that of the checkpoint]
     #[arg(long, value_enum)]
     pub(crate) dtype: Option<Dtype>,
@@ -102,11 +99,9 @@ pub(crate) struct DeploymentArgs {
     pub(crate) ready_timeout: Duration,
 }
 
-impl DeploymentArgs {
-    /// Serves `source` with the defaults of all flags.
-    pub(crate) fn of(source: ModelArgs) -> Self {
+impl Default for DeploymentArgs {
+    fn default() -> Self {
         Self {
-            source,
             dtype: None,
             experts_dtype: None,
             dense_dtype: None,
@@ -190,7 +185,7 @@ pub(crate) fn at_least_one(text: &str) -> Result<usize, String> {
     }
 }
 
-fn device(text: &str) -> Result<String, String> {
+pub(crate) fn device(text: &str) -> Result<String, String> {
     let index_is_number = || {
         let index = text.strip_prefix("cuda:");
         index.is_some_and(|index| index.parse::<u16>().is_ok())

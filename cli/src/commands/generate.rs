@@ -11,6 +11,7 @@ use crate::planning::{self, Asked};
 use crate::prompt::PromptArgs;
 use crate::remote_set::Foresight;
 use clap::Args;
+use remoe_hub::ModelArgs;
 use remoe_planner::{Comparison, Measured, Outcome};
 use remoe_proto::v1::generate_event::Event;
 use remoe_proto::v1::main_model_client::MainModelClient;
@@ -37,6 +38,8 @@ pub(crate) struct GenerateArgs {
     /// Continue after an end-of-sequence token
     #[arg(long)]
     pub(crate) ignore_eos: bool,
+    #[command(flatten)]
+    pub(crate) source: ModelArgs,
     #[command(flatten)]
     pub(crate) deployment: DeploymentArgs,
     /// Plan the placement before answering, and print expected and measured figures [default: no planning]
@@ -159,9 +162,14 @@ pub(crate) async fn run(
 async fn placed(args: &GenerateArgs, progress: &Arc<Progress>) -> Result<Wanted, CliError> {
     let Some(remote) = args.remote else {
         let predictor = args.planning.predictor.as_deref();
-        return Wanted::of(&args.deployment, 0.0, Foresight { predictor, prompt: Some(&args.prompt) });
+        return Wanted::of(
+            &args.source,
+            &args.deployment,
+            0.0,
+            Foresight { predictor, prompt: Some(&args.prompt) },
+        );
     };
-    let mut wanted = Wanted::unplaced(&args.deployment)?;
+    let mut wanted = Wanted::unplaced(&args.source, &args.deployment)?;
     let prompt = args.prompt.prompt.as_deref().filter(|_| !args.prompt.chat);
     let asked = Asked { prompt, concurrency: Some(1), ..Asked::default() };
     let planning = &args.planning;

@@ -8,6 +8,7 @@ use crate::output::{json, table};
 use crate::prompt::PromptArgs;
 use crate::remote_set::Foresight;
 use clap::Args;
+use remoe_hub::ModelArgs;
 use remoe_proto::v1::{InspectReply, InspectRequest, TokenRouting};
 use serde::Serialize;
 use std::io::Write;
@@ -21,6 +22,8 @@ pub(crate) struct LogitsArgs {
     pub(crate) prompt: PromptArgs,
     #[command(flatten)]
     pub(crate) predictor: PredictorFolder,
+    #[command(flatten)]
+    pub(crate) source: ModelArgs,
     #[command(flatten)]
     pub(crate) deployment: DeploymentArgs,
 }
@@ -47,7 +50,7 @@ struct Token {
 /// Runs the prompt and prints what came of it.
 pub(crate) async fn run(args: &LogitsArgs, as_json: bool, progress: &Arc<Progress>) -> Result<(), CliError> {
     let foresight = Foresight { predictor: args.predictor.predictor.as_deref(), prompt: Some(&args.prompt) };
-    let wanted = Wanted::of(&args.deployment, 0.0, foresight)?;
+    let wanted = Wanted::of(&args.source, &args.deployment, 0.0, foresight)?;
     args.prompt.check(&wanted.inspection, 0)?;
     let request = InspectRequest { prompt: Some(args.prompt.for_inspection()), hidden: false, scores: false };
     let reply = wanted

@@ -8,6 +8,7 @@ use crate::output::{folders, json, table};
 use crate::remote_set::Foresight;
 use clap::Args;
 use futures_util::StreamExt;
+use remoe_hub::ModelArgs;
 use remoe_predictor::prompts;
 use remoe_proto::v1::generate_event::Event;
 use remoe_proto::v1::main_model_client::MainModelClient;
@@ -46,6 +47,8 @@ pub(crate) struct RecordArgs {
     #[command(flatten)]
     pub(crate) predictor: PredictorFolder,
     #[command(flatten)]
+    pub(crate) source: ModelArgs,
+    #[command(flatten)]
     pub(crate) deployment: DeploymentArgs,
 }
 
@@ -68,7 +71,7 @@ pub(crate) async fn run(args: &RecordArgs, as_json: bool, progress: &Arc<Progres
     let prompts = read_prompts(&args.prompts)?;
     folders::require_parent("--out", &args.out)?;
     let foresight = Foresight { predictor: args.predictor.predictor.as_deref(), prompt: None };
-    let mut wanted = Wanted::of(&args.deployment, 0.0, foresight)?;
+    let mut wanted = Wanted::of(&args.source, &args.deployment, 0.0, foresight)?;
     let file = std::path::absolute(&args.out)?;
     wanted.options.record_activations = Some(file.clone());
     wanted.options.record_tokens = args.tokens;

@@ -17,6 +17,7 @@ use crate::signals::{EndSignals, Ended};
 use chat::Chat;
 use clap::Args;
 use input::{Input, Said};
+use remoe_hub::ModelArgs;
 use remoe_process::Role;
 use remoe_rollout::{Status, Supervisor, control, placement};
 use serde::Serialize;
@@ -26,6 +27,8 @@ use std::sync::Arc;
 
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
+    #[command(flatten)]
+    pub(crate) source: ModelArgs,
     #[command(flatten)]
     pub(crate) deployment: DeploymentArgs,
     #[command(flatten)]
@@ -63,7 +66,7 @@ pub(crate) async fn run(
         && std::io::stdin().is_terminal()
         && std::io::stdout().is_terminal();
     let foresight = Foresight { predictor: args.predictor.predictor.as_deref(), prompt: None };
-    let wanted = Wanted::of(&args.deployment, 0.0, foresight)?;
+    let wanted = Wanted::of(&args.source, &args.deployment, 0.0, foresight)?;
     let chat = Chat::open(&wanted)?;
     // A model that is fetched until here ends with its process, as nothing runs yet.
     let mut signals = EndSignals::catch()?;

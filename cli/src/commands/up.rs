@@ -7,6 +7,7 @@ mod following;
 mod front;
 mod keeper;
 mod keys;
+mod manifest;
 mod measuring;
 mod replan;
 mod report;
@@ -18,6 +19,7 @@ mod tariff;
 mod tiers;
 
 pub(crate) use args::UpArgs;
+pub(crate) use manifest::{fill, fill_from_file};
 
 use crate::deployment::Wanted;
 use crate::exit::CliError;
@@ -118,7 +120,7 @@ fn secret() -> Result<String, CliError> {
 
 /// Reads the facts of all models.
 fn ask(args: &UpArgs, secret: &str) -> Result<Vec<Asked>, CliError> {
-    let locations: Vec<_> = [&args.deployment.source.model].into_iter().chain(&args.further).collect();
+    let locations: Vec<_> = args.source.model.iter().chain(&args.further).collect();
     if args.served_model_name.len() > locations.len() {
         let message = format!(
             "invalid --served-model-name: expected one name per model, at most {}, got {}",

@@ -119,8 +119,8 @@ pub(crate) async fn run(
 /// The model with all experts beside the main function.
 fn wanted(source: &ModelArgs, form: Form) -> Result<Wanted, CliError> {
     let (experts_dtype, dense_dtype) = form;
-    let arguments = DeploymentArgs { experts_dtype, ..DeploymentArgs::of(source.clone()) };
-    let mut wanted = Wanted::unplaced(&arguments)?;
+    let arguments = DeploymentArgs { experts_dtype, ..DeploymentArgs::default() };
+    let mut wanted = Wanted::unplaced(source, &arguments)?;
     wanted.inspection.dense_dtype = dense_dtype;
     let plain = default_dtype(&wanted.inspection);
     wanted.options.dense_dtype = Some(dense_dtype.map_or(plain, DenseDtype::name));

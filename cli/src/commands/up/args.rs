@@ -4,9 +4,9 @@ use crate::flags::{DeploymentArgs, RemoteArg};
 use crate::planning::{self, PlanningArgs};
 use crate::workload::ConcurrencyArgs;
 use clap::builder::{OsStringValueParser, TypedValueParser};
-use clap::{Args, ValueEnum};
+use clap::{ArgMatches, Args, FromArgMatches, ValueEnum};
 use remoe_gateway_core::AccessLogTarget;
-use remoe_hub::ModelLocation;
+use remoe_hub::{ModelArgs, ModelLocation, SourceArgs};
 use remoe_process::{parse_duration, sizes};
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -22,6 +22,8 @@ use std::time::Duration;
 }))]
 #[command(mut_args(help_for_up))]
 pub(crate) struct UpArgs {
+    #[command(flatten)]
+    pub(crate) source: FirstModel,
     #[command(flatten)]
     pub(crate) deployment: DeploymentArgs,
     /// Further models at the same endpoint. Flags apply to every model, except --served-model-name (one per model);
@@ -108,6 +110,57 @@ pub(crate) struct UpArgs {
     /// `queue_deadline` overrides it [default: no limit]
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub(crate) queue_deadline: Option<Duration>,
+}
+
+/// First model, with the cache and the sources of all models.
+#[derive(Debug, Clone)]
+pub(crate) struct FirstModel {
+    /// Absent if the command line leaves it to the file of `--file`.
+    pub(crate) model: Option<ModelLocation>,
+    model_cache: Option<PathBuf>,
+    sources: SourceArgs,
+}
+
+impl FirstModel {
+    /// Returns the arguments of the model at `location`.
+    pub(crate) fn at(&self, location: &ModelLocation) -> ModelArgs {
+        ModelArgs {
+            model: location.clone(),
+            model_cache: self.model_cache.clone(),
+            sources: self.sources.clone(),
+        }
+    }
+}
+
+impl FromArgMatches for FirstModel {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let is_left_to_file = matches.contains_id("file") && !matches.contains_id("model_source");
+        if is_left_to_file {
+            let model_cache = matches.get_one::<PathBuf>("model_cache").cloned();
+            return Ok(Self { model: None, model_cache, sources: SourceArgs::from_arg_matches(matches)? });
+        }
+        let ModelArgs { model, model_cache, sources } = ModelArgs::from_arg_matches(matches)?;
+        Ok(Self { model: Some(model), model_cache, sources })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl Args for FirstModel {
+    fn group_id() -> Option<clap::Id> {
+        ModelArgs::group_id()
+    }
+
+    fn augment_args(command: clap::Command) -> clap::Command {
+        ModelArgs::augment_args(command)
+    }
+
+    fn augment_args_for_update(command: clap::Command) -> clap::Command {
+        ModelArgs::augment_args_for_update(command)
+    }
 }
 
 /// Placement that follows expert usage.
