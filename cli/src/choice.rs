@@ -1,7 +1,6 @@
 //! Why a model is placed as it is, in a sentence.
 
-use crate::args::DeploymentArgs;
-use crate::planning::RemoteArg;
+use crate::flags::{DeploymentArgs, RemoteArg};
 use remoe_hardware::Origin;
 use remoe_planner::{Answer, Problem, Rival, dollars, seconds};
 

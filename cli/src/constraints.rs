@@ -1,7 +1,7 @@
 //! What flags leave to a plan: sizes that were asked for are what it may choose from.
 
-use crate::args::DeploymentArgs;
 use crate::exit::CliError;
+use crate::flags::DeploymentArgs;
 use crate::machine;
 use remoe_planner::{CpuProfile, Problem, SizeRange};
 

@@ -1,12 +1,11 @@
 //! Functions of a command: started, used, stopped.
 
-use crate::args::{Backend, DeploymentArgs};
-use crate::commands::profile::{check_experts_dtype, default_dtype};
 use crate::exit::CliError;
+use crate::files::read;
+use crate::flags::{Backend, DeploymentArgs, check_experts_dtype, default_dtype};
 use crate::loading::Loading;
 use crate::machine;
 use crate::output::progress::Progress;
-use crate::planning;
 use crate::programs;
 use crate::remote_set::{Foresight, usage};
 use crate::signals::EndSignals;
@@ -102,11 +101,12 @@ impl Wanted {
     /// Reads the checkpoint's facts and decides what is remote: as a plan file says, else the share that
     /// the arguments name, else `default_ratio`.
     pub(crate) fn of(
+        source: &ModelArgs,
         args: &DeploymentArgs,
         default_ratio: f64,
         foresight: Foresight<'_>,
     ) -> Result<Self, CliError> {
-        let mut wanted = Self::unplaced(args)?;
+        let mut wanted = Self::unplaced(source, args)?;
         match &args.plan {
             Some(path) => wanted.place_as_in(path)?,
             None => {
@@ -119,8 +119,8 @@ impl Wanted {
     }
 
     /// Reads the checkpoint's facts; everything is local until something else is decided.
-    pub(crate) fn unplaced(args: &DeploymentArgs) -> Result<Self, CliError> {
-        let source = ModelArgs { model: absolute(&args.source.model), ..args.source.clone() };
+    pub(crate) fn unplaced(source: &ModelArgs, args: &DeploymentArgs) -> Result<Self, CliError> {
+        let source = ModelArgs { model: absolute(&source.model), ..source.clone() };
         let mut opened = source.open()?;
         if let Some(positions) = args.max_model_len {
             opened.checkpoint.set_positions(positions)?;
@@ -169,7 +169,7 @@ impl Wanted {
 
     /// Takes the placement from a plan file, and the problem where the file states it.
     fn place_as_in(&mut self, path: &Path) -> Result<(), CliError> {
-        let text = planning::read("--plan", path)?;
+        let text = read("--plan", path)?;
         // Strictly, for what the placement does not read as well.
         let account = Account::from_plan_file(&text).map_err(|error| in_plan_file(error.into(), path))?;
         self.placement = Placement::from_plan(&self.moe_layers, &text)
@@ -211,7 +211,7 @@ impl Wanted {
         self.run_at_once(size.concurrency);
         self.main_size = Some(size);
         let dtype = self.options.dtype.as_deref().unwrap_or_else(|| default_dtype(&self.inspection));
-        self.options.fallback_bytes = Some(planning::fallback_bytes(&self.inspection, dtype));
+        self.options.fallback_bytes = Some(fallback_bytes(&self.inspection, dtype));
     }
 
     /// Keeps the main function as it is in `other`, whatever a plan says of it.
@@ -347,6 +347,12 @@ fn moe_layers(inspection: &Inspection) -> Vec<MoeLayer> {
     let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
     let ids = inspection.moe_layers.iter();
     ids.map(|&id| MoeLayer { layer: number(id), experts: number(inspection.experts) }).collect()
+}
+
+/// Returns the memory of the main function for experts that no remote function answers for, in bytes: two tokens' experts
+/// of a layer may be lost at the same time.
+pub(crate) fn fallback_bytes(model: &Inspection, dtype: &str) -> u64 {
+    2 * model.top_k as u64 * model.resident_expert_bytes(dtype)
 }
 
 /// Returns the error about the plan file at `path`.

@@ -1,6 +1,6 @@
 //! How the command ends.
 
-use crate::plan_report::infeasible;
+use crate::remedies::infeasible;
 use remoe_model::CheckpointError;
 use remoe_planner::PlanError;
 use remoe_proto::{ErrorCode, ServiceError};

@@ -1,12 +1,12 @@
 //! Figures that plans stand on: of the profile that is known, measured now, or assumed.
 
-use crate::args::{DeploymentArgs, Dtype};
-use crate::commands::profile::{self, BelowOne, Gate, default_dtype};
 use crate::deployment::Wanted;
 use crate::exit::CliError;
+use crate::flags::{DeploymentArgs, Dtype, default_dtype};
 use crate::machine;
 use crate::output::progress::{Progress, print_warning};
 use crate::planning::PlanningArgs;
+use crate::profiling::{self, BelowOne, Gate};
 use remoe_hardware::{CpuLimit, Machine, ModelId, Origin, Profile};
 use remoe_planner::Problem;
 use std::sync::Arc;
@@ -44,17 +44,17 @@ impl PlanningArgs {
             return Ok(Profile::prior_of_machine(&request.inspection, &request.dtype, machine));
         }
         progress.line("no profile of this model on this machine; measuring one now (kept for later runs)");
-        let profile = profile::measure(request, Gate::new(true), progress).await?;
-        profile::keep(&profile)?;
-        profile::doubts(&profile).iter().for_each(|doubt| print_warning(doubt));
+        let profile = profiling::measure(request, Gate::new(true), progress).await?;
+        profiling::keep(&profile)?;
+        profiling::doubts(&profile).iter().for_each(|doubt| print_warning(doubt));
         Ok(profile)
     }
 }
 
 /// Requests the measurement of `wanted`'s model, for plans that give functions less than one vCPU as `below_one` says.
-pub(crate) fn measurement(wanted: &Wanted, args: &DeploymentArgs, below_one: BelowOne) -> profile::Request {
+pub(crate) fn measurement(wanted: &Wanted, args: &DeploymentArgs, below_one: BelowOne) -> profiling::Request {
     let inspection = wanted.inspection.clone();
-    profile::Request {
+    profiling::Request {
         source: wanted.source.clone(),
         dtype: args.dtype.map_or_else(|| default_dtype(&inspection), Dtype::name).to_owned(),
         inspection,

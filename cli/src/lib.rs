@@ -12,14 +12,19 @@ mod deployment;
 mod endpoint;
 mod exit;
 mod figures;
+mod files;
+mod flags;
 mod loading;
 mod machine;
 mod output;
 mod plan_report;
 mod plan_words;
 mod planning;
+mod predictors;
+mod profiling;
 mod programs;
 mod prompt;
+mod remedies;
 mod remote_set;
 mod resource;
 mod running;
@@ -27,42 +32,46 @@ mod signals;
 mod workload;
 
 use args::{Cli, Command};
-use clap::{CommandFactory, Parser};
+use clap::{ArgMatches, CommandFactory, FromArgMatches};
 use exit::CliError;
 use output::json;
 use output::progress::Progress;
 use std::ffi::OsString;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 /// Runs the command with `arguments` (the program's name first) and returns its exit code.
 pub fn main(arguments: Vec<OsString>) -> ExitCode {
     let as_json = arguments.iter().any(|argument| argument == "--json");
-    let arguments = match with_resource(arguments) {
-        Ok(arguments) => arguments,
-        Err(error) => return failed(&error, as_json),
+    let matches = match Cli::command().try_get_matches_from(arguments) {
+        Ok(matches) => matches,
+        Err(error) => return refused(error, as_json),
     };
-    let cli = match Cli::try_parse_from(arguments) {
+    let mut cli = match Cli::from_arg_matches(&matches) {
         Ok(cli) => cli,
-        Err(error) if !error.use_stderr() => {
-            // Help and version. Nothing is left to be done where they cannot be printed.
-            let _closed = error.print();
-            return ExitCode::SUCCESS;
-        }
-        Err(error) => {
-            let _closed = error.print();
-            if as_json {
-                json::print_error(&CliError::from(error));
-            }
-            return ExitCode::from(exit::Code::Arguments as u8);
-        }
+        Err(error) => return refused(error.format(&mut Cli::command()), as_json),
     };
+    if let Err(error) = with_resource(&mut cli, &matches) {
+        return failed(&error, as_json);
+    }
     match run(&cli) {
         Ok(code) => code,
         Err(error) if error.code == exit::Code::ClosedOutput => ExitCode::SUCCESS,
         Err(error) => failed(&error, cli.json),
     }
+}
+
+/// Ends as clap says: with help or the version, or with what is wrong with the arguments.
+fn refused(error: clap::Error, as_json: bool) -> ExitCode {
+    // Nothing is left to be done where it cannot be printed.
+    let _closed = error.print();
+    if !error.use_stderr() {
+        return ExitCode::SUCCESS;
+    }
+    if as_json {
+        json::print_error(&CliError::from(error));
+    }
+    ExitCode::from(exit::Code::Arguments as u8)
 }
 
 fn failed(error: &CliError, as_json: bool) -> ExitCode {
@@ -73,22 +82,15 @@ fn failed(error: &CliError, as_json: bool) -> ExitCode {
     ExitCode::from(error.code as u8)
 }
 
-/// The arguments with those that the resource of `up --file` means.
-fn with_resource(mut arguments: Vec<OsString>) -> Result<Vec<OsString>, CliError> {
-    // What is wrong with them is said where they are parsed.
-    let Ok(matches) = Cli::command().try_get_matches_from(&arguments) else { return Ok(arguments) };
-    let Some(("up", up)) = matches.subcommand() else { return Ok(arguments) };
-    let Some(file) = up.get_one::<PathBuf>("file") else { return Ok(arguments) };
-    let resource = resource::expand(file, up)?;
-    if !resource.left_out.is_empty() {
-        let fields = resource.left_out.join(", ");
-        output::progress::print_warning(&format!("ignored outside a cluster: {fields}"));
+/// Sets the options of `up` that the resource of `--file` states beside the flags in `matches`.
+fn with_resource(cli: &mut Cli, matches: &ArgMatches) -> Result<(), CliError> {
+    let (Command::Up(up), Some((_, given))) = (&mut cli.command, matches.subcommand()) else { return Ok(()) };
+    let Some(file) = up.file.clone() else { return Ok(()) };
+    let left_out = commands::up::fill_from_file(up, &file, given)?;
+    if !left_out.is_empty() {
+        output::progress::print_warning(&format!("ignored outside a cluster: {}", left_out.join(", ")));
     }
-    // Before any `--`: behind the command, which follows flags without values.
-    let command =
-        arguments.iter().skip(1).position(|argument| argument == "up").map_or(arguments.len(), |at| at + 2);
-    arguments.splice(command..command, resource.arguments);
-    Ok(arguments)
+    Ok(())
 }
 
 fn run(cli: &Cli) -> Result<ExitCode, CliError> {
@@ -116,8 +118,8 @@ fn run(cli: &Cli) -> Result<ExitCode, CliError> {
         Command::Doctor(args) => return commands::doctor::run(args, json),
         Command::Check(args) => return commands::check::run(args, json),
         Command::Schema(args) => commands::schema::run(args, json)?,
-        Command::Completions(args) => commands::completions::run(args)?,
-        Command::Man(args) => commands::completions::man(args)?,
+        Command::Completions(args) => commands::completions::run(args, Cli::command())?,
+        Command::Man(args) => commands::completions::man(args, Cli::command())?,
         Command::Run(args) => {
             with_functions(cli, async |progress| {
                 commands::run::run(args, json, cli.verbose, progress).await

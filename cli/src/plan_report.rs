@@ -2,9 +2,9 @@
 
 use crate::output::table;
 use remoe_planner::{
-    Alternative, Answer, Baseline, Change, Device, Evaluation, Explanation, Infeasible, Latency, Layer,
-    LayerPlan, Life, Plan, Preallocation, Problem, Quantiles, Reason, Refusal, Remedy, Selection, Sturdiness,
-    Verdict, Violation, Way, WrongCase, amount, dollars, limit_name, rounded_up,
+    Alternative, Answer, Baseline, Change, Device, Evaluation, Explanation, Latency, Layer, LayerPlan, Life,
+    Plan, Preallocation, Problem, Quantiles, Reason, Refusal, Selection, Sturdiness, Verdict, Violation, Way,
+    WrongCase, amount, dollars, limit_name,
 };
 
 /// A plan with everything behind it; with `verbose` also how it was found, in the terms of the Remoe paper.
@@ -474,41 +474,6 @@ pub(crate) fn percent(share: f64) -> String {
     }
 }
 
-/// Why there is no plan, for somebody who gave flags or, with `of_file`, a problem.
-pub(crate) fn infeasible(why: &Infeasible, of_file: bool) -> String {
-    if of_file {
-        why.with_remedies(|remedy| format!("{} of {} or more", remedy.field, remedy.at_least))
-    } else {
-        why.with_remedies(flag)
-    }
-}
-
-/// The flag that makes room.
-fn flag(remedy: &Remedy) -> String {
-    // Three digits that binary fractions blur.
-    let digits = |value: f64| {
-        let text = format!("{value:.9}");
-        text.trim_end_matches('0').trim_end_matches('.').to_owned()
-    };
-    let time = |flag: &str| {
-        let seconds = rounded_up(remedy.at_least);
-        let (value, unit) = if seconds < 1.0 { (seconds * 1e3, "ms") } else { (seconds, "s") };
-        format!("{flag} {}{unit}", digits(value))
-    };
-    let size =
-        |flag: &str| format!("{flag} MIN:MAX:STEP with a MAX of {} or more", (remedy.at_least / 1e6).ceil());
-    match remedy.limit() {
-        "ttft" => time("--ttft"),
-        "tpot" => time("--tpot"),
-        "cold_ttft" => time("--cold-ttft"),
-        "cold_share" => format!("--cold-share {}", digits(rounded_up(remedy.at_least).min(1.0))),
-        "mem" => size("--remote-memory-mb"),
-        "main" => size("--main-memory-mb"),
-        "mains" => format!("{} main functions", remedy.at_least),
-        limit => format!("{} of {} or more", limit_name(limit), amount(limit, remedy.at_least)),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -522,19 +487,5 @@ mod tests {
     #[test]
     fn nothing_is_minus_nothing() {
         assert_eq!([-1e-9, 0.0, -0.012].map(percent), ["0.0 %", "0.0 %", "-1.2 %"]);
-    }
-
-    #[test]
-    fn remedies_are_flags_that_can_be_given() {
-        let remedy = |field: &str, at_least: f64| flag(&Remedy { field: field.to_owned(), at_least });
-        assert_eq!(remedy("slo.tpot_seconds", 0.001_234_5), "--tpot 1.24ms");
-        assert_eq!(remedy("slo.ttft_seconds", 2.0), "--ttft 2s");
-        assert_eq!(remedy("slo.tpot_seconds", 9.87e-6), "--tpot 0.00987ms");
-        assert_eq!(
-            remedy("specs.main.max_bytes", 5.2714e9),
-            "--main-memory-mb MIN:MAX:STEP with a MAX of 5272 or more"
-        );
-        assert_eq!(remedy("slo.cold_ttft_seconds", 2.0), "--cold-ttft 2s");
-        assert_eq!(remedy("slo.cold_share", 0.123_4), "--cold-share 0.124");
     }
 }

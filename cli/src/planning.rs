@@ -1,37 +1,40 @@
 //! From a model, a profile and wishes to a plan: what `plan --model`, `up` and `generate` share.
 
-use crate::args::{DeploymentArgs, Dtype};
-use crate::commands::predictor::source::Model;
-use crate::commands::profile;
+mod ranges;
+
+pub(crate) use ranges::{size_range, vcpu_range};
+
 use crate::constraints;
-use crate::deployment::Wanted;
+use crate::deployment::{Wanted, fallback_bytes};
 use crate::exit::CliError;
+use crate::files::{in_file, read};
+use crate::flags::{DeploymentArgs, Dtype, RemoteArg};
 use crate::machine;
 use crate::output::progress::print_warning;
+use crate::predictors::Model;
+use crate::profiling;
 use crate::prompt;
 use crate::resource::{in_spec, part_of_spec};
 use crate::workload::WorkloadArgs;
-use clap::{Args, ValueEnum};
+use clap::Args;
+use ranges::{millicores, sizes};
 use remoe_hardware::{ModelId, Origin, Prices, PricesError, ProblemError, Profile, Wishes, attempted};
 use remoe_model::{Checkpoint, Inspection};
 use remoe_planner::{
-    Answer, Arrivals, ErrorFactor, FieldError, Limits, Options, Pricing, Problem, Quantile, Remote,
-    SizeRange, Slo, Specs, VcpuRange, solve, useful_vcpus,
+    Answer, Arrivals, ErrorFactor, FieldError, Limits, Options, Pricing, Problem, Quantile, SizeRange, Slo,
+    Specs, VcpuRange, solve, useful_vcpus,
 };
 use remoe_predictor::{ByPhase, Trained};
-use remoe_process::{parse_duration, parse_size};
-use std::path::{Path, PathBuf};
+use remoe_process::parse_duration;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 const MB: f64 = 1e6;
-/// Values of a range of sizes or vCPUs, and the largest size in bytes: what the planner takes.
-const MOST_SIZES: f64 = 10_000.0;
-const MOST_BYTES: f64 = 1e15;
+/// Replicas of a function and groups of a plan, at most.
+pub(crate) const MOST_COUNT: u32 = 64;
 /// Share of the cost that standing wrong figures is worth where nothing is said.
 pub(crate) const STURDY: f64 = 0.02;
-/// No file is longer; a problem of a thousand layers of 512 experts is a tenth of it.
-const FILE_LIMIT: u64 = 256 << 20;
 
 /// Inputs of the planner.
 #[derive(Debug, Clone, Args)]
@@ -75,11 +78,11 @@ pub(crate) struct PlanningArgs {
     #[arg(long, value_name = "MB", default_value = "100:5000:100", value_parser = sizes, help_heading = "Planning")]
     pub(crate) remote_memory_mb: SizeRange,
     /// Maximum number of replicas of a layer's or group's remote function
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64), help_heading = "Planning")]
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_COUNT)), help_heading = "Planning")]
     pub(crate) max_replicas: u32,
     /// Let the plan divide every layer's remote experts among up to N remote groups [default: no groups: the remote
     /// experts of each layer are in a function of their own]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64), help_heading = "Planning")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_COUNT)), help_heading = "Planning")]
     pub(crate) max_groups: Option<u32>,
     /// vCPUs that the plan may choose for the main function: MIN:MAX:STEP in millicores, priced separately from memory;
     /// requires --remote-cpu [default: 1000 per GB of memory, or as --pricing states]
@@ -123,28 +126,6 @@ pub(crate) fn not_beside(other: &'static str, argument: clap::Arg) -> clap::Arg 
     }
 }
 
-/// Use of remote experts.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum RemoteArg {
-    /// Use remote experts only if that is cheaper
-    #[default]
-    Auto,
-    /// Use remote experts in every layer, even if that costs more. Layers whose tokens use all experts may stay local
-    Always,
-    /// Keep all experts in the main function
-    Never,
-}
-
-impl From<RemoteArg> for Remote {
-    fn from(remote: RemoteArg) -> Self {
-        match remote {
-            RemoteArg::Auto => Self::Auto,
-            RemoteArg::Always => Self::Always,
-            RemoteArg::Never => Self::Never,
-        }
-    }
-}
-
 /// What a problem is stated for, beside the model.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Asked<'a> {
@@ -164,7 +145,7 @@ impl PlanningArgs {
     pub(crate) fn known_profile(&self, model: &ModelId) -> Result<Option<Profile>, CliError> {
         let path = match &self.profile {
             Some(path) => path.clone(),
-            None => profile::default_path(model),
+            None => profiling::default_path(model),
         };
         if self.profile.is_none() && !path.exists() {
             return Ok(None);
@@ -347,12 +328,6 @@ pub(crate) async fn plan(problem: &Problem, remote: RemoteArg, origin: Origin) -
     Ok(answer)
 }
 
-/// Memory of the main function for experts that no remote function answers for: two tokens' experts of a
-/// layer may be lost at the same time.
-pub(crate) fn fallback_bytes(model: &Inspection, dtype: &str) -> u64 {
-    2 * model.top_k as u64 * model.resident_expert_bytes(dtype)
-}
-
 /// Reads a price list, or the prices of a MoEDeployment.
 pub(crate) fn prices_of(text: &str) -> Result<Prices, FieldError> {
     let wrong = |PricesError { field, message }| FieldError { field, message };
@@ -362,99 +337,10 @@ pub(crate) fn prices_of(text: &str) -> Result<Prices, FieldError> {
     }
 }
 
-/// The text of a file that a flag names.
-pub(crate) fn read(flag: &str, path: &Path) -> Result<String, CliError> {
-    use std::io::Read;
-    let wrong = |message: String| CliError {
-        path: Some(path.to_owned()),
-        ..CliError::arguments(flag, format!("cannot read {}: {message}", path.display()))
-    };
-    let mut text = String::new();
-    std::fs::File::open(path)
-        .and_then(|file| file.take(FILE_LIMIT + 1).read_to_string(&mut text))
-        .map_err(|error| wrong(error.to_string()))?;
-    if text.len() as u64 > FILE_LIMIT {
-        return Err(wrong(format!("expected at most {FILE_LIMIT} bytes")));
-    }
-    Ok(text)
-}
-
-pub(crate) fn in_file(flag: &str, path: &Path, error: &dyn std::fmt::Display) -> CliError {
-    CliError {
-        path: Some(path.to_owned()),
-        ..CliError::arguments(flag, format!("{}: {error}", path.display()))
-    }
-}
-
-/// A share of a whole, `0.05` or `5%`.
-fn share(text: &str) -> Result<f64, String> {
+/// Parses a share of a whole, `0.05` or `5%`.
+pub(crate) fn share(text: &str) -> Result<f64, String> {
     let wrong = || "expected a share such as 0.05 or 5%".to_owned();
     let (number, whole) = text.strip_suffix('%').map_or((text, 1.0), |number| (number, 100.0));
     let share = number.trim().parse::<f64>().map_err(|_| wrong())? / whole;
     if (0.0..=1.0).contains(&share) { Ok(share) } else { Err(wrong()) }
-}
-
-/// `MIN:MAX:STEP` in millicores.
-fn millicores(text: &str) -> Result<VcpuRange, String> {
-    let parts: Vec<f64> = text.split(':').map(|part| part.parse().unwrap_or(f64::NAN)).collect();
-    match parts[..] {
-        [min, max, step] if min >= 1.0 && (min..=1e7).contains(&max) && (1.0..=1e7).contains(&step) => {
-            few(min, max, step, "millicores")?;
-            Ok(VcpuRange { min: min / 1e3, max: max / 1e3, step: step / 1e3 })
-        }
-        _ => Err("expected MIN:MAX:STEP in millicores, such as 500:8000:500".to_owned()),
-    }
-}
-
-/// Refuses ranges with more values than the planner takes, in the unit of the flag.
-fn few(min: f64, max: f64, step: f64, unit: &str) -> Result<(), String> {
-    let values = ((max - min) / step).floor() + 1.0;
-    if values <= MOST_SIZES {
-        return Ok(());
-    }
-    Err(format!("expected at most {MOST_SIZES} values, got {values}; use steps of more than {step} {unit}"))
-}
-
-/// `MIN:MAX:STEP`, numbers of MB or sizes with units.
-fn sizes(text: &str) -> Result<SizeRange, String> {
-    let is_number = |part: &str| part.chars().all(|c| c.is_ascii_digit() || c == '.');
-    let bytes = |part: &str| match part.parse::<f64>() {
-        Ok(megabytes) if is_number(part) => megabytes * MB,
-        _ => parse_size(part).map_or(f64::NAN, |bytes| bytes as f64),
-    };
-    let parts: Vec<f64> = text.split(':').map(bytes).collect();
-    match parts[..] {
-        [min_bytes, max_bytes, step_bytes]
-            if min_bytes >= 1.0 && (min_bytes..=MOST_BYTES).contains(&max_bytes) && step_bytes >= 1.0 =>
-        {
-            few(min_bytes / MB, max_bytes / MB, step_bytes / MB, "MB")?;
-            Ok(SizeRange { min_bytes, max_bytes, step_bytes })
-        }
-        _ => Err("expected MIN:MAX:STEP, such as 100:5000:100 (MB) or 100MB:5GB:100MB".to_owned()),
-    }
-}
-
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn millicores_are_ranges_of_vcpus() {
-        assert_eq!(millicores("500:8000:250"), Ok(VcpuRange { min: 0.5, max: 8.0, step: 0.25 }));
-        for wrong in ["500", "500m:1000m:1", "1:100000:1", "0:1:1", "2:1:1", "1:2:0", "1:inf:1", "1:2:3:4"] {
-            assert!(millicores(wrong).is_err(), "{wrong}");
-        }
-    }
-
-    #[test]
-    fn sizes_are_ranges() {
-        let range = sizes("100:500:50").unwrap();
-        assert_eq!((range.min_bytes, range.max_bytes, range.step_bytes), (1e8, 5e8, 5e7));
-        assert_eq!(sizes("100MB:0.5GB:50"), Ok(range));
-        assert!(sizes("100:20000:1").unwrap_err().starts_with("expected at most 10000 values, got 19901"));
-        for wrong in ["100", "1:inf:1", "100M:1GB:1", "500:100:10", "0:1:1", "a:b:c", "1:2:0", "1:2:3:4"] {
-            assert!(sizes(wrong).is_err(), "{wrong}");
-        }
-    }
 }

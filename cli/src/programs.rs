@@ -1,7 +1,7 @@
 //! Where the function programs are.
 
-use crate::args::Backend;
 use crate::exit::CliError;
+use crate::flags::Backend;
 use remoe_rollout::process::Programs;
 use std::path::{Path, PathBuf};
 

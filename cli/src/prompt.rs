@@ -1,10 +1,28 @@
 //! The prompt of a one-shot command in the forms of the wire.
 
-use crate::args::PromptArgs;
 use crate::exit::CliError;
+use clap::Args;
 use remoe_model::text::{ChatTemplate, Tokenizer};
 use remoe_model::{Checkpoint, Inspection};
 use remoe_proto::v1::{TokenIds, generate_request, inspect_request};
+
+/// The prompt, in one of its forms.
+#[derive(Debug, Args)]
+pub(crate) struct PromptArgs {
+    /// Prompt as text
+    #[arg(long, value_name = "TEXT", required_unless_present = "prompt_ids", conflicts_with = "prompt_ids")]
+    pub(crate) prompt: Option<String>,
+    /// Prompt as token ids, used as they are
+    #[arg(long, value_name = "ID,ID,..", value_delimiter = ',', num_args = 1, value_parser = token_id)]
+    pub(crate) prompt_ids: Vec<u32>,
+    /// Apply the model's chat template to the prompt, as a user message
+    #[arg(long, requires = "prompt", conflicts_with = "prompt_ids")]
+    pub(crate) chat: bool,
+}
+
+fn token_id(text: &str) -> Result<u32, String> {
+    text.trim().parse().map_err(|_| "expected token ids as whole numbers".to_owned())
+}
 
 /// Returns the ids of `text`, the value of `flag`; `special` adds what the tokenizer's post-processor adds.
 pub(crate) fn tokens(

@@ -1,8 +1,9 @@
 //! Which experts make up `--remote-ratio`: the least used ones, where it is known how much they are used.
 
-use crate::args::{DeploymentArgs, PromptArgs, RemoteSet};
-use crate::commands::predictor::source::Model;
 use crate::exit::CliError;
+use crate::flags::{DeploymentArgs, RemoteSet};
+use crate::predictors::Model;
+use crate::prompt::PromptArgs;
 use remoe_model::Checkpoint;
 use remoe_predictor::ByPhase;
 use std::path::Path;

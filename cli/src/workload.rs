@@ -1,7 +1,7 @@
 //! Which requests a plan is made for.
 
 use crate::exit::CliError;
-use crate::planning::{in_file, read};
+use crate::files::{in_file, read};
 use crate::resource::{idle_window, in_spec, part_of_spec};
 use clap::Args;
 use remoe_hardware::number_schema;

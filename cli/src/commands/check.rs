@@ -1,9 +1,11 @@
 //! `remoe check`: reads files as the commands that use them do, and says what is wrong before they are used.
 
+mod deployment;
+
 use super::schema::Form;
 use crate::exit::{CliError, Code};
 use crate::output::{json, progress::print_error};
-use crate::{planning, resource, workload};
+use crate::{files, planning, resource, workload};
 use clap::{Args, ValueEnum};
 use remoe_gateway_core::KeyFile;
 use remoe_hardware::{NodeList, NodesError, Profile, ProfileError};
@@ -93,7 +95,7 @@ impl Kind {
     fn check(self, path: &Path, text: &str) -> Result<(), CliError> {
         let wrong = |error: FieldError| {
             let field = Some(error.field.clone()).filter(|field| !field.is_empty());
-            CliError { field, ..planning::in_file("", path, &error) }
+            CliError { field, ..files::in_file("", path, &error) }
         };
         let profile = |ProfileError { field, message }| wrong(FieldError { field, message });
         let nodes = |NodesError { field, message }| wrong(FieldError { field, message });
@@ -115,7 +117,7 @@ impl Kind {
             Self::Profile => Profile::from_json(text).map(drop).map_err(profile),
             Self::Nodes => NodeList::from_yaml(text).map(drop).map_err(nodes),
             Self::Prices => planning::prices_of(text).map(drop).map_err(wrong),
-            Self::Deployment => resource::check(path, text),
+            Self::Deployment => deployment::check(path, text),
         }
     }
 }
@@ -168,7 +170,7 @@ struct Checked<'a> {
 }
 
 fn checked(path: &Path, stated: Option<Kind>) -> Checked<'_> {
-    let text = match planning::read("", path) {
+    let text = match files::read("", path) {
         Ok(text) => text,
         Err(error) => {
             let error = CliError { field: None, ..error };

@@ -1,10 +1,23 @@
 //! `remoe completions` and `remoe man`: what shells and `man` know of the command line.
 
-use crate::args::{Cli, CompletionsArgs, ManArgs};
 use crate::exit::CliError;
-use clap::CommandFactory;
+use clap::{Args, Command};
 use clap_complete::Shell;
 use std::io::Write;
+use std::path::PathBuf;
+
+#[derive(Debug, Args)]
+pub(crate) struct CompletionsArgs {
+    /// The shell
+    pub(crate) shell: clap_complete::Shell,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ManArgs {
+    /// Output folder; created if missing
+    #[arg(value_name = "DIR")]
+    pub(crate) folder: PathBuf,
+}
 
 /// Completes the models of `remoe stop` in bash, as `complete` of the generated script does everything else. Names are
 /// quoted, and never expanded.
@@ -38,9 +51,9 @@ _remoe_models() {
 "#;
 
 /// Prints the completion script of a shell.
-pub(crate) fn run(args: &CompletionsArgs) -> Result<(), CliError> {
+pub(crate) fn run(args: &CompletionsArgs, mut command: Command) -> Result<(), CliError> {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "remoe", &mut script);
+    clap_complete::generate(args.shell, &mut command, "remoe", &mut script);
     let script = String::from_utf8_lossy(&script);
     let script = match args.shell {
         Shell::Bash => format!("{script}{BASH_MODELS}"),
@@ -67,7 +80,7 @@ fn zsh(script: &str) -> String {
 }
 
 /// Writes a page for every command into a folder.
-pub(crate) fn man(args: &ManArgs) -> Result<(), CliError> {
+pub(crate) fn man(args: &ManArgs, command: Command) -> Result<(), CliError> {
     let failed = |error: std::io::Error| CliError {
         path: Some(args.folder.clone()),
         ..CliError::arguments(
@@ -76,5 +89,5 @@ pub(crate) fn man(args: &ManArgs) -> Result<(), CliError> {
         )
     };
     std::fs::create_dir_all(&args.folder).map_err(failed)?;
-    clap_mangen::generate_to(Cli::command(), &args.folder).map_err(failed)
+    clap_mangen::generate_to(command, &args.folder).map_err(failed)
 }

@@ -1,8 +1,8 @@
 //! `remoe cost`: a ledger added up.
 
-use crate::args::{CostArgs, ExportForm};
 use crate::exit::{CliError, Code};
 use crate::output::{json, table};
+use clap::{Args, ValueEnum};
 use remoe_billing::{
     Account, Amounts, Entries, Functions, LOCK, LedgerError, Tier, export_csv, export_json, records,
 };
@@ -11,6 +11,39 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+
+#[derive(Debug, Args)]
+pub(crate) struct CostArgs {
+    /// Ledger folder of `remoe up --ledger`, or a folder of ledgers, as cluster gateways write them
+    #[arg(value_name = "DIR", required_unless_present = "ledger", conflicts_with = "ledger")]
+    folder: Option<PathBuf>,
+    /// Same as DIR
+    #[arg(long, value_name = "DIR")]
+    ledger: Option<PathBuf>,
+    /// Reconcile the ledger: compare the cost of all functions with the sum of requests, idle time, cold starts and
+    /// other parts; fails if more than 1% is not accounted for
+    #[arg(long)]
+    pub(crate) reconcile: bool,
+    /// Print every request instead of the summary
+    #[arg(long, value_enum, value_name = "FORM", conflicts_with = "reconcile")]
+    pub(crate) export: Option<ExportForm>,
+}
+
+impl CostArgs {
+    /// Folder of the ledger.
+    pub(crate) fn ledger(&self) -> &Path {
+        self.folder.as_deref().or(self.ledger.as_deref()).unwrap_or(Path::new("."))
+    }
+}
+
+/// Form of the exported requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ExportForm {
+    /// A table with a header
+    Csv,
+    /// One JSON object per line
+    Json,
+}
 
 /// What a reconciliation may leave over of what was paid.
 const RESIDUAL: f64 = 0.01;

@@ -1,15 +1,34 @@
 //! `remoe dashboards`: what a Prometheus and a Grafana need to show what `remoe up` serves and costs.
 
-use crate::args::DashboardsArgs;
 use crate::exit::CliError;
 use crate::output::json;
 use axum::http::Uri;
 use axum::http::uri::{Authority, Scheme};
+use clap::Args;
 use remoe_process::parse_duration;
 use serde::Serialize;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+#[derive(Debug, Args)]
+pub(crate) struct DashboardsArgs {
+    /// Folder to write to
+    #[arg(value_name = "DIR")]
+    pub(crate) folder: PathBuf,
+    /// URL of the gateway; metrics are read at /metrics below its path
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8000")]
+    pub(crate) endpoint: String,
+    /// File with the API key, if the gateway needs one
+    #[arg(long, value_name = "FILE")]
+    pub(crate) api_key_file: Option<PathBuf>,
+    /// URL of Prometheus for Grafana
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9090")]
+    pub(crate) prometheus: String,
+    /// Scrape interval of Prometheus, such as 15s
+    #[arg(long, value_name = "TIME", default_value = "15s", value_parser = scrape_interval)]
+    pub(crate) interval: Duration,
+}
 
 /// As they are in the Helm chart.
 const DASHBOARDS: [(&str, &str); 4] = [

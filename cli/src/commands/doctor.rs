@@ -1,10 +1,11 @@
 //! `remoe doctor`: what this machine has for serving models, and what to do about what is missing.
 
-use crate::args::{Backend, DoctorArgs};
 use crate::exit::CliError;
+use crate::flags::Backend;
 use crate::output::{json, table};
 use crate::{machine, programs, running};
 use anstyle::AnsiColor;
+use clap::Args;
 use remoe_hub::{ModelArgs, cache_folder};
 use remoe_kernels::{InstructionPath, NumericsClass, wrong_paths};
 use remoe_rollout::Cgroups;
@@ -16,6 +17,17 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
+
+#[derive(Debug, Args)]
+#[command(mut_arg("model_positional", |model| model.help(
+    "Model to check for fit, optional, here or as --model: a Hugging Face folder, hf://ORGANISATION/NAME[@REVISION], \
+     s3://BUCKET/PREFIX or https://HOST/PATH"
+)))]
+pub(crate) struct DoctorArgs {
+    /// Model to check for fit
+    #[command(flatten)]
+    pub(crate) source: Option<ModelArgs>,
+}
 
 /// Free memory and disk below which little can be served, in bytes.
 const LITTLE_MEMORY: u64 = 1 << 30;

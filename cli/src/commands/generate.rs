@@ -1,13 +1,17 @@
 //! `remoe generate`: one prompt, one answer.
 
-use crate::args::GenerateArgs;
 use crate::deployment::Wanted;
 use crate::exit::CliError;
 use crate::figures::{Unmeasured, check_contention};
+use crate::flags::{DeploymentArgs, RemoteArg, SamplingArgs, stop_string};
 use crate::output::progress::Progress;
 use crate::output::{json, table};
+use crate::planning::PlanningArgs;
 use crate::planning::{self, Asked};
+use crate::prompt::PromptArgs;
 use crate::remote_set::Foresight;
+use clap::Args;
+use remoe_hub::ModelArgs;
 use remoe_planner::{Comparison, Measured, Outcome};
 use remoe_proto::v1::generate_event::Event;
 use remoe_proto::v1::main_model_client::MainModelClient;
@@ -18,6 +22,32 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
 use tonic::transport::Channel;
+
+#[derive(Debug, Args)]
+pub(crate) struct GenerateArgs {
+    #[command(flatten)]
+    pub(crate) prompt: PromptArgs,
+    /// Generate at most this many tokens
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_tokens: u32,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+    /// Stop before this text; may be repeated
+    #[arg(long, value_name = "TEXT", value_parser = stop_string)]
+    pub(crate) stop: Vec<String>,
+    /// Continue after an end-of-sequence token
+    #[arg(long)]
+    pub(crate) ignore_eos: bool,
+    #[command(flatten)]
+    pub(crate) source: ModelArgs,
+    #[command(flatten)]
+    pub(crate) deployment: DeploymentArgs,
+    /// Plan the placement before answering, and print expected and measured figures [default: no planning]
+    #[arg(long, value_enum, value_name = "WHEN", help_heading = "Planning", conflicts_with_all = ["plan", "remote_ratio", "replicas"])]
+    pub(crate) remote: Option<RemoteArg>,
+    #[command(flatten)]
+    pub(crate) planning: PlanningArgs,
+}
 
 /// A token that takes longer than this does not come any more.
 const TOKEN_DEADLINE: Duration = Duration::from_secs(600);
@@ -132,9 +162,14 @@ pub(crate) async fn run(
 async fn placed(args: &GenerateArgs, progress: &Arc<Progress>) -> Result<Wanted, CliError> {
     let Some(remote) = args.remote else {
         let predictor = args.planning.predictor.as_deref();
-        return Wanted::of(&args.deployment, 0.0, Foresight { predictor, prompt: Some(&args.prompt) });
+        return Wanted::of(
+            &args.source,
+            &args.deployment,
+            0.0,
+            Foresight { predictor, prompt: Some(&args.prompt) },
+        );
     };
-    let mut wanted = Wanted::unplaced(&args.deployment)?;
+    let mut wanted = Wanted::unplaced(&args.source, &args.deployment)?;
     let prompt = args.prompt.prompt.as_deref().filter(|_| !args.prompt.chat);
     let asked = Asked { prompt, concurrency: Some(1), ..Asked::default() };
     let planning = &args.planning;

@@ -1,13 +1,23 @@
 //! `remoe inspect`: what a checkpoint is.
 
-use crate::args::InspectArgs;
 use crate::exit::CliError;
 use crate::output::{json, table};
+use clap::Args;
+use remoe_hub::ModelArgs;
 use remoe_kernels::{Pool, PoolConfig};
 use remoe_model::{Checkpoint, ExpertsDtype, Ignored, Inspection};
 use remoe_weights::{LoadError, QuantisationError, quantisation_errors};
 use serde::Serialize;
 use std::io::Write;
+
+#[derive(Debug, Args)]
+pub(crate) struct InspectArgs {
+    #[command(flatten)]
+    pub(crate) source: ModelArgs,
+    /// Measure the error of int8, int4 and MXFP4 experts; reads some weights of each layer
+    #[arg(long)]
+    pub(crate) quantization_error: bool,
+}
 
 /// Experts of each layer that are compared with themselves quantised, at equal distances.
 const COMPARED_EXPERTS: usize = 4;

@@ -1,17 +1,32 @@
 //! `remoe logits`: one prompt through the model, without sampling.
 
-use crate::args::LogitsArgs;
 use crate::deployment::Wanted;
 use crate::exit::CliError;
+use crate::flags::{DeploymentArgs, PredictorFolder};
 use crate::output::progress::Progress;
 use crate::output::{json, table};
+use crate::prompt::PromptArgs;
 use crate::remote_set::Foresight;
+use clap::Args;
+use remoe_hub::ModelArgs;
 use remoe_proto::v1::{InspectReply, InspectRequest, TokenRouting};
 use serde::Serialize;
 use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
+
+#[derive(Debug, Args)]
+pub(crate) struct LogitsArgs {
+    #[command(flatten)]
+    pub(crate) prompt: PromptArgs,
+    #[command(flatten)]
+    pub(crate) predictor: PredictorFolder,
+    #[command(flatten)]
+    pub(crate) source: ModelArgs,
+    #[command(flatten)]
+    pub(crate) deployment: DeploymentArgs,
+}
 
 /// A prompt that takes longer than this has got stuck.
 const DEADLINE: Duration = Duration::from_secs(600);
@@ -35,7 +50,7 @@ struct Token {
 /// Runs the prompt and prints what came of it.
 pub(crate) async fn run(args: &LogitsArgs, as_json: bool, progress: &Arc<Progress>) -> Result<(), CliError> {
     let foresight = Foresight { predictor: args.predictor.predictor.as_deref(), prompt: Some(&args.prompt) };
-    let wanted = Wanted::of(&args.deployment, 0.0, foresight)?;
+    let wanted = Wanted::of(&args.source, &args.deployment, 0.0, foresight)?;
     args.prompt.check(&wanted.inspection, 0)?;
     let request = InspectRequest { prompt: Some(args.prompt.for_inspection()), hidden: false, scores: false };
     let reply = wanted

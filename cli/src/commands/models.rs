@@ -1,15 +1,39 @@
 //! `remoe pull`, `list` and `rm`: models in the cache.
 
-use crate::args::{ListArgs, PullArgs, RmArgs};
-use crate::commands::profile::default_dtype;
 use crate::exit::CliError;
+use crate::flags::default_dtype;
 use crate::machine;
 use crate::output::{json, table};
+use clap::Args;
+use remoe_hub::ModelArgs;
 use remoe_hub::{Kept, ModelLocation, WholeModel, allocated, cache_folder, kept};
 use remoe_model::{ExpertsDtype, Inspection};
 use serde::Serialize;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+
+#[derive(Debug, Args)]
+pub(crate) struct PullArgs {
+    #[command(flatten)]
+    pub(crate) source: ModelArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ListArgs {
+    /// Cache folder of fetched models [env: REMOE_MODEL_CACHE] [default: remoe/models in the user's cache folder]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) model_cache: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RmArgs {
+    /// Model as `remoe list` shows it, with or without @REVISION; without it, all revisions
+    #[arg(value_name = "MODEL")]
+    pub(crate) model: String,
+    /// Cache folder of fetched models [env: REMOE_MODEL_CACHE] [default: remoe/models in the user's cache folder]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) model_cache: Option<PathBuf>,
+}
 
 /// Forms of experts that memory is compared with, beside the checkpoint's own.
 const FORMS: [ExpertsDtype; 2] = [ExpertsDtype::Int8, ExpertsDtype::Int4];

@@ -6,15 +6,16 @@ mod nodes_model;
 mod nodes_prices;
 mod nodes_report;
 
-use crate::args::Dtype;
 use crate::choice::Choice;
-use crate::commands::profile::{check_experts_dtype, default_dtype};
 use crate::exit::{CliError, Code};
+use crate::files;
+use crate::flags::{Dtype, RemoteArg, check_experts_dtype, default_dtype};
 use crate::output::json;
 use crate::output::progress::print_error;
 use crate::plan_report;
 use crate::plan_words;
-use crate::planning::{self, Asked, PlanningArgs, RemoteArg};
+use crate::planning::{self, Asked, PlanningArgs};
+use crate::remedies::infeasible;
 use crate::workload::ConcurrencyArgs;
 use clap::Args;
 use nodes::{NodesArgs, Question};
@@ -243,7 +244,7 @@ impl PlanArgs {
     /// The problem; for a model with times that differ from its profile's by `factors`.
     fn read_problem(&self, factors: Option<Factors>) -> Result<Problem, CliError> {
         if let Some(path) = &self.problem {
-            let text = planning::read("--problem", path)?;
+            let text = files::read("--problem", path)?;
             return Problem::from_json(&text).map_err(|error| in_file(error, Some(path)));
         }
         let Some(source) = &self.source else {
@@ -326,7 +327,7 @@ impl Command<'_> {
                 if self.as_json {
                     json::print(&serde_json::json!({ "infeasible": why }))?;
                 }
-                print_error(&plan_report::infeasible(&why, args.problem.is_some()));
+                print_error(&infeasible(&why, args.problem.is_some()));
                 if let Some(verdict) = why.verdict.as_ref().filter(|_| !self.as_json) {
                     writeln!(anstream::stdout().lock(), "{}", plan_report::verdict(verdict))?;
                 }
@@ -351,10 +352,10 @@ fn in_file(error: FieldError, path: Option<&Path>) -> CliError {
 }
 
 fn read_factors(path: &Path) -> Result<Factors, CliError> {
-    let pairs = Pair::read(&planning::read("--measured", path)?);
-    Ok(Factors::of(&pairs.map_err(|error| planning::in_file("--measured", path, &error))?))
+    let pairs = Pair::read(&files::read("--measured", path)?);
+    Ok(Factors::of(&pairs.map_err(|error| files::in_file("--measured", path, &error))?))
 }
 
 fn read_plan(flag: &str, path: &Path) -> Result<PlanDraft, CliError> {
-    PlanDraft::from_json(&planning::read(flag, path)?).map_err(|error| in_file(error, Some(path)))
+    PlanDraft::from_json(&files::read(flag, path)?).map_err(|error| in_file(error, Some(path)))
 }

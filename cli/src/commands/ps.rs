@@ -1,11 +1,11 @@
 //! `remoe ps` and `remoe stop`: what runs on this machine, and its end.
 
-use crate::args::{PsArgs, StopArgs};
 use crate::endpoint::Endpoint;
 use crate::exit::CliError;
 use crate::machine::{self, ProcessLine};
 use crate::output::{json, table};
 use crate::running::{self, Running};
+use clap::Args;
 use futures_util::future::join_all;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::Timespec;
@@ -14,6 +14,27 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
+
+#[derive(Debug, Args)]
+pub(crate) struct PsArgs {
+    /// Print the names of models and nothing else, one per line
+    #[arg(long, short)]
+    pub(crate) quiet: bool,
+    /// API key to read the state of models with, if their gateway needs one
+    #[arg(long, value_name = "KEY", env = "REMOE_API_KEY", hide_env_values = true)]
+    pub(crate) api_key: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct StopArgs {
+    /// Model name or process id, as shown by `remoe ps`; required unless --all. A name stops every process that
+    /// serves this model, and with it the other models of that process
+    #[arg(value_name = "NAME|PID", required_unless_present = "all", conflicts_with = "all")]
+    pub(crate) what: Option<String>,
+    /// Stop all deployments
+    #[arg(long)]
+    pub(crate) all: bool,
+}
 
 /// What a command may take to end: its requests are let come to their end first.
 const END: Duration = Duration::from_secs(60);

@@ -1,12 +1,14 @@
 //! `remoe record`: a set of prompts through the model, for the sake of which experts they use.
 
-use crate::args::RecordArgs;
 use crate::deployment::Wanted;
 use crate::exit::CliError;
+use crate::flags::{DeploymentArgs, PredictorFolder, at_least_one, temperature};
 use crate::output::progress::{Progress, bar};
 use crate::output::{folders, json, table};
 use crate::remote_set::Foresight;
+use clap::Args;
 use futures_util::StreamExt;
+use remoe_hub::ModelArgs;
 use remoe_predictor::prompts;
 use remoe_proto::v1::generate_event::Event;
 use remoe_proto::v1::main_model_client::MainModelClient;
@@ -17,6 +19,38 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tonic::Code;
 use tonic::transport::Channel;
+
+#[derive(Debug, Args)]
+pub(crate) struct RecordArgs {
+    /// Prompts, one JSON object per line: {"prompt": ".."} or a line of LMSYS-Chat-1M, ShareGPT, WikiText, C4 or
+    /// SlimPajama; uses the first 500 characters of each
+    #[arg(long, value_name = "FILE")]
+    pub(crate) prompts: PathBuf,
+    /// File to append the activation records to
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: PathBuf,
+    /// Generate at most this many tokens for each prompt
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_tokens: u32,
+    /// Sampling temperature; 0 takes the most likely token
+    #[arg(long, value_name = "T", default_value_t = 0.0, value_parser = temperature, allow_negative_numbers = true)]
+    pub(crate) temperature: f32,
+    /// Random seed; equal seeds give equal answers
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// Record the experts of every token, not only counts
+    #[arg(long)]
+    pub(crate) tokens: bool,
+    /// Concurrent prompts
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = at_least_one)]
+    pub(crate) concurrency: usize,
+    #[command(flatten)]
+    pub(crate) predictor: PredictorFolder,
+    #[command(flatten)]
+    pub(crate) source: ModelArgs,
+    #[command(flatten)]
+    pub(crate) deployment: DeploymentArgs,
+}
 
 /// What the main function has to write its last records.
 const WRITE_LIMIT: Duration = Duration::from_secs(30);
@@ -37,7 +71,7 @@ pub(crate) async fn run(args: &RecordArgs, as_json: bool, progress: &Arc<Progres
     let prompts = read_prompts(&args.prompts)?;
     folders::require_parent("--out", &args.out)?;
     let foresight = Foresight { predictor: args.predictor.predictor.as_deref(), prompt: None };
-    let mut wanted = Wanted::of(&args.deployment, 0.0, foresight)?;
+    let mut wanted = Wanted::of(&args.source, &args.deployment, 0.0, foresight)?;
     let file = std::path::absolute(&args.out)?;
     wanted.options.record_activations = Some(file.clone());
     wanted.options.record_tokens = args.tokens;

@@ -5,23 +5,46 @@ mod chat;
 mod input;
 mod settings;
 
-use crate::args::RunArgs;
 use crate::commands::generate::{Generation, generate, shown};
 use crate::deployment::Wanted;
 use crate::exit::{CliError, Code};
+use crate::flags::{ChatSamplingArgs, DeploymentArgs, PredictorFolder};
 use crate::output::progress::{Progress, print_error, print_warning};
 use crate::output::{json, table};
 use crate::remote_set::Foresight;
 use crate::running;
 use crate::signals::{EndSignals, Ended};
 use chat::Chat;
+use clap::Args;
 use input::{Input, Said};
+use remoe_hub::ModelArgs;
 use remoe_process::Role;
 use remoe_rollout::{Status, Supervisor, control, placement};
 use serde::Serialize;
 use settings::Settings;
 use std::io::{IsTerminal, Write};
 use std::sync::Arc;
+
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    #[command(flatten)]
+    pub(crate) source: ModelArgs,
+    #[command(flatten)]
+    pub(crate) deployment: DeploymentArgs,
+    #[command(flatten)]
+    pub(crate) predictor: PredictorFolder,
+    /// One prompt to answer, instead of a conversation; text from a pipe or a file on standard input follows it
+    #[arg(value_name = "PROMPT")]
+    pub(crate) prompt: Option<String>,
+    /// System prompt
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) system: Option<String>,
+    /// Generate at most this many tokens for each answer [default: the rest of the context]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_tokens: Option<u32>,
+    #[command(flatten)]
+    pub(crate) sampling: ChatSamplingArgs,
+}
 
 /// An answer, for scripts.
 #[derive(Serialize)]
@@ -43,7 +66,7 @@ pub(crate) async fn run(
         && std::io::stdin().is_terminal()
         && std::io::stdout().is_terminal();
     let foresight = Foresight { predictor: args.predictor.predictor.as_deref(), prompt: None };
-    let wanted = Wanted::of(&args.deployment, 0.0, foresight)?;
+    let wanted = Wanted::of(&args.source, &args.deployment, 0.0, foresight)?;
     let chat = Chat::open(&wanted)?;
     // A model that is fetched until here ends with its process, as nothing runs yet.
     let mut signals = EndSignals::catch()?;

@@ -4,12 +4,12 @@ mod figures;
 mod screen;
 mod view;
 
-use crate::args::TopArgs;
 use crate::endpoint::Endpoint;
 use crate::exit::CliError;
 use crate::machine;
 use crate::output::json;
 use crate::signals::EndSignals;
+use clap::Args;
 use console::Term;
 use figures::{Figures, Readings, WINDOW};
 use screen::{Key, Screen};
@@ -18,6 +18,19 @@ use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use view::Order;
+
+#[derive(Debug, Args)]
+pub(crate) struct TopArgs {
+    /// URL of the gateway
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8000")]
+    pub(crate) endpoint: String,
+    /// API key, if the gateway needs one
+    #[arg(long, value_name = "KEY", env = "REMOE_API_KEY", hide_env_values = true)]
+    pub(crate) api_key: Option<String>,
+    /// Print one table and end
+    #[arg(long)]
+    pub(crate) once: bool,
+}
 
 /// Between two readings.
 const REFRESH: Duration = Duration::from_secs(1);

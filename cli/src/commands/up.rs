@@ -1,8 +1,13 @@
 //! `remoe up`: models as a service, until it is asked to end.
 
+mod args;
 mod cashier;
+mod event;
 mod following;
+mod front;
 mod keeper;
+mod keys;
+mod manifest;
 mod measuring;
 mod replan;
 mod report;
@@ -13,9 +18,9 @@ mod summary;
 mod tariff;
 mod tiers;
 
-pub(crate) use start::StartTimes;
+pub(crate) use args::UpArgs;
+pub(crate) use manifest::{fill, fill_from_file};
 
-use crate::args::UpArgs;
 use crate::deployment::Wanted;
 use crate::exit::CliError;
 use crate::output::progress::{Progress, print_warning};
@@ -25,44 +30,23 @@ use crate::signals::{EndSignals, Ended};
 use axum::http::HeaderValue;
 use cashier::Cashier;
 use following::Following;
+use front::{DRAIN, END, Front, listen};
 use keeper::{End, Keeper};
+use keys::keys;
 use measuring::Measuring;
-use remoe_billing::{Ledger, LedgerLimits};
-use remoe_gateway_core::{
-    AccessLog, AccessLogFormat, AccessLogTarget, Beginnings, Books, BooksError, Gateway, GatewayMetrics,
-    GatewayOptions, KeyFile, Keys, Model, ModelOptions, Overhead, ResponseLimits, ResponseStore,
-};
-use remoe_hardware::Prices;
+use remoe_gateway_core::{Books, Model};
 use remoe_otel::{Traces, TracesError};
 use remoe_planner::Pricing;
 use remoe_predictor::ByPhase;
-use remoe_usage::ForesightMetrics;
-use report::{Report, reachable};
+use report::Report;
 use seer::Seer;
 use start::{Asked, Started};
-use std::io::{IsTerminal, Read};
+use std::io::Read;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::net::TcpListener;
 use tokio::sync::watch;
-use tokio::task::{JoinHandle, JoinSet};
-use tokio_util::sync::CancellationToken;
-
-/// How long requests may go on after the first signal.
-const DRAIN: Duration = Duration::from_secs(30);
-/// What functions may take to end after that, at least.
-const END: Duration = Duration::from_secs(5);
-/// Answers that were given may still be on their way to clients for so long.
-const LAST_WORDS: Duration = Duration::from_secs(2);
-/// Between two looks whether all requests have ended.
-const LOOK: Duration = Duration::from_millis(20);
-
-/// Requests that run or wait, where nobody says how many may.
-const MAX_REQUESTS: u32 = 256;
-/// Bytes of bodies that wait for one model.
-const WAITING_BYTES: usize = 64 << 20;
+use tokio::task::JoinSet;
 
 /// Starts everything, reports what changes, and drains at the end.
 pub(crate) async fn run(args: &UpArgs, as_json: bool, progress: &Arc<Progress>) -> Result<(), CliError> {
@@ -125,43 +109,6 @@ fn traces() -> Result<Traces, CliError> {
     })
 }
 
-/// Who may ask, and the file that says so.
-fn keys(args: &UpArgs) -> Result<(Keys, Option<KeyFile>), CliError> {
-    // An empty variable in the environment is no key; an empty flag is a mistake that opens the server.
-    if args.api_key.as_deref() == Some("")
-        && std::env::var_os("REMOE_API_KEY").is_none_or(|key| !key.is_empty())
-    {
-        let message =
-            "invalid --api-key: expected a key, got an empty string; omit the flag to serve without a key";
-        return Err(CliError::arguments("--api-key", message));
-    }
-    let (file, keys) = match &args.keys {
-        None => (None, Keys::none()),
-        Some(path) => {
-            let (file, keys) = KeyFile::open(path.clone()).map_err(|error| CliError {
-                path: Some(path.clone()),
-                ..CliError::arguments("--keys", error.to_string())
-            })?;
-            (Some(file), keys)
-        }
-    };
-    let keys = with_own_key(keys, args.api_key.as_deref());
-    Ok((keys.map_err(|message| CliError::arguments("--api-key", message))?, file))
-}
-
-/// `keys` and the one of `--api-key`.
-fn with_own_key(keys: Keys, own: Option<&str>) -> Result<Keys, String> {
-    let Some(own) = own.filter(|key| !key.is_empty()) else { return Ok(keys) };
-    // What clients send is read without spaces around it.
-    if own.trim() != own {
-        return Err("invalid --api-key: expected no whitespace at its ends".to_owned());
-    }
-    keys.with_key("default", own).ok_or_else(|| {
-        "invalid --api-key: --keys already contains this key or a tenant named default; remove one of them"
-            .to_owned()
-    })
-}
-
 /// What main functions let the gateway in by, and nobody else on this machine.
 fn secret() -> Result<String, CliError> {
     let mut bytes = [0; 32];
@@ -173,7 +120,7 @@ fn secret() -> Result<String, CliError> {
 
 /// Reads the facts of all models.
 fn ask(args: &UpArgs, secret: &str) -> Result<Vec<Asked>, CliError> {
-    let locations: Vec<_> = [&args.deployment.source.model].into_iter().chain(&args.further).collect();
+    let locations: Vec<_> = args.source.model.iter().chain(&args.further).collect();
     if args.served_model_name.len() > locations.len() {
         let message = format!(
             "invalid --served-model-name: expected one name per model, at most {}, got {}",
@@ -203,220 +150,6 @@ fn ask(args: &UpArgs, secret: &str) -> Result<Vec<Asked>, CliError> {
         asked.push(one);
     }
     Ok(asked)
-}
-
-fn listen(address: SocketAddr, flag: &str) -> Result<TcpListener, CliError> {
-    remoe_process::listen(address).map_err(|error| CliError {
-        field: Some(flag.to_owned()),
-        ..CliError::runtime(match error.kind() {
-            std::io::ErrorKind::AddrInUse => format!(
-                "cannot listen on {address}: address in use; see `remoe ps`, or use {flag} 0 for a free port"
-            ),
-            _ => error.to_string(),
-        })
-    })
-}
-
-/// The gateway, which takes requests from the beginning: they wait until their model answers.
-struct Front {
-    models: Vec<Arc<Model>>,
-    address: SocketAddr,
-    has_key: bool,
-    stop: CancellationToken,
-    server: JoinHandle<std::io::Result<()>>,
-    books: Arc<Books>,
-    foresight: ForesightMetrics,
-    overhead: JoinHandle<()>,
-    responses: Arc<ResponseStore>,
-}
-
-impl Front {
-    fn open(
-        args: &UpArgs,
-        asked: &[Asked],
-        (keys, key_file): (Keys, Option<KeyFile>),
-        prices: &Prices,
-        listener: TcpListener,
-        (traces, progress): (Traces, &Arc<Progress>),
-    ) -> Result<Self, CliError> {
-        let metrics_listener = args
-            .metrics_port
-            .map(|port| listen(SocketAddr::new(args.host, port), "--metrics-port"))
-            .transpose()?;
-        let failed =
-            |error: &dyn std::fmt::Display| CliError::runtime(format!("cannot start the gateway: {error}"));
-        let metrics = GatewayMetrics::new().map_err(|error| failed(&error))?;
-        let books = Arc::new(books(args, prices, &metrics)?);
-        let foresight = ForesightMetrics::register(metrics.registry()).map_err(|error| failed(&error))?;
-        traces.register(metrics.registry()).map_err(|error| failed(&error))?;
-        let max_requests = args.max_requests.unwrap_or(MAX_REQUESTS) as usize;
-        let beginnings = Beginnings::default();
-        let models: Vec<_> = asked
-            .iter()
-            .map(|asked| {
-                let wanted = &asked.wanted;
-                let options = ModelOptions {
-                    name: wanted.name(),
-                    short_names: Vec::new(),
-                    context_length: wanted.inspection.served_context(),
-                    max_requests,
-                    waiting_bytes: WAITING_BYTES,
-                    wake_limit: args.deployment.ready_timeout,
-                };
-                Model::new(options, &metrics, &beginnings)
-            })
-            .collect();
-        let mut options = GatewayOptions {
-            keys,
-            cors_origins: args.cors_origins.clone().into(),
-            queue_deadline: args.queue_deadline,
-            books: Some(books.clone()),
-            traces,
-            ..GatewayOptions::default()
-        };
-        if let Some(limit) = args.body_limit {
-            options.body_limit = usize::try_from(limit).unwrap_or(usize::MAX);
-        }
-        options.access_log = access_log(args.access_log.as_ref(), progress)?;
-        if let Some(folder) = &args.state {
-            options.responses = responses(folder)?;
-        }
-        let responses = options.responses.clone();
-        let has_key = args.api_key.is_some() || args.keys.is_some();
-        let address = listener.local_addr().map_err(|error| failed(&error))?;
-        let stop = CancellationToken::new();
-        let gateway = Gateway::new(options, models.clone(), metrics);
-        if let Some(listener) = metrics_listener {
-            tokio::spawn(gateway.clone().serve_metrics(listener, stop.clone()));
-        }
-        if let Some(file) = key_file {
-            let own = args.api_key.clone();
-            let checked = move |keys| with_own_key(keys, own.as_deref());
-            tokio::spawn(file.follow(gateway.clone(), checked));
-        }
-        let server = tokio::spawn(gateway.serve(listener, stop.clone()));
-        let overhead = Overhead::new(books.clone(), prices.cpu_core_hour, prices.memory_gb_hour);
-        let overhead = tokio::spawn(overhead.keep());
-        Ok(Self {
-            models,
-            address: reachable(address),
-            has_key,
-            stop,
-            server,
-            books,
-            foresight,
-            overhead,
-            responses,
-        })
-    }
-
-    /// Takes no more requests, and lets those that are there come to their end.
-    async fn drain(&self, progress: &Progress) {
-        self.stop.cancel();
-        self.models.iter().for_each(Model::close);
-        let left =
-            || self.models.iter().map(|model| model.load()).map(|(waiting, running)| waiting + running).sum();
-        let begun = match left() {
-            0 => "stopping".to_owned(),
-            left => {
-                progress.doing("draining");
-                format!("draining {} for up to {} s", requests(left), (DRAIN + END).as_secs())
-            }
-        };
-        progress.line(&format!("{begun}; press Ctrl-C again to stop at once"));
-        let all_ended = async {
-            while left() > 0 {
-                tokio::time::sleep(LOOK).await;
-            }
-        };
-        // What has not ended by then is told so when its function is gone.
-        let _late = tokio::time::timeout(DRAIN, all_ended).await;
-    }
-
-    /// Waits until clients have what they were sent.
-    async fn end(self) {
-        let mut server = self.server;
-        if tokio::time::timeout(LAST_WORDS, &mut server).await.is_err() {
-            server.abort();
-        }
-        // It notes what is left when it is dropped.
-        self.overhead.abort();
-        let _aborted = self.overhead.await;
-        let responses = self.responses;
-        // A writer that hangs has said so.
-        let _crashed = tokio::task::spawn_blocking(move || responses.flush(LAST_WORDS)).await;
-    }
-}
-
-/// Opens the access log: by default lines of text, if they go to a terminal.
-fn access_log(
-    target: Option<&AccessLogTarget>,
-    progress: &Arc<Progress>,
-) -> Result<Option<AccessLog>, CliError> {
-    let by_default = match std::io::stderr().is_terminal() {
-        true => AccessLogTarget::StandardError(AccessLogFormat::Text),
-        false => AccessLogTarget::Off,
-    };
-    let target = target.unwrap_or(&by_default);
-    let progress = progress.clone();
-    // Lines must not cut through a spinner.
-    let lines = move |line: &str| {
-        progress.line(line);
-        Ok(())
-    };
-    target.open(lines).map_err(|error| match target {
-        AccessLogTarget::File(path) => CliError {
-            path: Some(path.clone()),
-            ..CliError::arguments("--access-log", format!("cannot write {}: {error}", path.display()))
-        },
-        _ => CliError::runtime(format!("cannot start the access log: {error}")),
-    })
-}
-
-/// The store of responses in the folder `state`.
-fn responses(state: &Path) -> Result<Arc<ResponseStore>, CliError> {
-    let path = state.join("responses");
-    let store = ResponseStore::open(&path, ResponseLimits::default()).map_err(|error| CliError {
-        path: Some(path),
-        ..CliError::arguments("--state", error.to_string())
-    })?;
-    for problem in store.unread() {
-        print_warning(&format!("stored response ignored: {problem}"));
-    }
-    Ok(store)
-}
-
-/// Where money is accounted for.
-fn books(args: &UpArgs, prices: &Prices, metrics: &GatewayMetrics) -> Result<Books, CliError> {
-    let failed = |error: BooksError| CliError::arguments("--ledger", error.to_string());
-    let open = |folder: &PathBuf| {
-        Ledger::open(folder, LedgerLimits::default()).map_err(|error| CliError {
-            path: Some(folder.clone()),
-            ..CliError::arguments("--ledger", error.to_string())
-        })
-    };
-    let ledger = args.ledger.as_ref().map(open).transpose()?;
-    Books::open(ledger, &named(args, prices), metrics.registry()).map_err(failed)
-}
-
-/// Where `prices` stand, for people.
-fn named(args: &UpArgs, prices: &Prices) -> String {
-    let stated = [&prices.source, &prices.date].into_iter().flatten().cloned().collect::<Vec<_>>();
-    match (&args.planning.pricing, stated.is_empty()) {
-        (_, false) => stated.join(", "),
-        (Some(path), true) => path.display().to_string(),
-        (None, true) => format!(
-            "defaults (no provider): ${} per core hour, ${} per GB hour",
-            prices.cpu_core_hour, prices.memory_gb_hour
-        ),
-    }
-}
-
-fn requests(count: usize) -> String {
-    match count {
-        1 => "1 request".to_owned(),
-        count => format!("{count} requests"),
-    }
 }
 
 /// Starts the models, one after the other: profiles are measured on a quiet machine. Each is kept by a task

@@ -1,15 +1,8 @@
 //! JSON on standard output.
 
-use crate::commands::up::StartTimes;
-use crate::deployment::MainReport;
 use crate::exit::CliError;
-use remoe_process::Role;
-use remoe_proto::format_listing;
-use remoe_proto::v1::LayerExperts;
-use remoe_rollout::{FunctionState, FunctionStatus, MoeLayer, placement};
 use serde::Serialize;
 use std::io::{self, Write};
-use std::net::SocketAddr;
 
 /// Prints `value` as one line.
 pub(crate) fn print(value: &impl Serialize) -> io::Result<()> {
@@ -27,70 +20,4 @@ pub(crate) fn print_error(error: &CliError) {
     }
     // Where nobody reads, the exit code speaks.
     let _closed = print(&ErrorObject { error });
-}
-
-/// An event of `up`, with all functions as they are.
-#[derive(Debug, Serialize)]
-pub(crate) struct Event<'a> {
-    /// RFC 3339 in UTC.
-    pub(crate) time: String,
-    pub(crate) event: &'a str,
-    pub(crate) model: &'a str,
-    pub(crate) endpoint: &'a str,
-    pub(crate) generation: Option<u64>,
-    /// The parts of the start, with the first event.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) start: Option<&'a StartTimes>,
-    /// What a planned main function was given, with the first event.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) main: Option<MainReport>,
-    pub(crate) functions: Vec<Function<'a>>,
-}
-
-/// One function.
-#[derive(Debug, Serialize)]
-pub(crate) struct Function<'a> {
-    name: &'a str,
-    role: Role,
-    state: FunctionState,
-    pid: Option<u32>,
-    /// Where it speaks gRPC.
-    address: Option<String>,
-    /// Where it speaks HTTP, to its gateway.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    http: Option<String>,
-    /// Where its `/metrics` are read.
-    metrics: Option<String>,
-    /// `LAYER:FIRST-LAST,..` of the experts in its own memory.
-    experts: String,
-}
-
-impl<'a> Function<'a> {
-    /// `status` of a model with `moe_layers`, whose experts in `remote` are remote.
-    ///
-    /// Metrics of a main function are read at `gateway`, which has its key.
-    pub(crate) fn of(
-        status: &'a FunctionStatus,
-        moe_layers: &[MoeLayer],
-        remote: &[LayerExperts],
-        gateway: SocketAddr,
-    ) -> Self {
-        let experts = match status.role {
-            Role::Main => format_listing(&placement::local_experts(moe_layers, remote)),
-            Role::Remote => format_listing(&status.hosted),
-        };
-        Self {
-            name: &status.name,
-            role: status.role,
-            state: status.state,
-            pid: status.pid,
-            address: status.grpc.map(|address| address.to_string()),
-            http: status.http.map(|address| address.to_string()),
-            metrics: status.metrics.map(|address| match status.role {
-                Role::Main => gateway.to_string(),
-                Role::Remote => address.to_string(),
-            }),
-            experts,
-        }
-    }
 }

@@ -20,6 +20,7 @@ use crate::timeline::{ColdStart, Parts, WakeMarks};
 use crate::witness::{Sighting, Witness};
 use bytes::Bytes;
 use entry::{Waiting, closed, full, late};
+use remoe_autoscale::scale_to_zero::{Phase, step};
 use remoe_proto::ServiceError;
 use serde::Serialize;
 use state::State;

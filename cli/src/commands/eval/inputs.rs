@@ -3,7 +3,7 @@
 use super::EvalArgs;
 use super::workloads::Recorded;
 use crate::exit::CliError;
-use crate::planning::read;
+use crate::files::read;
 use remoe_experiments::{
     CpuScaling, INPUT_TOKENS, Machine, REQUESTS, Request, Routing, Scenario, Setting, Shape, paper_pricing,
 };

@@ -4,11 +4,11 @@ use super::EvalArgs;
 use super::files::Target;
 use super::inputs::Inputs;
 use crate::exit::CliError;
+use crate::files;
 use crate::output::plot::heat_map::{HeatMap, Tile};
 use crate::output::progress::bar;
 use crate::output::table;
 use crate::plan_report::bytes;
-use crate::planning;
 use remoe_experiments::ExperimentError;
 use remoe_experiments::map::{Cell, ListRegime, PER_DAY, Regime, Subject, UnitRegime, WAYS};
 use remoe_hardware::NodeList;
@@ -36,7 +36,7 @@ impl MapReport {
     /// Asks the planner for every cell at the prices that were given.
     pub(super) fn of(args: &EvalArgs, inputs: &Inputs) -> Result<Self, CliError> {
         let wrong =
-            |flag: &str, path: &Path, error: &dyn std::fmt::Display| planning::in_file(flag, path, error);
+            |flag: &str, path: &Path, error: &dyn std::fmt::Display| files::in_file(flag, path, error);
         let models = Subject::all();
         let mut regimes = Vec::new();
         let failed = |error: ExperimentError| CliError::runtime(error.to_string());
@@ -55,7 +55,7 @@ impl MapReport {
         }
         let mut nodes = None;
         if let Some(path) = &args.nodes {
-            let list = NodeList::from_yaml(&planning::read("--nodes", path)?)
+            let list = NodeList::from_yaml(&files::read("--nodes", path)?)
                 .map_err(|error| wrong("--nodes", path, &error))?;
             let all = ListRegime::all(&list);
             let bar = bar(all.len(), "maps");

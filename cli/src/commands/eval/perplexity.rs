@@ -1,13 +1,12 @@
 //! `remoe eval --perplexity`: how well a model foresees a text, with its experts as they are and quantised.
 
 use super::EvalArgs;
-use crate::args::DeploymentArgs;
-use crate::commands::profile::default_dtype;
 use crate::deployment::Wanted;
 use crate::exit::CliError;
+use crate::flags::{DeploymentArgs, default_dtype};
 use crate::output::progress::{Progress, bar};
 use crate::output::{json, table};
-use crate::{planning, prompt};
+use crate::{files, prompt};
 use indicatif::ProgressBar;
 use remoe_hub::ModelArgs;
 use remoe_model::{DenseDtype, ExpertsDtype};
@@ -77,7 +76,7 @@ pub(crate) async fn run(
     let Some(source) = &args.source else {
         return Err(CliError::arguments("--model", "missing --model: --perplexity needs a model"));
     };
-    let text = planning::read("--perplexity", file)?;
+    let text = files::read("--perplexity", file)?;
     let mut answer = Perplexities { window: 0, tokens: 0, perplexity: Vec::new() };
     for (number, form) in (1..).zip(FORMS) {
         let wanted = wanted(source, form)?;
@@ -120,8 +119,8 @@ pub(crate) async fn run(
 /// The model with all experts beside the main function.
 fn wanted(source: &ModelArgs, form: Form) -> Result<Wanted, CliError> {
     let (experts_dtype, dense_dtype) = form;
-    let arguments = DeploymentArgs { experts_dtype, ..DeploymentArgs::of(source.clone()) };
-    let mut wanted = Wanted::unplaced(&arguments)?;
+    let arguments = DeploymentArgs { experts_dtype, ..DeploymentArgs::default() };
+    let mut wanted = Wanted::unplaced(source, &arguments)?;
     wanted.inspection.dense_dtype = dense_dtype;
     let plain = default_dtype(&wanted.inspection);
     wanted.options.dense_dtype = Some(dense_dtype.map_or(plain, DenseDtype::name));

@@ -4,11 +4,11 @@ use super::EvalArgs;
 use super::files::Target;
 use super::inputs::Inputs;
 use crate::exit::CliError;
+use crate::files;
 use crate::output::plot::{Bar, Bars, Segment};
 use crate::output::progress::bar;
 use crate::output::table;
 use crate::plan_report::percent;
-use crate::planning;
 use remoe_experiments::{Met, Regret, RegretCase, RegretSubject, Summary};
 use remoe_hardware::Prices;
 use remoe_planner::{Problem, Truth, WrongFigure};
@@ -24,8 +24,8 @@ const PLANS: [NamedPlan; 2] = [("cheapest", |case| &case.exact), ("sturdy", |cas
 pub(super) fn measured(args: &EvalArgs, inputs: &Inputs) -> Result<Regret, CliError> {
     let mut subjects = Vec::new();
     for path in &args.problems {
-        let problem = Problem::from_json(&planning::read("--problem", path)?)
-            .map_err(|error| planning::in_file("--problem", path, &error))?;
+        let problem = Problem::from_json(&files::read("--problem", path)?)
+            .map_err(|error| files::in_file("--problem", path, &error))?;
         if problem.prediction.is_none() {
             let message = format!("{}: missing prediction; plans need it", path.display());
             return Err(CliError::arguments("--problem", message));

@@ -1,7 +1,7 @@
 //! Recorded requests, and what every way to predict says of them.
 
-use crate::commands::predictor::source;
 use crate::exit::CliError;
+use crate::predictors;
 use remoe_experiments::{Foresight, REQUESTS, Request, Rows};
 use remoe_model::Checkpoint;
 use remoe_predictor::record::ActivationRecord;
@@ -45,7 +45,7 @@ impl Recorded {
         predictor: &Path,
         steps: f64,
     ) -> Result<Self, CliError> {
-        let model = source::Model::of(Arc::clone(checkpoint))?;
+        let model = predictors::Model::of(Arc::clone(checkpoint))?;
         let trained = model.saved_predictor(predictor)?;
         let mut files = Vec::with_capacity(paths.len());
         for path in paths {

@@ -4,11 +4,12 @@ use super::manifest::{self, Subject};
 use super::nodes_model::{Forms, KnownModel};
 use super::nodes_prices::{ApiCost, ApiPrice, Today, price_warnings};
 use super::nodes_report::{self, Beside};
-use crate::commands::predictor::source::Model;
 use crate::exit::{CliError, Code};
+use crate::files;
 use crate::output::json;
 use crate::output::progress::{print_error, print_warning};
-use crate::planning::{self, PlanningArgs};
+use crate::planning::PlanningArgs;
+use crate::predictors::Model;
 use crate::workload::ConcurrencyArgs;
 use clap::{Args, ValueEnum};
 use remoe_hardware::{Commitment, NodeList, Profile, node_shapes};
@@ -232,9 +233,9 @@ fn wrong_figure(error: FieldError) -> CliError {
 }
 
 fn read_list(path: &Path) -> Result<NodeList, CliError> {
-    NodeList::from_yaml(&planning::read("--nodes", path)?).map_err(|error| {
+    NodeList::from_yaml(&files::read("--nodes", path)?).map_err(|error| {
         let field = Some(error.field.clone()).filter(|field| !field.is_empty());
-        let of_file = planning::in_file("--nodes", path, &error);
+        let of_file = files::in_file("--nodes", path, &error);
         CliError { field: field.or(of_file.field.clone()), ..of_file }
     })
 }
@@ -271,9 +272,8 @@ impl Question<'_> {
                            omit it, or fetch the weights";
             return Err(CliError::arguments("--profile", message));
         }
-        let text = planning::read("--profile", path)?;
-        let profile =
-            Profile::from_json(&text).map_err(|error| planning::in_file("--profile", path, &error))?;
+        let text = files::read("--profile", path)?;
+        let profile = Profile::from_json(&text).map_err(|error| files::in_file("--profile", path, &error))?;
         // What is quantised beside experts is counted in full here, whatever the profile's main function does.
         let measured = Inspection { dense_dtype: profile.model.dense_dtype, ..model.inspection.clone() };
         let checked = profile.check_model(&measured, &model.dtype);

@@ -1,8 +1,7 @@
 //! A model as far as nodes depend on it.
 
-use crate::args::Dtype;
-use crate::commands::profile::default_dtype;
 use crate::exit::CliError;
+use crate::flags::{Dtype, default_dtype};
 use remoe_hardware::ResidentWeights;
 use remoe_hub::{Known, ModelArgs, Opened};
 use remoe_model::{Checkpoint, CheckpointError, DenseDtype, ExpertsDtype, Inspection, Outline};

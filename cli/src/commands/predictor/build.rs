@@ -1,10 +1,10 @@
 //! `remoe predictor build`: fits a predictor and saves it, with the portable form that gateways get.
 
 use super::args::BuildArgs;
-use super::source::Model;
 use crate::exit::CliError;
 use crate::output::progress::Progress;
 use crate::output::{folders, json, table};
+use crate::predictors::Model;
 use remoe_predictor::{
     Embedding, ErrorBars, FitStage, Method, PORTABLE_FILE, PREDICTOR_FILE, Phase, Portable, Trained,
     TunedPredictor, Tuning, sketch_dimensions,

@@ -2,10 +2,10 @@
 
 use super::args::EvalArgs;
 use super::plot;
-use super::source::Model;
 use crate::exit::CliError;
 use crate::output::progress::{bar, print_warning};
 use crate::output::{folders, json, table};
+use crate::predictors::Model;
 use remoe_predictor::correlation::{self, Pair};
 use remoe_predictor::record::ActivationRecord;
 use remoe_predictor::{

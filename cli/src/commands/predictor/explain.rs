@@ -1,9 +1,9 @@
 //! `remoe predictor explain`: what a prediction rests on.
 
 use super::args::ExplainArgs;
-use super::source::Model;
 use crate::exit::CliError;
 use crate::output::{json, table};
+use crate::predictors::Model;
 use remoe_model::text::{TextError, Tokenizer};
 use remoe_predictor::{ErrorBars, Phase, Trained};
 use serde::Serialize;

@@ -5,7 +5,6 @@ mod build;
 mod eval;
 mod explain;
 mod plot;
-pub(crate) mod source;
 
 pub(crate) use args::PredictorArgs;
 

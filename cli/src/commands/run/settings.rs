@@ -1,7 +1,8 @@
 //! What can be changed during a conversation.
 
-use crate::args::{RunArgs, probability, stop_string, temperature};
 use crate::commands::generate::MOST_STOPS;
+use crate::commands::run::RunArgs;
+use crate::flags::{probability, stop_string, temperature};
 use crate::output::table;
 use remoe_model::GenerationDefaults;
 

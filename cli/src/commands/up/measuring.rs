@@ -1,12 +1,12 @@
 //! Measurements of this machine beside models that serve on assumed figures: while no request runs or waits.
 
 use super::statement::Statement;
-use crate::commands::profile::{self, Gate, Request};
 use crate::deployment::Wanted;
 use crate::exit::CliError;
 use crate::machine;
 use crate::output::progress::Progress;
 use crate::output::table;
+use crate::profiling::{self, Gate, Request};
 use futures_util::future::select_all;
 use remoe_gateway_core::Model;
 use remoe_planner::Problem;
@@ -68,7 +68,7 @@ impl Measuring {
 
 async fn measure(subject: Subject, gate: Arc<Gate>, progress: &Progress) -> Result<(), CliError> {
     let Subject { statement, wanted, request, tell } = subject;
-    let needed = profile::memory_needed(&request.inspection, &request.dtype);
+    let needed = profiling::memory_needed(&request.inspection, &request.dtype);
     let free = machine::free_memory_bytes();
     if free < needed {
         progress.line(&format!(
@@ -81,11 +81,11 @@ async fn measure(subject: Subject, gate: Arc<Gate>, progress: &Progress) -> Resu
         return Ok(());
     }
     let began = Instant::now();
-    let profile = profile::measure(request, gate, &Arc::new(Progress::silent())).await?;
-    for doubt in profile::doubts(&profile) {
+    let profile = profiling::measure(request, gate, &Arc::new(Progress::silent())).await?;
+    for doubt in profiling::doubts(&profile) {
         progress.line(&format!("{}: {doubt}", wanted.name()));
     }
-    profile::keep_unless_known(&profile)?;
+    profiling::keep_unless_known(&profile)?;
     let problem = statement.problem(&profile, &wanted)?;
     // Closed: the model is not kept any more.
     let _unwanted = tell.send(Measured { problem, took: began.elapsed() });

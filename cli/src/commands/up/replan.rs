@@ -2,7 +2,8 @@
 
 use crate::deployment::{RatioArgs, Wanted};
 use crate::exit::CliError;
-use crate::planning::{RemoteArg, STURDY};
+use crate::flags::RemoteArg;
+use crate::planning::STURDY;
 use remoe_planner::{
     Answer, Budget, Change, Options, PlanDraft, PlanError, Problem, dollars, preallocate_for, replan, solve,
     solve_within,

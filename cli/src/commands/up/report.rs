@@ -1,12 +1,13 @@
 //! What `up` says of its models.
 
+use super::event::{Event, Function};
 use super::start::StartTimes;
 use super::summary::Summary;
 use crate::choice::Choice;
 use crate::deployment::Wanted;
 use crate::exit::{CliError, Code};
 use crate::machine;
-use crate::output::json::{self, Event, Function};
+use crate::output::json;
 use crate::output::progress::Progress;
 use crate::output::table;
 use remoe_process::Role;

@@ -1,10 +1,10 @@
 //! What is known of a model's requests while `up` serves it.
 
-use crate::args::FollowArgs;
-use crate::commands::predictor::source::Model;
-use crate::commands::profile::default_dtype;
+use super::args::FollowArgs;
 use crate::deployment::Wanted;
 use crate::exit::CliError;
+use crate::flags::default_dtype;
+use crate::predictors::Model;
 use remoe_gateway_core::{Privacy, Witness};
 use remoe_predictor::record::RecordHeader;
 use remoe_predictor::{ByPhase, Shares, TunedPredictor};

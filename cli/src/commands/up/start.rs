@@ -1,15 +1,16 @@
 //! One model of `up`: what runs where is decided, and started.
 
+use super::args::{StartOrder, UpArgs};
 use super::cashier::Cashier;
 use super::measuring::{Measured, Subject};
 use super::replan::Basis;
 use super::statement::Statement;
 use super::tariff::Tariff;
-use crate::args::{DeploymentArgs, StartOrder, UpArgs};
 use crate::choice::Choice;
 use crate::deployment::{RatioArgs, Wanted};
 use crate::exit::CliError;
 use crate::figures::{Unmeasured, check_contention};
+use crate::flags::DeploymentArgs;
 use crate::output::progress::Progress;
 use crate::plan_report;
 use crate::planning::plan;
@@ -87,14 +88,13 @@ pub(super) fn ask(
     key: &str,
 ) -> Result<Asked, CliError> {
     let begun = Instant::now();
-    let mut deployment = args.deployment.clone();
-    deployment.source.model = location.clone();
+    let (source, deployment) = (args.source.at(location), args.deployment.clone());
     let is_planned =
         deployment.plan.is_none() && deployment.remote_ratio.is_none() && deployment.replicas.is_none();
     let foresight = Foresight { predictor: args.planning.predictor.as_deref(), prompt: None };
     let mut wanted = match is_planned {
-        true => Wanted::unplaced(&deployment)?,
-        false => Wanted::of(&deployment, HALF, foresight)?,
+        true => Wanted::unplaced(&source, &deployment)?,
+        false => Wanted::of(&source, &deployment, HALF, foresight)?,
     };
     wanted.options.served_model_name = name;
     wanted.options.gateway_key = Some(key.to_owned());

@@ -1,11 +1,12 @@
 //! How the problem of a plan is stated, for figures that are known at the start or measured later.
 
-use crate::args::{DeploymentArgs, UpArgs};
-use crate::commands::profile::{BelowOne, Request};
+use super::args::UpArgs;
 use crate::deployment::Wanted;
 use crate::exit::CliError;
 use crate::figures::measurement;
-use crate::planning::{Asked, PlanningArgs, RemoteArg};
+use crate::flags::{DeploymentArgs, RemoteArg};
+use crate::planning::{Asked, PlanningArgs};
+use crate::profiling::{BelowOne, Request};
 use remoe_hardware::Profile;
 use remoe_planner::{Problem, Slo};
 use remoe_predictor::Shares;

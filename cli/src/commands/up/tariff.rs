@@ -1,7 +1,7 @@
 //! What the functions of a model cost while they are alive.
 
-use crate::commands::profile::default_dtype;
 use crate::deployment::Wanted;
+use crate::flags::default_dtype;
 use remoe_billing::{Basis, Rate};
 use remoe_hardware::Profile;
 use remoe_planner::{Billing, Pricing};

@@ -1,4 +1,4 @@
-//! What predictors are made of, read from files.
+//! Predictors, and the records that they are made of, read from files.
 
 use crate::exit::{CliError, Code};
 use crate::output::progress;
@@ -50,7 +50,7 @@ impl Model {
             .map_err(|error| failed(error.to_string()))
     }
 
-    /// The predictor in `folder`, else the one in the model's own folder; `None` where there is neither.
+    /// Reads the predictor in `folder`, else the one in the folder of the model of `checkpoint`; `None` if there is neither.
     pub(crate) fn predictor_of(
         checkpoint: &Arc<Checkpoint>,
         folder: Option<&Path>,
@@ -61,7 +61,7 @@ impl Model {
         }
     }
 
-    /// The same of a model that is open.
+    /// Reads the predictor in `folder`, else the one in the folder of this model; `None` if there is neither.
     pub(crate) fn predictor(&self, folder: Option<&Path>) -> Result<Option<Trained>, CliError> {
         let folder = predictor_folder(&self.checkpoint, folder);
         folder.map(|folder| self.saved_predictor(&folder)).transpose()

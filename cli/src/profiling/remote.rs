@@ -36,7 +36,7 @@ const CALLS_BESIDE: usize = 8;
 const ROUNDS_BESIDE: usize = 5;
 const BESIDE_LIMIT: Duration = Duration::from_secs(10);
 
-/// What a remote function takes.
+/// Figures of a remote function.
 pub(super) struct RemoteFigures {
     pub(super) expert_seconds: CpuProfile,
     pub(super) transport: Transport,
@@ -59,7 +59,7 @@ struct OfThreads {
     transport: Option<Transport>,
 }
 
-/// What is measured, and what is told about it.
+/// Setup of the measurement of remote functions.
 pub(super) struct RemoteSetup<'a> {
     pub(super) subject: &'a Subject<'a>,
     /// A function elsewhere over which the transport is measured; loopback otherwise.
@@ -346,7 +346,7 @@ impl<'a> Client<'a> {
         self.send(work, wait)
     }
 
-    /// The same with rows that are written down.
+    /// Sends `work`. Returns the seconds of the round trip and of the computation, and the number of experts.
     fn send(&mut self, work: Work, wait: Wait) -> Result<(f64, f64, usize), CliError> {
         let experts = work.counts.first().copied().unwrap_or(1) as usize;
         let answer = self.conversation.ask(work, wait)?;
@@ -397,7 +397,7 @@ impl<'a> Client<'a> {
         Ok(column)
     }
 
-    /// What a call has computed besides experts, with a caller that drives its connection as the engine does and, as one below
+    /// Measures the CPU time of a call besides experts, with a caller that drives its connection as the engine does and, as one below
     /// one vCPU, never polls.
     fn computing_beside_experts(&mut self, function: &Running<'_>) -> Result<CallCpu, CliError> {
         let counters = || own_cpu_seconds().zip(function.cpu_seconds());
@@ -415,7 +415,7 @@ impl<'a> Client<'a> {
         })
     }
 
-    /// What a call takes besides its computation: for one row, and more for more bytes.
+    /// Measures the time of a call besides its computation: for one row, and per further byte.
     fn transport(&mut self, over: &str) -> Result<Transport, CliError> {
         let rows = (MAX_PAYLOAD / 2 / (self.row_bytes * ASKED)).max(2);
         let mut added = |rows: usize| -> Result<(f64, f64), CliError> {

@@ -1,8 +1,8 @@
 //! Function processes under measurement: started one at a time, their vCPUs changed while they run.
 
 use super::gate::Gate;
-use crate::args::Backend;
 use crate::exit::CliError;
+use crate::flags::Backend;
 use crate::output::progress::Progress;
 use crate::programs;
 use remoe_process::Role;
@@ -26,7 +26,7 @@ pub(super) struct Functions {
     runtime: Handle,
     launcher: ProcessLauncher,
     progress: Arc<Progress>,
-    /// Whether vCPUs are limited by quotas; otherwise only by threads.
+    /// Quotas limit vCPUs; otherwise only numbers of threads do.
     pub(super) quotas: bool,
     /// Memory that a function may take: the machine's.
     memory_bytes: u64,
@@ -79,7 +79,7 @@ impl Functions {
         })
     }
 
-    /// Says `what` to whoever has asked for the profile.
+    /// Says `what` to the user who asked for the profile.
     pub(super) fn tell(&self, what: &str) {
         self.progress.line(what);
     }
@@ -141,7 +141,7 @@ impl Running<'_> {
         limited.map(|_limited| ()).map_err(|error| CliError::runtime(error.to_string()))
     }
 
-    /// What a remote function says of itself.
+    /// Asks a remote function to describe itself.
     pub(super) fn describe_remote(&self) -> Result<FunctionDescription, CliError> {
         let described = async {
             let mut client = ExpertFunctionClient::new(control::channel(self.grpc)?);
@@ -152,7 +152,7 @@ impl Running<'_> {
         self.functions.runtime.block_on(described)
     }
 
-    /// What its threads have computed so far.
+    /// Returns the CPU time of its threads so far.
     pub(super) fn cpu_seconds(&self) -> Option<f64> {
         crate::machine::cpu_seconds(self.pid?)
     }

@@ -69,7 +69,7 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    /// The same with so much of a vCPU, of what they are with a whole one.
+    /// Returns the times with a part of a vCPU, from those with a whole one.
     fn with_part(self, vcpus: f64) -> Self {
         Self { rest: self.rest / vcpus, experts: self.experts / vcpus }
     }
@@ -82,7 +82,7 @@ struct Answered {
     step: Parts,
 }
 
-/// What was measured with one number of vCPUs.
+/// Measurements with one number of vCPUs.
 pub(super) struct Column {
     /// Decode steps over tokens of context.
     pub(super) steps: Points,
@@ -353,7 +353,7 @@ struct Streaming {
 }
 
 impl Streaming {
-    /// What comes next.
+    /// Waits for the next event.
     async fn message(&mut self) -> Result<Event, CliError> {
         while let Some(message) = self.events.message().await? {
             match message.event {
@@ -379,7 +379,7 @@ impl Streaming {
 }
 
 impl Answered {
-    /// Of an answer with so many decode steps.
+    /// Takes the times of an answer with this number of decode steps.
     fn of(finished: &Finished, steps: u32) -> Self {
         let (prefill, decode) = (local(finished.prefill_experts), local(finished.decode_experts));
         let steps = f64::from(steps);

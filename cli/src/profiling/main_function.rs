@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 
 const NOTHING: Affine = Affine { base: 0.0, per_token: 0.0 };
 
-/// What the main function takes.
+/// Figures of the main function.
 pub(super) struct MainFigures {
     pub(super) expert_seconds: CpuProfile,
     pub(super) nonexpert_seconds: CpuProfile,
@@ -36,7 +36,7 @@ struct OfThreads {
     start: Start,
 }
 
-/// What is measured, and what is told about it.
+/// Setup of the measurement of the main function.
 pub(super) struct MainSetup<'a> {
     pub(super) subject: &'a Subject<'a>,
     /// Where the non-expert part runs: `cpu`, or a device of its own.

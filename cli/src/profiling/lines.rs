@@ -2,7 +2,7 @@
 
 use remoe_planner::Affine;
 
-/// What was measured with one number of vCPUs.
+/// Measurements with one number of vCPUs.
 pub(super) struct Points {
     pub(super) vcpus: f64,
     /// Tokens, and the seconds of each.

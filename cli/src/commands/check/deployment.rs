@@ -1,29 +1,24 @@
 //! Manifests, checked without being used.
 
-use super::{Value, documents, expand_document};
-use crate::args::Cli;
+use crate::commands::up::{UpArgs, fill};
 use crate::exit::CliError;
-use crate::planning::{self, in_file};
+use crate::files::in_file;
+use crate::planning;
+use crate::resource::{KIND, documents, of_document};
 use crate::workload;
-use clap::{CommandFactory, Parser};
-use std::ffi::OsString;
+use clap::{Args, FromArgMatches};
+use serde_yaml::Value;
 use std::path::Path;
 
 /// Stands for the folder of a model that only a cluster has.
 const MODEL: &str = "model";
 
-/// Reports if a document of `text` is a MoEDeployment.
-pub(crate) fn is_one(text: &str) -> bool {
-    text.contains(super::KIND) && documents(text).is_ok_and(|found| !found.is_empty())
-}
-
-/// Checks every MoEDeployment of the file at `path`, which has `text`: as `up --file` reads it, with the values of the flags
-/// that it means.
+/// Checks every MoEDeployment of the file at `path`, which has `text`: as `up --file` reads it.
 pub(crate) fn check(path: &Path, text: &str) -> Result<(), CliError> {
     let wrong = |message: &dyn std::fmt::Display| CliError { field: None, ..in_file("", path, message) };
     let found = documents(text).map_err(|error| wrong(&error))?;
     if found.is_empty() {
-        return Err(wrong(&format!("missing {}", super::KIND)));
+        return Err(wrong(&format!("missing {}", KIND)));
     }
     let several = found.len() > 1;
     for document in found {
@@ -44,23 +39,18 @@ pub(crate) fn check(path: &Path, text: &str) -> Result<(), CliError> {
 fn checked(path: &Path, document: Value) -> Result<(), CliError> {
     let failed = |error: CliError| CliError { field: error.field.filter(|field| field != "--file"), ..error };
     let wrong = |message: &dyn std::fmt::Display| CliError { field: None, ..in_file("", path, message) };
-    let up: [OsString; 5] = ["remoe".into(), "up".into(), MODEL.into(), "--file".into(), path.into()];
-    let matches = Cli::command().try_get_matches_from(&up).map_err(CliError::from)?;
-    let Some((_, matches)) = matches.subcommand() else { return Ok(()) };
+    let command = UpArgs::augment_args(clap::Command::new("up"));
+    let matches = command.try_get_matches_from(["up", MODEL]).map_err(CliError::from)?;
+    let mut options = UpArgs::from_arg_matches(&matches).map_err(CliError::from)?;
     let spec = document.get("spec").cloned().unwrap_or_default();
     let text = serde_yaml::to_string(&document).map_err(|error| wrong(&error))?;
-    let expanded = expand_document(path, document, matches).map_err(failed)?;
+    let resource = of_document(path, document).map_err(failed)?;
+    fill(&mut options, &resource, path, &matches).map_err(failed)?;
     if spec.get("workload").is_some() {
         workload::check(&text).map_err(|error| wrong(&error))?;
     }
     if spec.get("pricing").is_some() {
         planning::prices_of(&text).map_err(|error| wrong(&error))?;
     }
-    // A value that its flag would refuse.
-    let flags = up.into_iter().take(3).chain(expanded.arguments);
-    Cli::try_parse_from(flags).map(drop).map_err(|error| {
-        let error = CliError::from(error);
-        let text = error.message.split_whitespace().collect::<Vec<_>>().join(" ");
-        wrong(&format!("as flags of `remoe up`: {text}"))
-    })
+    Ok(())
 }

@@ -1,0 +1,69 @@
+//! Sampling of tokens.
+
+use clap::Args;
+
+/// Sampling of a conversation. The defaults are those of the model.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct ChatSamplingArgs {
+    /// Sampling temperature; 0 takes the most likely token [default: that of the model's generation_config.json, else
+    /// 0]
+    #[arg(long, value_name = "T", value_parser = temperature, allow_negative_numbers = true)]
+    pub(crate) temperature: Option<f32>,
+    /// Nucleus sampling: sample from the most likely tokens up to this probability mass [default: that of
+    /// generation_config.json, else all tokens]
+    #[arg(long, value_name = "P", value_parser = probability, allow_negative_numbers = true)]
+    pub(crate) top_p: Option<f32>,
+    /// Sample from the K most likely tokens; 0 for all [default: that of generation_config.json, else all tokens]
+    #[arg(long, value_name = "K")]
+    pub(crate) top_k: Option<u32>,
+    /// Random seed; equal seeds give equal answers
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    pub(crate) seed: u64,
+}
+
+/// Sampling of a completion.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct SamplingArgs {
+    /// Sampling temperature; 0 takes the most likely token
+    #[arg(long, value_name = "T", default_value_t = 0.0, value_parser = temperature, allow_negative_numbers = true)]
+    pub(crate) temperature: f32,
+    /// Nucleus sampling: sample from the most likely tokens up to this probability mass [default: all tokens]
+    #[arg(long, value_name = "P", value_parser = probability, allow_negative_numbers = true)]
+    pub(crate) top_p: Option<f32>,
+    /// Sample from the K most likely tokens [default: all tokens]
+    #[arg(long, value_name = "K")]
+    pub(crate) top_k: Option<u32>,
+    /// Random seed; equal seeds give equal answers
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    pub(crate) seed: u64,
+}
+
+// What the engine takes: it would refuse the rest too, after the model has been loaded.
+const MOST_TEMPERATURE: f32 = 2.0;
+const STOP_BYTES: usize = 1024;
+
+pub(crate) fn temperature(text: &str) -> Result<f32, String> {
+    let value: f32 = text.parse().map_err(|_| "expected a number".to_owned())?;
+    if (0.0..=MOST_TEMPERATURE).contains(&value) {
+        Ok(value)
+    } else {
+        Err(format!("expected 0 to {MOST_TEMPERATURE}"))
+    }
+}
+
+pub(crate) fn stop_string(text: &str) -> Result<String, String> {
+    if (1..=STOP_BYTES).contains(&text.len()) {
+        Ok(text.to_owned())
+    } else {
+        Err(format!("expected 1 to {STOP_BYTES} bytes"))
+    }
+}
+
+pub(crate) fn probability(text: &str) -> Result<f32, String> {
+    let value: f32 = text.parse().map_err(|_| "expected a number".to_owned())?;
+    if value > 0.0 && value <= 1.0 {
+        Ok(value)
+    } else {
+        Err("expected a number above 0 and up to 1".to_owned())
+    }
+}

@@ -1,0 +1,224 @@
+//! Measurement of the hardware profile of this machine for a model.
+
+mod functions;
+mod gate;
+mod grid;
+mod in_use;
+mod kept;
+mod lines;
+mod main_function;
+mod remote;
+
+pub(crate) use gate::Gate;
+pub(crate) use kept::{default_path, keep, keep_unless_known, store, write};
+
+use crate::exit::CliError;
+use crate::flags::{Backend, RemoteArg};
+use crate::machine::{self, CpuTimes};
+use crate::output::progress::Progress;
+use functions::Functions;
+use grid::Grid;
+use main_function::MainSetup;
+use remoe_hardware::{CpuLimit, Kernels, Machine, Made, Memory, ModelId, Origin, Profile, Starts};
+use remoe_hub::ModelArgs;
+use remoe_model::Inspection;
+use remoe_planner::{Fit, Problem, SizeRange, Specs, VcpuRange};
+use remoe_process::Role;
+use remote::RemoteSetup;
+use std::ffi::OsString;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a function works before anything counts, at least: at first weights are where they have never been read, and instruction paths take turns in them.
+const WARMING: Duration = Duration::from_millis(300);
+/// Share of the CPU time that other programs may take before figures are not trusted.
+const DISTURBED: f64 = 0.1;
+/// Bytes that a main function under measurement takes beside its weights, with remote experts beside those.
+const BESIDE_WEIGHTS: u64 = 500 << 20;
+
+/// Request for a measurement.
+pub(crate) struct Request {
+    pub(crate) source: ModelArgs,
+    pub(crate) inspection: Inspection,
+    pub(crate) dtype: String,
+    pub(crate) device: String,
+    pub(crate) backend: Option<Backend>,
+    pub(crate) quick: bool,
+    pub(crate) address: Option<String>,
+    pub(crate) below_one: BelowOne,
+}
+
+/// Functions that plans may give less than one vCPU.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BelowOne {
+    pub(crate) main: bool,
+    pub(crate) remote: bool,
+}
+
+impl BelowOne {
+    /// Returns the roles that plans for `problem` with this use of remote experts may give less than one vCPU.
+    pub(crate) fn of(problem: &Problem, remote: RemoteArg) -> Self {
+        let Specs { main, remote: apart, main_vcpus, remote_vcpus } = problem.specs;
+        let below = |bytes: SizeRange, vcpus: Option<VcpuRange>| {
+            vcpus.map_or(bytes.min_bytes / problem.pricing.vcpu_bytes(), |vcpus| vcpus.min) < 1.0
+        };
+        Self {
+            main: below(main, main_vcpus),
+            remote: remote != RemoteArg::Never && below(apart, remote_vcpus),
+        }
+    }
+}
+
+/// Measures a profile on this machine while `gate` is open.
+pub(crate) async fn measure(
+    request: Request,
+    gate: Arc<Gate>,
+    progress: &Arc<Progress>,
+) -> Result<Profile, CliError> {
+    let progress = progress.clone();
+    let measured = tokio::task::spawn_blocking(move || measure_blocking(&request, gate, &progress)).await;
+    measured.map_err(|error| CliError::runtime(format!("cannot measure: {error}")))?
+}
+
+/// Reasons to measure again, for people; none where a profile looks sound.
+pub(crate) fn doubts(profile: &Profile) -> Vec<String> {
+    let busy = profile.disturbed.map(|share| {
+        format!(
+            "other programs used {:.0} % of the CPUs during the measurements; measure again on an idle machine",
+            100.0 * share
+        )
+    });
+    let slower = profile.slower_with_more_vcpus().map(|slower| format!("unexpected measurement: {slower}"));
+    busy.into_iter().chain(slower).collect()
+}
+
+/// Memory that measuring takes beside what runs, in bytes: a whole model, or copies of some of its experts.
+pub(crate) fn memory_needed(inspection: &Inspection, dtype: &str) -> u64 {
+    inspection
+        .resident_total_bytes(dtype)
+        .saturating_add(remote::COPIES_BYTES as u64)
+        .saturating_add(BESIDE_WEIGHTS)
+}
+
+fn measure_blocking(
+    request: &Request,
+    gate: Arc<Gate>,
+    progress: &Arc<Progress>,
+) -> Result<Profile, CliError> {
+    let Request { source, inspection, dtype, device, backend, quick, address, below_one } = request;
+    if inspection.moe_layers.is_empty() {
+        let message = format!("cannot profile family {}: no routed experts", inspection.family);
+        return Err(CliError::arguments("--model", message));
+    }
+    let functions = Functions::new(progress, machine::memory_bytes().max(1 << 30), *backend, device, gate)?;
+    let grid = Grid::new(machine::cores(), *quick, inspection.served_context());
+    let step = |what: String| progress.doing(what);
+    let subject =
+        Subject { functions: &functions, source, inspection, dtype, grid: &grid, below_one: *below_one };
+    progress.expect(steps(&subject, device, address.is_some()));
+    let before = CpuTimes::now();
+    let remote = RemoteSetup { subject: &subject, address: address.as_deref() }.measure(&step)?;
+    let last = remote.expert_seconds.vcpus.len() - 1;
+    let alone = remote.expert_seconds.seconds.iter().map(|row| row[last]).collect();
+    let main = MainSetup { subject: &subject, device, alone }.measure(&step)?;
+    let others = before.zip(CpuTimes::now()).map(|(before, after)| after.others_since(&before));
+    progress.clear();
+    let mut transport = remote.transport;
+    // What a call computes is known by itself, and sending is part of it; a difference of decode steps has all their noise.
+    let computed = Some(transport.main_cpu_seconds).filter(|seconds| *seconds > 0.0);
+    transport.send_seconds = computed.map_or(main.call.send, |most| main.call.send.min(most));
+    if address.is_none() {
+        // As the main function sees a call: it sleeps and wakes, and drives its connections itself.
+        let per_expert = remote.expert_seconds.seconds.first().map_or(0.0, |row| row[0]);
+        let rows = (1 + inspection.top_k) as f64 * subject.resident(inspection.token_bytes);
+        let known = inspection.top_k as f64 * per_expert + rows / transport.bytes_per_second;
+        transport.invoke_seconds = (main.call.wait - known).max(0.0);
+    }
+    let one_token: Vec<f64> = remote.expert_seconds.seconds.first().cloned().unwrap_or_default();
+    Ok(Profile {
+        version: 1,
+        origin: Origin::Measured,
+        made: Made { date: crate::machine::now(), version: env!("CARGO_PKG_VERSION").to_owned() },
+        machine: Machine {
+            cpu: machine::cpu(),
+            cores: grid.cores,
+            memory_bytes: machine::memory_bytes(),
+            device: device.clone(),
+            vcpus_by: if functions.quotas { CpuLimit::Quota } else { CpuLimit::Threads },
+        },
+        model: ModelId::of(inspection, dtype),
+        kernels: Kernels { numerics_class: remote.numerics_class, instruction_path: remote.instruction_path },
+        // 1 GB comes with one vCPU.
+        fit: Fit::of(&remote.expert_seconds.vcpus, &one_token),
+        expert_seconds: main.expert_seconds,
+        remote_expert_seconds: Some(remote.expert_seconds),
+        gpu_expert_seconds: None,
+        nonexpert_seconds: main.nonexpert_seconds,
+        context_seconds: Some(main.context_seconds),
+        device: main.device,
+        transport,
+        contention: remote.contention,
+        starts: Starts { main: main.start, remote: remote.start },
+        memory: Memory { main_bytes: main.main_bytes, function_bytes: remote.function_bytes.max(0.0) },
+        disturbed: others.filter(|share| *share > DISTURBED),
+    })
+}
+
+/// How many steps [`RemoteSetup::measure`] and [`MainSetup::measure`] announce together.
+fn steps(subject: &Subject<'_>, device: &str, elsewhere: bool) -> usize {
+    // Each function starts and is then measured with every size.
+    let of_role = |role: Role| {
+        let groups = subject.grid.by_threads(subject.below_one(role));
+        groups.len() + groups.iter().map(|(_, vcpus)| vcpus.len()).sum::<usize>()
+    };
+    let own_device = if device == "cpu" { 0 } else { 2 };
+    // The overhead of a call and the way, another one where it was named, several functions at the same time, start
+    // times; remote calls of the main function.
+    of_role(Role::Remote) + of_role(Role::Main) + 2 + usize::from(elsewhere) + 2 + 1 + own_device
+}
+
+/// Model under measurement, with the functions that run it.
+struct Subject<'a> {
+    functions: &'a Functions,
+    source: &'a ModelArgs,
+    inspection: &'a Inspection,
+    dtype: &'a str,
+    grid: &'a Grid,
+    below_one: BelowOne,
+}
+
+impl Subject<'_> {
+    /// Returns true if functions of this role are measured with less than one vCPU.
+    fn below_one(&self, role: Role) -> bool {
+        self.functions.quotas
+            && match role {
+                Role::Main => self.below_one.main,
+                Role::Remote => self.below_one.remote,
+            }
+    }
+
+    /// `bytes` at rest as they are resident in the compute dtype.
+    fn resident(&self, bytes: u64) -> f64 {
+        self.inspection.resident_bytes(bytes, self.dtype) as f64
+    }
+
+    /// Bytes of so many experts, as they are resident.
+    fn resident_experts(&self, count: usize) -> f64 {
+        count as f64 * self.inspection.resident_expert_bytes(self.dtype) as f64
+    }
+
+    /// Arguments of all functions that name the types to compute in. The main function also takes [`Self::dense`].
+    fn precision(&self) -> Vec<OsString> {
+        let mut arguments = vec!["--dtype".into(), self.dtype.into()];
+        if let Some(experts) = self.inspection.experts_dtype {
+            arguments.extend(["--experts-dtype".into(), experts.name().into()]);
+        }
+        arguments
+    }
+
+    /// Further arguments of a main function.
+    fn dense(&self) -> [OsString; 2] {
+        let kept = self.inspection.dense_dtype.map_or(self.dtype, |quantised| quantised.name());
+        ["--dense-dtype".into(), kept.into()]
+    }
+}

@@ -1,0 +1,57 @@
+//! Reasons why there is no plan, with the flags that would allow one.
+
+use remoe_planner::{Infeasible, Remedy, amount, limit_name, rounded_up};
+
+/// Explains why there is no plan. Remedies are flags, or with `of_file` fields of the problem.
+pub(crate) fn infeasible(why: &Infeasible, of_file: bool) -> String {
+    if of_file {
+        why.with_remedies(|remedy| format!("{} of {} or more", remedy.field, remedy.at_least))
+    } else {
+        why.with_remedies(flag)
+    }
+}
+
+/// Returns the flag that makes room.
+fn flag(remedy: &Remedy) -> String {
+    // Three digits that binary fractions blur.
+    let digits = |value: f64| {
+        let text = format!("{value:.9}");
+        text.trim_end_matches('0').trim_end_matches('.').to_owned()
+    };
+    let time = |flag: &str| {
+        let seconds = rounded_up(remedy.at_least);
+        let (value, unit) = if seconds < 1.0 { (seconds * 1e3, "ms") } else { (seconds, "s") };
+        format!("{flag} {}{unit}", digits(value))
+    };
+    let size =
+        |flag: &str| format!("{flag} MIN:MAX:STEP with a MAX of {} or more", (remedy.at_least / 1e6).ceil());
+    match remedy.limit() {
+        "ttft" => time("--ttft"),
+        "tpot" => time("--tpot"),
+        "cold_ttft" => time("--cold-ttft"),
+        "cold_share" => format!("--cold-share {}", digits(rounded_up(remedy.at_least).min(1.0))),
+        "mem" => size("--remote-memory-mb"),
+        "main" => size("--main-memory-mb"),
+        "mains" => format!("{} main functions", remedy.at_least),
+        limit => format!("{} of {} or more", limit_name(limit), amount(limit, remedy.at_least)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn remedies_are_flags_that_can_be_given() {
+        let remedy = |field: &str, at_least: f64| flag(&Remedy { field: field.to_owned(), at_least });
+        assert_eq!(remedy("slo.tpot_seconds", 0.001_234_5), "--tpot 1.24ms");
+        assert_eq!(remedy("slo.ttft_seconds", 2.0), "--ttft 2s");
+        assert_eq!(remedy("slo.tpot_seconds", 9.87e-6), "--tpot 0.00987ms");
+        assert_eq!(
+            remedy("specs.main.max_bytes", 5.2714e9),
+            "--main-memory-mb MIN:MAX:STEP with a MAX of 5272 or more"
+        );
+        assert_eq!(remedy("slo.cold_ttft_seconds", 2.0), "--cold-ttft 2s");
+        assert_eq!(remedy("slo.cold_share", 0.123_4), "--cold-share 0.124");
+    }
+}
