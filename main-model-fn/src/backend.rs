@@ -81,6 +81,18 @@ pub trait Rest: Send + Sync {
     fn read(&self) -> Result<(), CheckpointError>;
 }
 
+/// Place of a page in a page table that a sequence has let go of: no row sees its positions any more.
+pub const RELEASED: usize = usize::MAX;
+
+/// A layer and where its keys and values are.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PagedLayer {
+    /// How it attends.
+    pub shape: AttentionShape,
+    /// Page table of a sequence whose pages hold the layer, beside others with the same table.
+    pub table: usize,
+}
+
 /// The rows of one sequence in an iteration.
 #[derive(Debug, Clone)]
 pub struct Span {
@@ -90,8 +102,15 @@ pub struct Span {
     pub rows: usize,
     /// Positions of the sequence before them.
     pub past: usize,
-    /// The pages of its positions, those of the rows included.
-    pub pages: Vec<usize>,
+    /// The page tables of its positions, those of the rows included ([`PagedLayer::table`]).
+    pub tables: Vec<Vec<usize>>,
+}
+
+impl Span {
+    /// Pages of the table `table` in the order of their positions.
+    pub fn table(&self, table: usize) -> &[usize] {
+        self.tables.get(table).map_or(&[], Vec::as_slice)
+    }
 }
 
 /// A matrix product's weights, outputs x inputs, or a norm's, and what is added to the results.
@@ -217,10 +236,10 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// The device has no room.
     fn rope(&self, facts: &RopeFacts) -> Result<Self::Rope, BackendError>;
 
-    /// No pages yet, for layers of these shapes.
-    fn pages(&self, layers: &[AttentionShape]) -> Self::Pages;
+    /// No pages yet, for these layers. All page tables have pages of one size.
+    fn pages(&self, layers: &[PagedLayer]) -> Self::Pages;
 
-    /// Bytes of one page, all layers together.
+    /// Bytes of one page, all layers of a page table together.
     fn page_bytes(pages: &Self::Pages) -> usize;
 
     /// Copies page `from` to page `to`.

@@ -42,7 +42,7 @@ pub use grammar::Grammar;
 #[doc(hidden)]
 pub use http::fuzzing as http_fuzzing;
 pub use native::Native;
-pub use pages::Tenant;
+pub use pages::{PageNeeds, Tenant};
 pub use program::main;
 #[doc(hidden)]
 pub use routing_check::check_routing;

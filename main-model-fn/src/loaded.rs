@@ -86,7 +86,8 @@ impl Loaded {
     }
 
     /// What one request may ask for.
-    pub(crate) fn limits(&self, settings: &Settings) -> RequestLimits {
+    /// `prefill_rows` of a prompt go through the layers together at most.
+    pub(crate) fn limits(&self, settings: &Settings, prefill_rows: usize) -> RequestLimits {
         let config = self.checkpoint.config();
         // Rounded up: where so many positions have room, a request of so many has.
         let cache_pages = settings.kv_cache_bytes.div_ceil(self.page_bytes() as u64);
@@ -94,6 +95,8 @@ impl Loaded {
             vocab_size: config.vocab_size,
             context_length: config.served_context(),
             cache_pages: usize::try_from(cache_pages).unwrap_or(usize::MAX),
+            page_needs: self.model.page_needs(),
+            prefill_rows,
             max_choices: MAX_CHOICES.min(settings.max_batch),
             max_requests: settings.max_requests,
             queue_deadline: settings.queue_deadline,

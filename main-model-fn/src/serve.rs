@@ -127,7 +127,8 @@ async fn serve<B: Backend>(
     };
     let registry = registry_of(&model)?;
     traces.register(&registry)?;
-    let limits = model.limits(&settings);
+    let prefill_rows = most_prefill_rows(model.checkpoint.config(), model.class).min(settings.iteration_rows);
+    let limits = model.limits(&settings, prefill_rows);
     let metrics = EngineMetrics::new(&registry)?;
     let cache_bytes = limits.cache_pages.saturating_mul(model.page_bytes());
     metrics.cache_limit.set(i64::try_from(cache_bytes).unwrap_or(i64::MAX));
@@ -161,11 +162,10 @@ async fn serve<B: Backend>(
         metrics,
         recorder,
     };
-    let prefill_rows = most_prefill_rows(checkpoint.config(), class);
     // The engine stops after the servers: they finish what they have accepted.
     let stop = EngineStop::default();
     let (engine, switches, engine_thread) =
-        engine::start(engine_settings(&settings, limits, prefill_rows), parts, stop.clone())?;
+        engine::start(engine_settings(&settings, limits), parts, stop.clone())?;
     let (account, shown) = (watch::Sender::new(None), watch::Sender::default());
     let (lost, mut lost_experts) = mpsc::unbounded_channel();
     if let Some(listener) = listeners.metrics {
@@ -305,12 +305,11 @@ fn most_prefill_rows(config: &ModelConfig, class: NumericsClass) -> usize {
 }
 
 /// How much the engine takes on.
-fn engine_settings(settings: &Settings, limits: RequestLimits, prefill_rows: usize) -> EngineSettings {
+fn engine_settings(settings: &Settings, limits: RequestLimits) -> EngineSettings {
     EngineSettings {
         limits,
         max_batch: settings.max_batch,
         headroom: HEADROOM,
-        prefill_rows: prefill_rows.min(settings.iteration_rows),
         target_itl: settings.target_itl,
         fallback_bytes: settings.fallback_bytes,
         poll: Duration::from_micros(settings.poll_us),

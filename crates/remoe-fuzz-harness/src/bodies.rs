@@ -2,6 +2,7 @@
 //! queue, behind the tokenizer and the template of a fixture.
 
 use crate::{check_error, fixtures, memory};
+use main_model_fn::PageNeeds;
 use main_model_fn::backend::PAGE_POSITIONS;
 use main_model_fn::engine::RequestLimits;
 use main_model_fn::http_fuzzing::{Checked, checks};
@@ -17,6 +18,8 @@ const LIMITS: RequestLimits = RequestLimits {
     vocab_size: 460,
     context_length: 128,
     cache_pages: 10,
+    page_needs: PageNeeds { whole: 1, windowed: 0, window: 0 },
+    prefill_rows: 2048,
     max_choices: 4,
     max_requests: 8,
     queue_deadline: None,

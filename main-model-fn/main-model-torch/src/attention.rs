@@ -54,7 +54,7 @@ pub(crate) fn grouped(
     sinks: Option<&Tensor>,
     spans: &[Span],
 ) -> Result<Tensor, TchError> {
-    let shape = pages.layers[layer];
+    let shape = pages.layers[layer].paged.shape;
     let rows = query.size()[0];
     let dim = shape.key_dim as i64;
     let heads = |x: &Tensor, heads: usize| x.f_reshape([rows, heads as i64, dim]);
@@ -66,7 +66,7 @@ pub(crate) fn grouped(
         // The first position that any row of the span can see.
         let from = shape.window.map_or(0, |window| (span.past + 1).saturating_sub(window));
         let (keys, values) =
-            pages.extend(layer, &span.pages, span.past, &part(&key)?, &part(&value)?, from)?;
+            pages.extend(layer, &span.tables, span.past, &part(&key)?, &part(&value)?, from)?;
         let past = (span.past - from) as i64;
         outputs.push(match sinks {
             None => attend_grouped(&shape, &part(&query)?, &keys, &values, past)?,
@@ -142,7 +142,7 @@ impl LatentHeads {
         key: &Tensor,
         spans: &[Span],
     ) -> Result<Tensor, BackendError> {
-        let scale = pages.layers[layer].scale;
+        let scale = pages.layers[layer].paged.shape.scale;
         let rows = query.size()[0];
         let query = query.f_reshape([rows, self.heads, self.nope_dim + self.rope_dim]).told()?;
         let plain = query.f_narrow(-1, 0, self.nope_dim).told()?;
@@ -158,7 +158,7 @@ impl LatentHeads {
         for span in spans {
             let own = |x: &Tensor| x.f_narrow(1, span.first as i64, span.rows as i64).told();
             let (new, values) = (own(&entries)?, own(&nothing)?);
-            let (entries, _) = pages.extend(layer, &span.pages, span.past, &new, &values, 0).told()?;
+            let (entries, _) = pages.extend(layer, &span.tables, span.past, &new, &values, 0).told()?;
             match (&absorbed, span.rows) {
                 (Some(queries), 1) => {
                     let query = queries.f_narrow(1, mixed.len() as i64, 1).told()?;

@@ -1,15 +1,22 @@
 //! Keys and values of every layer on the device.
 
+use main_model_fn::backend::PagedLayer;
 use remoe_kernels::{AttentionShape, PAGE_POSITIONS};
 use tch::{Device, Kind, TchError, Tensor};
 
 /// Pages of all layers. One that was ever used keeps its memory.
 pub struct TorchPages {
-    pub(crate) layers: Vec<AttentionShape>,
-    /// By page, then by layer.
+    pub(crate) layers: Vec<PlacedLayer>,
+    /// By page, then by layer of its table.
     pages: Vec<Vec<LayerPage>>,
     kind: Kind,
     device: Device,
+}
+
+/// A layer and which of a page's it is.
+pub(crate) struct PlacedLayer {
+    pub(crate) paged: PagedLayer,
+    slot: usize,
 }
 
 /// [kv heads, positions, elements] of keys and values.
@@ -19,12 +26,21 @@ struct LayerPage {
 }
 
 impl TorchPages {
-    pub(crate) fn new(layers: &[AttentionShape], kind: Kind, device: Device) -> Self {
-        Self { layers: layers.to_vec(), pages: Vec::new(), kind, device }
+    pub(crate) fn new(layers: &[PagedLayer], kind: Kind, device: Device) -> Self {
+        let layers = layers.iter().enumerate().map(|(index, &paged)| {
+            let slot = layers[..index].iter().filter(|before| before.table == paged.table).count();
+            PlacedLayer { paged, slot }
+        });
+        Self { layers: layers.collect(), pages: Vec::new(), kind, device }
     }
 
     pub(crate) fn page_bytes(&self) -> usize {
-        self.layers.iter().map(AttentionShape::page_bytes).sum()
+        self.shapes().map(AttentionShape::page_bytes).sum()
+    }
+
+    /// Layers of a page: pages of all tables have the same.
+    fn shapes(&self) -> impl Iterator<Item = &AttentionShape> {
+        self.layers.iter().filter(|layer| layer.paged.table == 0).map(|layer| &layer.paged.shape)
     }
 
     fn page(&mut self, id: usize) -> Result<&mut Vec<LayerPage>, TchError> {
@@ -32,7 +48,7 @@ impl TorchPages {
             self.pages.resize_with(id + 1, Vec::new);
         }
         if self.pages[id].is_empty() {
-            let layers = self.layers.iter().map(|shape| {
+            let layers = self.shapes().map(|shape| {
                 let zeros = |dim: usize| {
                     let size = [shape.kv_heads, PAGE_POSITIONS, dim].map(|size| size as i64);
                     Tensor::f_zeros(size, (self.kind, self.device))
@@ -54,24 +70,25 @@ impl TorchPages {
         Ok(())
     }
 
-    /// Writes the keys and values ([kv heads, rows, elements]) of the positions from `past` on to the pages `ids` and
+    /// Writes the keys and values ([kv heads, rows, elements]) of the positions from `past` on to the pages of `tables` and
     /// returns all from position `from` on.
     pub(crate) fn extend(
         &mut self,
         layer: usize,
-        ids: &[usize],
+        tables: &[Vec<usize>],
         past: usize,
         keys: &Tensor,
         values: &Tensor,
         from: usize,
     ) -> Result<(Tensor, Tensor), TchError> {
-        let rows = keys.size()[1] as usize;
+        let PlacedLayer { paged: PagedLayer { table, .. }, slot } = self.layers[layer];
+        let (ids, rows) = (&tables[table], keys.size()[1] as usize);
         let end = past + rows;
         let mut done = 0;
         while done < rows {
             let (page, at) = ((past + done) / PAGE_POSITIONS, (past + done) % PAGE_POSITIONS);
             let count = (PAGE_POSITIONS - at).min(rows - done);
-            let page = &self.page(ids[page])?[layer];
+            let page = &self.page(ids[page])?[slot];
             for (to, new) in [(&page.keys, keys), (&page.values, values)] {
                 let new = new.f_narrow(1, done as i64, count as i64)?;
                 to.f_narrow(1, at as i64, count as i64)?.f_copy_(&new)?;
@@ -81,7 +98,7 @@ impl TorchPages {
         let first = from / PAGE_POSITIONS;
         let mut parts = (Vec::new(), Vec::new());
         for &id in &ids[first..end.div_ceil(PAGE_POSITIONS)] {
-            let page = &self.page(id)?[layer];
+            let page = &self.page(id)?[slot];
             parts.0.push(page.keys.shallow_clone());
             parts.1.push(page.values.shallow_clone());
         }

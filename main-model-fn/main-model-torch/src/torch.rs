@@ -8,9 +8,9 @@ use crate::linear::{DeviceMlp, Embedding, Gated, Linear, Weight};
 use crate::norm::Norm;
 use crate::pages::TorchPages;
 use crate::rope::{Angles, Rope};
-use main_model_fn::backend::{Affine, Backend, BackendError, Span};
+use main_model_fn::backend::{Affine, Backend, BackendError, PagedLayer, Span};
 use main_model_fn::{DeviceError, DeviceName, LoadModelError};
-use remoe_kernels::{AttentionShape, Dtype, NumericsClass, Pool, WeightFormat};
+use remoe_kernels::{Dtype, NumericsClass, Pool, WeightFormat};
 use remoe_model::{
     Activation, Checkpoint, MlaFacts, MlpTensors, NormKind, RopeFacts, StoredDtype, TensorRef,
 };
@@ -226,7 +226,7 @@ impl Backend for Torch {
         Rope::new(facts, self.device).told()
     }
 
-    fn pages(&self, layers: &[AttentionShape]) -> TorchPages {
+    fn pages(&self, layers: &[PagedLayer]) -> TorchPages {
         TorchPages::new(layers, self.kind(), self.device)
     }
 

@@ -2,7 +2,7 @@
 
 use super::request::{Event, Request};
 use crate::backend::PAGE_POSITIONS;
-use crate::pages::pages_of;
+use crate::pages::PageNeeds;
 use remoe_proto::{ErrorCode, ServiceError};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,12 +17,23 @@ pub struct RequestLimits {
     pub context_length: usize,
     /// Pages of keys and values that there are.
     pub cache_pages: usize,
+    /// Pages that a sequence needs.
+    pub page_needs: PageNeeds,
+    /// Rows of prompts that go through the layers together.
+    pub prefill_rows: usize,
     /// Most choices of one request.
     pub max_choices: usize,
     /// Requests that run or wait at most; the next is refused.
     pub max_requests: usize,
     /// How long a request that states nothing may wait for its first row; `None`: as long as it takes.
     pub queue_deadline: Option<Duration>,
+}
+
+impl RequestLimits {
+    /// Positions of each of `choices` sequences that the KV cache has room for.
+    pub(crate) fn cached_positions(&self, choices: usize) -> usize {
+        self.page_needs.positions(self.cache_pages / choices.max(1), self.prefill_rows)
+    }
 }
 
 /// A request on its way to the engine.
@@ -128,7 +139,7 @@ impl EngineHandle {
                 field: Some("prompt".to_owned()),
             });
         }
-        let pages = pages_of(length).saturating_mul(request.choices);
+        let pages = limits.page_needs.pages(length, limits.prefill_rows).saturating_mul(request.choices);
         if pages > limits.cache_pages {
             return Err(ServiceError {
                 code: ErrorCode::ContextLengthExceeded,

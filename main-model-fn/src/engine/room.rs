@@ -1,10 +1,11 @@
 //! The pages that a request holds, lacks and gives back.
 
-use super::choice::token_at;
+use super::choice::{Choice, token_at};
+use super::handle::RequestLimits;
 use super::request::{ExpertTally, ExpertTime, Inspection, Request};
 use super::sequence::{Running, Stage};
 use crate::backend::PAGE_POSITIONS;
-use crate::pages::{Pages, SequenceCache, pages_of};
+use crate::pages::{Pages, SequenceCache};
 use std::cmp::Reverse;
 
 impl Running {
@@ -19,18 +20,26 @@ impl Running {
 
     /// Pages that the request will need soon beside those that it holds, `headroom` positions beyond its known
     /// tokens.
-    pub(crate) fn growth(&self, headroom: usize) -> usize {
+    pub(crate) fn growth(&self, headroom: usize, limits: &RequestLimits) -> usize {
         let prompt = &self.request().prompt;
         let soon = |known: usize| (known + headroom).min(most_positions(self.request()));
         match &self.stage {
-            Stage::Prompt(cache) => expected_pages(self.request(), headroom).saturating_sub(cache.pages()),
+            Stage::Prompt(cache) => {
+                expected_pages(self.request(), headroom, limits).saturating_sub(cache.pages())
+            }
             Stage::Choices(choices) => {
-                choices.iter().map(|choice| choice.cache.lacking(soon(choice.known(prompt)))).sum()
+                let needs = |choice: &Choice| {
+                    let known = choice.known(prompt);
+                    // All of them after a pause, else the last.
+                    let rows = (known - choice.cache.length()).min(limits.prefill_rows);
+                    limits.page_needs.pages(soon(known), rows).saturating_sub(choice.cache.pages())
+                };
+                choices.iter().map(needs).sum()
             }
         }
     }
 
-    /// Pages that it lacks for `rows`, one for each of its sequences, and for the copies of the prompt's last page
+    /// Blocks whose pages it lacks for `rows`, one for each of its sequences, and for the copies of the prompt's last page
     /// that further choices need.
     pub(crate) fn lacking(&self, rows: &[usize]) -> usize {
         let caches = self.caches().zip(rows).map(|(cache, rows)| cache.lacking(cache.length() + rows));
@@ -198,6 +207,7 @@ fn most_positions(request: &Request) -> usize {
 }
 
 /// Pages that `request` needs soon after its start, `headroom` positions beyond its prompt.
-pub(crate) fn expected_pages(request: &Request, headroom: usize) -> usize {
-    pages_of((request.prompt.len() + headroom).min(most_positions(request))) * request.choices
+pub(crate) fn expected_pages(request: &Request, headroom: usize, limits: &RequestLimits) -> usize {
+    let soon = (request.prompt.len() + headroom).min(most_positions(request));
+    limits.page_needs.pages(soon, limits.prefill_rows.min(request.prompt.len())) * request.choices
 }

@@ -14,7 +14,7 @@ use super::text_stream::TextStream;
 use super::thought::Thought;
 use crate::backend::BackendError;
 use crate::grammar::{Grammar, GrammarError, Progress};
-use crate::pages::{Page, SequenceCache};
+use crate::pages::{BlockPages, SequenceCache};
 use crate::records::{Recording, Step};
 use crate::transformer::{Model, Trace, Wanted};
 use remoe_billing::{Billed, Phase, Work};
@@ -42,7 +42,7 @@ pub(crate) struct Running {
     pub(super) job: Job,
     pub(super) stage: Stage,
     /// For the last page of the prompt, of which every choice needs its own.
-    pub(super) copies: Vec<Page>,
+    pub(super) copies: Vec<BlockPages>,
     /// When its first rows were taken into an iteration.
     started: Option<Instant>,
     /// Its rows in the layered prefill that it is part of.
@@ -568,7 +568,7 @@ impl Running {
         let mut caches = Vec::with_capacity(count);
         for _ in 1..count {
             let (fork, copied) = cache.fork(self.copies.pop());
-            if let Some((from, to)) = copied {
+            for (from, to) in copied {
                 model.copy_page(from, to)?;
             }
             caches.push(fork);

@@ -36,8 +36,6 @@ pub(crate) struct EngineSettings {
     pub(crate) limits: RequestLimits,
     /// Sequences that run at the same time.
     pub(crate) max_batch: usize,
-    /// Rows of prompts that go through the layers together.
-    pub(crate) prefill_rows: usize,
     /// The inter-token latency that running streams keep beside prompts; none: some times what they take alone.
     pub(crate) target_itl: Option<Duration>,
     /// Positions beyond its known tokens that a sequence is thought to need soon, when it is decided
@@ -158,7 +156,7 @@ impl Engine {
         })?;
         Ok(Self {
             settings,
-            pages: Pages::new(settings.limits.cache_pages),
+            pages: Pages::new(settings.limits.cache_pages, settings.limits.page_needs),
             page_bytes: parts.model.page_bytes(),
             model: parts.model,
             pool: parts.pool,

@@ -11,7 +11,6 @@ use super::timing::Timeline;
 use super::tools::AnswerForm;
 use super::urgency::Urgency;
 use super::{body, collect, sampling, stream, unsupported, warning};
-use crate::backend::PAGE_POSITIONS;
 use crate::engine::RequestLimits;
 use crate::engine::request::{Request, Sampling, StopRules};
 use crate::pages::Tenant;
@@ -96,8 +95,7 @@ impl Shared {
     /// Tokens that context and cache leave after a prompt, at least one: a prompt that leaves none
     /// is refused by the engine with the numbers.
     pub(super) fn room(&self, prompt: &[u32]) -> usize {
-        let positions =
-            self.limits.context_length.min(self.limits.cache_pages / self.choices * PAGE_POSITIONS);
+        let positions = self.limits.context_length.min(self.limits.cached_positions(self.choices));
         positions.saturating_sub(prompt.len()).max(1)
     }
 

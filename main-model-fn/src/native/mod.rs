@@ -10,11 +10,13 @@ mod heads;
 mod pages;
 mod rows;
 
-use crate::backend::{Affine, Backend, BackendError, Held, LoadModelError, PAGE_POSITIONS, Rest, Span};
+use crate::backend::{
+    Affine, Backend, BackendError, Held, LoadModelError, PAGE_POSITIONS, PagedLayer, RELEASED, Rest, Span,
+};
 use crate::device::{DeviceError, DeviceName};
 use embedding::NativeEmbedding;
 use heads::NativeHeads;
-use pages::NativePages;
+use pages::{NativePages, PagePart};
 use remoe_kernels::elementwise::{self, Norm, NormForm, Rotation, RowOperation};
 use remoe_kernels::numerics::{exp, round_bf16};
 use remoe_kernels::{
@@ -125,18 +127,18 @@ impl Native {
         spans: &[Span],
         write: impl Fn(&AttentionShape, &mut [u8], usize, usize) -> Result<(), KernelError>,
     ) -> Result<Rows, BackendError> {
-        let (shape, part) = pages.layer(layer)?;
+        let PagePart { shape, table, bytes: part } = pages.layer(layer)?;
         for span in spans {
+            let ids = span.table(table);
             for row in 0..span.rows {
                 let (page, at) = ((span.past + row) / PAGE_POSITIONS, (span.past + row) % PAGE_POSITIONS);
-                let expected = span.pages.len();
-                let Some(&id) = span.pages.get(page) else {
-                    return Err(BackendError::Shape { what: "page", actual: page, expected });
+                let Some(&id) = ids.get(page).filter(|id| **id != RELEASED) else {
+                    return Err(BackendError::Shape { what: "page", actual: page, expected: ids.len() });
                 };
                 write(&shape, &mut pages.page_mut(id)?[part.clone()], at, span.first + row)?;
             }
         }
-        let held: Vec<Vec<&[u8]>> = spans.iter().map(|span| pages.parts(&span.pages, &part)).collect();
+        let held: Vec<Vec<&[u8]>> = spans.iter().map(|span| pages.parts(span.table(table), &part)).collect();
         let spans: Vec<AttentionSpan<'_>> = (spans.iter().zip(&held))
             .map(|(span, pages)| AttentionSpan { pages, past: span.past, rows: span.rows })
             .collect();
@@ -257,7 +259,7 @@ impl Backend for Native {
         })
     }
 
-    fn pages(&self, layers: &[AttentionShape]) -> NativePages {
+    fn pages(&self, layers: &[PagedLayer]) -> NativePages {
         NativePages::new(layers)
     }
 

@@ -5,7 +5,8 @@
 //! at its tenant: how fast an answer begins tells whether somebody has asked the same before, which is nobody's
 //! business but the tenant's.
 
-use super::{Block, Page, Table, Used};
+use super::table::{Rank, Table, Used};
+use super::{Block, BlockPages};
 use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -39,31 +40,52 @@ enum Link {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Chain {
     end: Link,
-    /// Which use of kept pages it is, and its length: what pages on it were last used at.
-    used: Used,
+    /// Which use of kept pages it is.
+    turn: u64,
+    /// Blocks on it.
+    length: u32,
 }
 
 impl Chain {
     fn longer(self, page: u64) -> Self {
-        let (turn, Reverse(length)) = self.used;
         // A chain of 2^32 pages has 2^37 tokens.
-        Self { end: Link::Page(page), used: (turn, Reverse(length.saturating_add(1))) }
+        Self { end: Link::Page(page), length: self.length.saturating_add(1), ..self }
+    }
+
+    /// When the whole pages that continue it were last used.
+    fn used_whole(self) -> Used {
+        (self.turn, Rank::Whole(Reverse(self.length)))
+    }
+
+    fn used_windowed(self) -> Used {
+        (self.turn, Rank::Windowed(self.length))
     }
 }
 
 type Key = (Link, Block);
 
-struct Kept {
-    page: usize,
+/// Page sets that are kept for a block.
+#[derive(Clone, Copy)]
+pub(super) struct Kept {
+    whole: usize,
+    /// `None` once they were evicted, or without windowed layers.
+    windowed: Option<usize>,
     number: u64,
+}
+
+impl Kept {
+    /// Whether the windowed pages are kept too.
+    pub(super) fn has_windowed(&self) -> bool {
+        self.windowed.is_some()
+    }
 }
 
 /// The kept pages.
 pub(super) struct Prefixes {
     kept: HashMap<Key, Kept>,
-    /// Under what each page is kept, by its id: it never is twice.
-    by_page: HashMap<usize, Key>,
-    /// Pages that were ever kept.
+    /// Under what each set is kept, by its id: it never is twice.
+    by_set: HashMap<usize, Key>,
+    /// Blocks that were ever kept.
     numbers: u64,
     /// Chains that were ever begun.
     turns: u64,
@@ -72,44 +94,75 @@ pub(super) struct Prefixes {
 
 impl Prefixes {
     pub(super) fn new(table: Rc<RefCell<Table>>) -> Self {
-        Self { kept: HashMap::new(), by_page: HashMap::new(), numbers: 0, turns: 0, table }
+        Self { kept: HashMap::new(), by_set: HashMap::new(), numbers: 0, turns: 0, table }
     }
 
     /// The beginning of a sequence of `tenant`.
     pub(super) fn begin(&mut self, tenant: Tenant) -> Chain {
         self.turns += 1;
-        Chain { end: Link::Tenant(tenant), used: (self.turns, Reverse(0)) }
+        Chain { end: Link::Tenant(tenant), turn: self.turns, length: 0 }
     }
 
-    /// The page that continues `chain` with `block`, and the chain then.
-    pub(super) fn find(&self, chain: Chain, block: &Block) -> Option<(Page, Chain)> {
-        let kept = self.kept.get(&(chain.end, *block))?;
-        self.table.borrow_mut().keep(kept.page, Some(chain.used));
-        Some((Table::hold(&self.table, kept.page), chain.longer(kept.number)))
+    /// What is kept of the block that continues `chain` with `block`, and the chain then.
+    pub(super) fn find(&self, chain: Chain, block: &Block) -> Option<(Kept, Chain)> {
+        let kept = *self.kept.get(&(chain.end, *block))?;
+        Some((kept, chain.longer(kept.number)))
     }
 
-    /// Keeps `page`, which continues `chain` with `block`, unless there is such a page already. Returns the chain
-    /// then.
-    pub(super) fn keep(&mut self, chain: Chain, block: Block, page: usize) -> Chain {
-        if let Some((_, chain)) = self.find(chain, &block) {
-            return chain;
+    /// Uses `kept`, which continues `chain`: holds its pages, the windowed ones if they are wanted.
+    pub(super) fn hold(&self, chain: Chain, kept: Kept, wants_windowed: bool) -> BlockPages {
+        let hold = |id, used| {
+            self.table.borrow_mut().keep(id, Some(used));
+            Table::hold(&self.table, id)
+        };
+        BlockPages {
+            whole: hold(kept.whole, chain.used_whole()),
+            windowed: kept.windowed.filter(|_| wants_windowed).map(|id| hold(id, chain.used_windowed())),
         }
-        // Kept under a page before it that has gone, which nobody finds any more.
-        self.forget(page);
-        let number = self.numbers;
-        self.numbers += 1;
-        let key = (chain.end, block);
-        self.kept.insert(key, Kept { page, number });
-        self.by_page.insert(page, key);
-        self.table.borrow_mut().keep(page, Some(chain.used));
-        chain.longer(number)
     }
 
-    /// Keeps `page` no longer.
-    pub(super) fn forget(&mut self, page: usize) {
-        if let Some(key) = self.by_page.remove(&page) {
-            self.kept.remove(&key);
-            self.table.borrow_mut().keep(page, None);
+    /// Keeps `pages`, which continue `chain` with `block`, except those that are kept of it already. Returns the chain
+    /// then.
+    pub(super) fn keep(&mut self, chain: Chain, block: Block, pages: &BlockPages) -> Chain {
+        let key = (chain.end, block);
+        if !self.kept.contains_key(&key) {
+            // Kept under a page before it that has gone, which nobody finds any more.
+            self.forget(pages.whole.id);
+            let number = self.numbers;
+            self.numbers += 1;
+            self.kept.insert(key, Kept { whole: pages.whole.id, windowed: None, number });
+            self.by_set.insert(pages.whole.id, key);
+        }
+        let has_windowed = self.kept.get(&key).is_none_or(Kept::has_windowed);
+        if let Some(windowed) = pages.windowed.as_ref().filter(|_| !has_windowed) {
+            self.forget(windowed.id);
+            self.by_set.insert(windowed.id, key);
+            if let Some(kept) = self.kept.get_mut(&key) {
+                kept.windowed = Some(windowed.id);
+            }
+        }
+        let Some(kept) = self.kept.get(&key) else { return chain };
+        let mut table = self.table.borrow_mut();
+        table.keep(kept.whole, Some(chain.used_whole()));
+        if let Some(windowed) = kept.windowed.filter(|_| pages.windowed.is_some()) {
+            table.keep(windowed, Some(chain.used_windowed()));
+        }
+        chain.longer(kept.number)
+    }
+
+    /// Keeps the set `id` no longer; with whole pages the windowed ones of their block go.
+    pub(super) fn forget(&mut self, id: usize) {
+        let Some(key) = self.by_set.remove(&id) else { return };
+        let mut table = self.table.borrow_mut();
+        table.keep(id, None);
+        match self.kept.get_mut(&key) {
+            Some(kept) if kept.whole != id => kept.windowed = None,
+            Some(_) | None => {
+                if let Some(windowed) = self.kept.remove(&key).and_then(|kept| kept.windowed) {
+                    self.by_set.remove(&windowed);
+                    table.keep(windowed, None);
+                }
+            }
         }
     }
 }

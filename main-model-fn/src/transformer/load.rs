@@ -4,6 +4,7 @@ use super::attention::{Attention, GroupedQueryAttention, LatentAttention};
 use super::mlp::{Besides, Mlp, Moe, SharedExperts};
 use super::{Layer, Positions, Transformer};
 use crate::backend::{Affine, Backend, LoadModelError, Rest};
+use crate::pages::PageNeeds;
 use remoe_kernels::numerics::to_bf16;
 use remoe_kernels::{AttentionShape, Dtype, NumericsClass};
 use remoe_model::{
@@ -54,6 +55,7 @@ impl<B: Backend> Transformer<B> {
             }
         }
         let (layers, shapes): (_, Vec<_>) = layers.into_iter().unzip();
+        let (page_needs, paged) = PageNeeds::of(&shapes);
         let head = heads.pop().ok_or(LoadModelError::Inconsistent("the model has no head"))?;
         let tied = if is_tied { ops.table_of(&head) } else { None };
         Ok(Self {
@@ -76,7 +78,8 @@ impl<B: Backend> Transformer<B> {
             multipliers: config.multipliers,
             passes: BTreeMap::new(),
             layers,
-            pages: ops.pages(&shapes),
+            pages: ops.pages(&paged),
+            page_needs,
             ops,
         })
     }
@@ -367,13 +370,14 @@ mod tests {
     fn the_cache_holds_what_the_facts_say() {
         let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
         let pool = Arc::new(Pool::new(PoolConfig::default()).unwrap());
-        for name in ["dsv2-basic", "dsv2-group", "mixtral-basic"] {
+        for name in ["dsv2-basic", "dsv2-group", "mixtral-basic", "gptoss-basic", "gptoss-mxfp4"] {
             let checkpoint = Arc::new(Checkpoint::open(fixtures.join(name)).unwrap());
             let ops = Native::open(None, Dtype::F32, &pool).unwrap();
             let transformer = Transformer::load(&checkpoint, Dtype::F32, ops, 1).unwrap();
             let elements: usize =
                 checkpoint.config().layers.iter().map(|layer| layer.attention.cache_elements()).sum();
-            assert_eq!(Native::page_bytes(&transformer.pages), PAGE_POSITIONS * elements * 4, "{name}");
+            let bytes = Native::page_bytes(&transformer.pages) * transformer.page_needs.of_block();
+            assert_eq!(bytes, PAGE_POSITIONS * elements * 4, "{name}");
         }
     }
 }

@@ -18,7 +18,7 @@ pub use trace::{InspectLevel, LayerRouting};
 
 use crate::backend::{Backend, BackendError, Held, Span};
 use crate::dispatch::Experts;
-use crate::pages::SequenceCache;
+use crate::pages::{PageNeeds, SequenceCache};
 use attention::{Attention, Context};
 use mlp::Mlp;
 use pass::Pass;
@@ -91,8 +91,11 @@ pub(crate) trait Model: Send {
     /// There is no memory for `to`.
     fn copy_page(&mut self, from: usize, to: usize) -> Result<(), BackendError>;
 
-    /// Bytes of a page of keys and values, all layers together.
+    /// Bytes of a page of keys and values.
     fn page_bytes(&self) -> usize;
+
+    /// Pages that its sequences need.
+    fn page_needs(&self) -> PageNeeds;
 
     /// Elements of a hidden state.
     fn hidden(&self) -> usize;
@@ -102,6 +105,7 @@ pub(crate) trait Model: Send {
 pub(crate) struct Transformer<B: Backend> {
     ops: B,
     pages: B::Pages,
+    page_needs: PageNeeds,
     hidden: usize,
     vocab: usize,
     embedding: B::Embedding,
@@ -154,7 +158,7 @@ impl SegmentRows {
             let (first, rows, past) = (tokens.len(), segment.tokens.len(), segment.cache.length());
             tokens.extend_from_slice(segment.tokens);
             positions.extend(past..past + rows);
-            spans.push(Span { first, rows, past, pages: segment.cache.page_ids() });
+            spans.push(Span { first, rows, past, tables: segment.cache.page_tables() });
         }
         Self { tokens, positions, spans }
     }
@@ -258,6 +262,10 @@ impl<B: Backend> Model for Transformer<B> {
 
     fn page_bytes(&self) -> usize {
         B::page_bytes(&self.pages)
+    }
+
+    fn page_needs(&self) -> PageNeeds {
+        self.page_needs
     }
 
     fn hidden(&self) -> usize {

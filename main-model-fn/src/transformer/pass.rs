@@ -165,8 +165,9 @@ impl<B: Backend> Pass<B> {
             (from < to).then(|| {
                 let past = span.past + from - span.first;
                 let pages = (past + to - from).div_ceil(PAGE_POSITIONS);
-                let pages = span.pages[..pages.min(span.pages.len())].to_vec();
-                Span { first: from - rows.start, rows: to - from, past, pages }
+                let table = |ids: &Vec<usize>| ids[..pages.min(ids.len())].to_vec();
+                let tables = span.tables.iter().map(table).collect();
+                Span { first: from - rows.start, rows: to - from, past, tables }
             })
         };
         self.spans.iter().filter_map(part).collect()

@@ -95,14 +95,14 @@ impl Engine {
 
     /// The request of a class that starts next, and fits. None after one that others have passed for too long.
     fn next(&self, priority: Priority, now: Instant) -> Next {
-        let headroom = self.settings.headroom;
+        let (headroom, limits) = (self.settings.headroom, &self.settings.limits);
         let passed = |job: &Job| now.saturating_duration_since(job.submitted) > MOST_PASSED;
         let paused = self.paused.iter().enumerate().map(|(index, paused)| {
-            let needs = (paused.request().choices, paused.growth(headroom));
+            let needs = (paused.request().choices, paused.growth(headroom, limits));
             (Next::Paused(index), paused.request().priority, needs, passed(&paused.job))
         });
         let waiting = self.waiting.iter().enumerate().map(|(index, job)| {
-            let needs = (job.request.choices, expected_pages(&job.request, headroom));
+            let needs = (job.request.choices, expected_pages(&job.request, headroom, limits));
             (Next::Waiting(index), job.request.priority, needs, passed(job))
         });
         let room = self.room(|_| true);
@@ -134,11 +134,11 @@ impl Engine {
 
     /// Sequences and pages that are free beside the requests that run and `stay`.
     fn room(&self, stay: impl Fn(&Running) -> bool) -> Room {
-        let headroom = self.settings.headroom;
+        let (headroom, limits) = (self.settings.headroom, &self.settings.limits);
         let (staying, leaving): (Vec<&Running>, Vec<&Running>) =
             self.running.iter().partition(|running| stay(running));
         let sequences: usize = staying.iter().map(|running| running.request().choices).sum();
-        let growth: usize = staying.iter().map(|running| running.growth(headroom)).sum();
+        let growth: usize = staying.iter().map(|running| running.growth(headroom, limits)).sum();
         let freed: usize =
             leaving.iter().flat_map(|running| running.caches()).map(SequenceCache::pages).sum();
         let held = self.pages.held().saturating_sub(freed) + growth;

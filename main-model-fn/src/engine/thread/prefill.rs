@@ -123,7 +123,7 @@ impl Engine {
 
     /// True if another prompt that is ahead, and is not `excluded`, computes what `running` begins with.
     fn follows_another(&self, running: &Running, excluded: &[u64]) -> bool {
-        let most = self.settings.prefill_rows;
+        let most = self.settings.limits.prefill_rows;
         let next = |leader: &Running| match &leader.pass {
             Some(pass) => pass.rows.iter().sum(),
             None => rows_of(&leader.pending(most), most).iter().sum::<usize>(),
@@ -138,7 +138,7 @@ impl Engine {
     /// Begins a prefill of `request`, together with others where it is short. Returns its index; none where there is
     /// nothing to compute or no room for its pages.
     fn begin_prefill(&mut self, request: u64) -> Option<usize> {
-        let most = self.settings.prefill_rows;
+        let most = self.settings.limits.prefill_rows;
         let at = |engine: &Self| engine.running.iter().position(|running| running.id == request);
         let first = at(self)?;
         let rows = self.looked_up(first, most)?;

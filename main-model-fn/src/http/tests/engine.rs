@@ -2,6 +2,7 @@
 
 use crate::engine::request::{Event, Request};
 use crate::engine::{EngineHandle, RequestLimits};
+use crate::pages::PageNeeds;
 use tokio::sync::{Mutex, mpsc};
 
 /// Requests as they arrive.
@@ -23,6 +24,8 @@ impl Engine {
             vocab_size: 257,
             context_length: 100,
             cache_pages: 10,
+            page_needs: PageNeeds::default(),
+            prefill_rows: 2048,
             max_choices: 4,
             max_requests: 5,
             queue_deadline: None,
