@@ -10,7 +10,7 @@ use crate::planning;
 use crate::programs;
 use crate::remote_set::{Foresight, usage};
 use crate::signals::EndSignals;
-use remoe_fetch::{ModelArgs, ModelLocation};
+use remoe_fetch::{ModelArgs, ModelLocation, Silence};
 use remoe_launcher::decide::{Desired, Patience};
 use remoe_launcher::functions::{DEFAULT_MAX_BATCH, deployment};
 use remoe_launcher::{
@@ -121,7 +121,8 @@ impl Wanted {
     /// Reads the checkpoint's facts; everything is local until something else is decided.
     pub(crate) fn unplaced(args: &DeploymentArgs) -> Result<Self, CliError> {
         let source = ModelArgs { model: absolute(&args.source.model), ..args.source.clone() };
-        let mut opened = source.open()?;
+        let silence = Silence { after: args.ready_timeout, flag: "--ready-timeout" };
+        let mut opened = source.open_within(silence)?;
         if let Some(positions) = args.max_model_len {
             opened.checkpoint.set_positions(positions)?;
         }
