@@ -17,7 +17,7 @@ use crate::output::{folders, json, table};
 use crate::planning::RemoteArg;
 use crate::signals::EndSignals;
 use functions::Functions;
-pub(crate) use gate::Gate;
+pub(crate) use gate::{Counts, Gate};
 use grid::Grid;
 use main_function::MainSetup;
 use remoe_fetch::ModelArgs;
