@@ -69,7 +69,7 @@ impl LastWake {
     }
 }
 
-/// What people are shown of a model's sleep.
+/// Sleep of a model, for people.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct SleepView {
     /// Time since a request last came or ended, in seconds.

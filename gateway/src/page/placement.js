@@ -48,7 +48,7 @@ function row(number, title, note, of, all, use) {
   const last = element("td", "busy");
   last.append(...use);
   const count = element("td", "number", `${experts(of)} of ${all}`);
-  // The map shows which; this is for whoever copies it into a flag.
+  // The map shows which; this is the form that flags take.
   count.title = of;
   line.append(first, count, last);
   return line;
