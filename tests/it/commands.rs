@@ -104,7 +104,9 @@ async fn quantised_experts_foresee_a_text_nearly_as_well() {
 async fn run_takes_penalty_and_least_share_from_the_model() {
     let demo = Model::demo();
     let folder = tempfile::tempdir().unwrap();
-    for file in ["config.json", "chat_template.jinja", "model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
+    for file in
+        ["config.json", "chat_template.jinja", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    {
         std::os::unix::fs::symlink(demo.folder.join(file), folder.path().join(file)).unwrap();
     }
     let config = |more: Value| {
