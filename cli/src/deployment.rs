@@ -9,7 +9,7 @@ use crate::output::progress::Progress;
 use crate::programs;
 use crate::remote_set::{Foresight, usage};
 use crate::signals::EndSignals;
-use remoe_hub::{ModelArgs, ModelLocation};
+use remoe_hub::{ModelArgs, ModelLocation, Silence};
 use remoe_model::{Checkpoint, DenseDtype, ExpertsDtype, Inspection};
 use remoe_planner::{Account, Answer, MainSize, PlanDraft, PlanError, Problem};
 use remoe_proto::v1::main_model_client::MainModelClient;
@@ -121,7 +121,8 @@ impl Wanted {
     /// Reads the checkpoint's facts; everything is local until something else is decided.
     pub(crate) fn unplaced(source: &ModelArgs, args: &DeploymentArgs) -> Result<Self, CliError> {
         let source = ModelArgs { model: absolute(&source.model), ..source.clone() };
-        let mut opened = source.open()?;
+        let silence = Silence { after: args.ready_timeout, flag: "--ready-timeout" };
+        let mut opened = source.open_within(silence)?;
         if let Some(positions) = args.max_model_len {
             opened.checkpoint.set_positions(positions)?;
         }

@@ -4,7 +4,9 @@ mod dtype;
 mod sampling;
 
 pub(crate) use dtype::{Dtype, check_experts_dtype, default_dtype};
-pub(crate) use sampling::{ChatSamplingArgs, SamplingArgs, probability, stop_string, temperature};
+pub(crate) use sampling::{
+    ChatSamplingArgs, SamplingArgs, min_p, probability, repetition_penalty, stop_string, temperature,
+};
 
 use clap::{Args, ValueEnum};
 use remoe_model::{DenseDtype, ExpertsDtype};

@@ -89,6 +89,8 @@ impl MainModel for Control {
                 top_p: wanted.top_p.unwrap_or(1.0),
                 top_k: wanted.top_k.unwrap_or(0) as usize,
                 seed: wanted.seed,
+                min_p: wanted.min_p.unwrap_or(0.0),
+                repetition_penalty: wanted.repetition_penalty.unwrap_or(1.0),
                 ..Sampling::default()
             },
             stop: StopRules { strings: wanted.stop, ignore_eos: wanted.ignore_eos, ..StopRules::default() },

@@ -1,8 +1,10 @@
-// Drives the page of a running `remoe up` in Debian's Chromium: a chat by keyboard alone, the map of experts, the
-// plan, wide and narrow, light and dark. Screenshots go into a folder. Ends with 1 at the first thing that is wrong.
+// Drives the page of a running `remoe up` in Debian's Chromium: opened while the model sleeps, a chat that wakes it,
+// the map of experts, plan, sleep and cost, wide and narrow, light and dark, by keyboard alone. Screenshots go into a
+// folder. Ends with 1 at the first thing that is wrong.
 //
 // CHROMIUM names another one than /usr/bin/chromium.
 //
+//   remoe up demo/model --remote-ratio 0.5 --idle 8s
 //   node tests/browser/page.mjs http://127.0.0.1:8000 FOLDER [KEY]
 
 import { createRequire } from "node:module";
@@ -17,7 +19,7 @@ const browser = await chromium.launch({ executablePath: process.env.CHROMIUM ?? 
 const problems = [];
 
 async function open(width, height, colorScheme) {
-  const context = await browser.newContext({ viewport: { width, height }, colorScheme, offline: false });
+  const context = await browser.newContext({ viewport: { width, height }, colorScheme });
   const page = await context.newPage();
   // Violations of the content security policy, exceptions, and requests to other servers.
   page.on("console", (message) => message.type() === "error" && !/401/.test(message.text()) && problems.push(message.text()));
@@ -32,119 +34,179 @@ async function open(width, height, colorScheme) {
     await page.fill("#key", key);
     await page.press("#key", "Enter");
   }
-  await page.locator("#map rect").first().waitFor();
+  await page.locator("#state", { hasText: /\w/ }).waitFor();
   return page;
+}
+
+/** Waits until the model sleeps. The page's own polls do not keep it awake. */
+async function asleep() {
+  const headers = key ? { authorization: `Bearer ${key}` } : {};
+  for (;;) {
+    const { state, sleep } = await (await fetch(`${endpoint}/v1/placement`, { headers })).json();
+    assert.ok(sleep.idle_s, "start `remoe up` with --idle");
+    if (state === "asleep") return;
+    await new Promise((done) => setTimeout(done, 100));
+  }
+}
+
+async function ask(page, text) {
+  const before = await page.locator(".figures").count();
+  await page.fill("#prompt", text);
+  await page.press("#prompt", "Enter");
+  await page.locator(".figures").nth(before).waitFor();
 }
 
 /** Presses Tab until the element with this id has the focus. */
 async function tabTo(page, id) {
-  for (let presses = 0; presses < 40; presses += 1) {
+  for (let presses = 0; presses < 60; presses += 1) {
     if ((await page.evaluate(() => document.activeElement?.id)) === id) return;
     await page.keyboard.press("Tab");
   }
   assert.fail(`#${id} is not reached by Tab`);
 }
 
-/** Nothing is wider than the window. */
-async function fits(page) {
-  const [whole, window] = await page.evaluate(() => [document.documentElement.scrollWidth, innerWidth]);
-  assert.ok(whole <= window, `the page is ${whole} wide in a window of ${window}`);
-}
-
-/** No control lies over another one, and nothing is cut off. */
+/** No box lies over one beside it, nothing is cut off, and nothing is wider than the window. */
 async function tidy(page) {
   const faults = await page.evaluate(() => {
-    // The conversation scrolls, and what is scrolled away lies elsewhere.
-    const shown = (element) => element.checkVisibility() && !element.closest("#messages");
-    const controls = [...document.querySelectorAll("input, select, button, textarea")].filter(shown);
-    const boxes = controls.map((element) => [element.id || element.textContent, element.getBoundingClientRect()]);
     const found = [];
-    for (const [at, [name, one]] of boxes.entries()) {
-      for (const [another, other] of boxes.slice(at + 1)) {
-        const beside = one.right <= other.left + 0.5 || other.right <= one.left + 0.5;
-        const below = one.bottom <= other.top + 0.5 || other.bottom <= one.top + 0.5;
-        if (!beside && !below) found.push(`${name} lies over ${another}`);
+    const name = (element) => `${element.tagName.toLowerCase()}#${element.id}.${element.className} "${element.textContent.slice(0, 20)}"`;
+    const box = (element) => {
+      const { display, position } = getComputedStyle(element);
+      const flows = display !== "inline" && !["absolute", "fixed"].includes(position);
+      return flows && element.checkVisibility() ? element.getBoundingClientRect() : null;
+    };
+    for (const parent of document.querySelectorAll("body, body *:not(svg, svg *, select)")) {
+      const boxes = [...parent.children].map((child) => [child, box(child)]).filter(([, rect]) => rect?.width && rect.height);
+      for (const [at, [child, one]] of boxes.entries()) {
+        for (const [sibling, other] of boxes.slice(at + 1)) {
+          const beside = one.right <= other.left + 0.5 || other.right <= one.left + 0.5;
+          const below = one.bottom <= other.top + 0.5 || other.bottom <= one.top + 0.5;
+          if (!beside && !below) found.push(`${name(child)} lies over ${name(sibling)}`);
+        }
       }
     }
-    for (const place of document.querySelectorAll("section, .table, .fields, header")) {
-      if (place.scrollWidth > place.clientWidth + 1) found.push(`${place.id || place.className || place.tagName} is cut off`);
+    const containers = "header, section, .table, .fields, .tiles div, .head, .row, label, button, td, th, dt, dd, li, p, .message, summary";
+    for (const place of document.querySelectorAll(containers)) {
+      const inline = getComputedStyle(place).display === "inline";
+      if (inline || place.closest(".hidden") || !place.checkVisibility()) continue;
+      if (place.scrollWidth > place.clientWidth + 1) found.push(`${name(place)} is cut off`);
     }
+    const whole = document.documentElement.scrollWidth;
+    if (whole > innerWidth) found.push(`the page is ${whole} wide in a window of ${innerWidth}`);
     return found;
   });
   assert.deepEqual(faults, []);
-  await fits(page);
 }
 
-try {
-  // By keyboard alone: a prompt, its answer, the map, sampling.
-  const page = await open(1400, 900, "light");
+/** Asleep, then a chat that wakes the model: functions are listed, and no error is shown. */
+async function wakes(width, height, scheme) {
+  await asleep();
+  const page = await open(width, height, scheme);
+  assert.equal(await page.locator("#state").innerText(), "asleep");
+  assert.match(await page.locator("#cell").innerText(), /^Scaled to zero/);
+  assert.match(await page.locator("#sleep").innerText(), /^Asleep, for /);
+  await tidy(page);
+  await ask(page, "What is a lake?");
+  await page.locator("#functions", { hasText: /main[\s\S]*group-0[\s\S]*127\.0\.0\.1:\d+/ }).waitFor();
+  await page.locator("#wake", { hasText: /^Last wake, \d+ s ago: first token after/ }).waitFor();
+  assert.equal(await page.locator("#state").innerText(), "active");
+  for (const place of ["#fault", "#problem"]) assert.ok(await page.locator(place).isHidden(), place);
+  // A reload keeps the conversation.
+  const before = await page.locator("#messages").innerText();
+  await page.reload();
+  await page.locator(".figures").waitFor();
+  assert.equal(await page.locator("#messages").innerText(), before);
+  await page.locator("#rivals", { hasText: /measured/ }).waitFor();
+  await page.locator("#map rect").nth(9).hover();
+  assert.match(await page.locator("#tip").innerText(), /Layer 0, expert 9\s+in group-0\s+used \d+ times?, [\d.]+ % of its layer\s+last used/);
+  const tip = await page.locator("#tip").boundingBox();
+  assert.ok(tip.x >= 0 && tip.x + tip.width <= width, JSON.stringify(tip));
+  await page.mouse.move(0, 0);
+  assert.ok(await page.locator("#tip").isHidden());
+  await tidy(page);
+  await page.locator("#settings summary").click();
+  await page.locator("#sleep-section summary").click();
+  await tidy(page);
+  // What has the focus is outlined.
+  await tabTo(page, "temperature");
+  assert.equal(await page.evaluate(() => getComputedStyle(document.activeElement).outlineWidth), "3px");
+  await page.screenshot({ path: `${folder}/page-${width}-${scheme}.png`, fullPage: true });
+  await page.context().close();
+}
+
+const delta = (delta) => `data: ${JSON.stringify({ choices: [{ delta }] })}\n\n`;
+const ANSWER = "## Lakes\n\nA *lake* is a **body of water**:\n\n| lake | depth |\n|---|---|\n| Como | 425 m |\n\n" +
+  "```python\ndef depth(lake):\n    return {\"Como\": 425}[lake]  # a long line that the block scrolls and that widens no window\n```\n";
+const STREAM = [
+  delta({ reasoning_content: "The user asks about a lake." }),
+  delta({ content: ANSWER }),
+  delta({ tool_calls: [{ index: 0, id: "call-1", function: { name: "depth", arguments: '{"lake": "Como", "unit": "metre"}' } }] }),
+  `data: ${JSON.stringify({ choices: [], usage: { completion_tokens: 40 } })}\n\n`,
+  "data: [DONE]\n\n",
+].join("");
+
+/** Markdown, thoughts and tool calls of an answer that the demo model cannot give. */
+async function rich(width, height, scheme) {
+  const page = await open(width, height, scheme);
+  await page.route("**/v1/chat/completions", (route) => route.fulfill({ contentType: "text/event-stream", body: STREAM }));
+  await ask(page, "How deep is Como?");
+  assert.equal(await page.locator(".rich table td").first().innerText(), "Como");
+  assert.equal(await page.locator(".language").innerText(), "python");
+  assert.ok(await page.locator(".thoughts .said").isHidden(), "thoughts are folded");
+  assert.match(await page.locator(".call").innerText(), /Tool call: depth[\s\S]*"lake": "Como"/);
+  await page.getByLabel("Result of depth").fill("425");
+  await tidy(page);
+  await page.screenshot({ path: `${folder}/rich-${width}-${scheme}.png` });
+  await page.getByRole("button", { name: "Send result" }).click();
+  await page.locator(".figures").nth(1).waitFor();
+  assert.match(await page.locator(".message.user").nth(1).innerText(), /Tool result: depth/);
+  await page.context().close();
+}
+
+/** By keyboard alone: a prompt, its answer, the map. */
+async function keyboard() {
+  const page = await open(1280, 900, "light");
   await tabTo(page, "prompt");
   await page.keyboard.type("What is a lake?");
   await page.keyboard.press("Enter");
   await page.locator(".figures", { hasText: "tokens/s" }).waitFor();
-  const answer = await page.locator(".message.assistant").innerText();
-  assert.match(answer, /\d+ tokens, TTFT \d+ ms/);
-  await page.keyboard.type("Read Genesis 1:1.");
-  await page.keyboard.press("Enter");
-  await page.locator(".figures").nth(1).waitFor();
-  // A reload keeps the conversation.
-  const before = await page.locator("#messages").innerText();
-  await page.reload();
-  await page.locator(".figures").nth(1).waitFor();
-  assert.equal(await page.locator("#messages").innerText(), before);
+  assert.match(await page.locator(".message.assistant").innerText(), /\d+ tokens, TTFT [\d.]+ m?s/);
   await page.locator("#map rect").first().waitFor();
   await tabTo(page, "map");
   await page.keyboard.press("ArrowDown");
   await page.keyboard.press("ArrowRight");
-  assert.match(await page.locator("#cell").innerText(), /^Layer 1, expert 1: in main, used \d+ times?/);
+  assert.match(await page.locator("#cell").textContent(), /^Layer 1, expert 1: in main; used \d+ times?/);
   for (let steps = 0; steps < 9; steps += 1) await page.keyboard.press("ArrowRight");
-  assert.match(await page.locator("#cell").innerText(), /expert 10: in group-0/);
-  assert.match(await page.locator("#functions").innerText(), /group-0[\s\S]*127\.0\.0\.1:\d+/);
-  // The page looks again in a moment.
-  await page.locator("#rivals", { hasText: /measured, mean of \d+ requests?/ }).waitFor();
+  assert.match(await page.locator("#cell").textContent(), /expert 10: in group-0/);
+  await page.keyboard.press("Escape");
+  assert.ok(await page.locator("#tip").isHidden());
   assert.match(await page.locator("#card").innerText(), /6 layers of 16/);
-  assert.equal(await page.locator("#state").innerText(), "active");
-  await page.locator("#cell").blur().catch(() => {});
-  await page.screenshot({ path: `${folder}/page-light.png` });
-  // An answer is stopped by keyboard too.
-  await tabTo(page, "temperature").catch(() => {});
-  await page.fill("#max-tokens", "400").catch(() => {});
-  await page.focus("#prompt");
-  await fits(page);
-  await page.close();
+  await page.context().close();
+}
 
-  const dark = await open(1400, 900, "dark");
-  await dark.fill("#prompt", "What is a kernel?");
-  await dark.press("#prompt", "Enter");
-  await dark.locator(".figures").waitFor();
-  const ground = await dark.evaluate(() => getComputedStyle(document.body).backgroundColor);
-  assert.ok(ground.match(/\d+/g).slice(0, 3).every((part) => part < 60), `dark is ${ground}`);
-  await dark.screenshot({ path: `${folder}/page-dark.png` });
-  await dark.close();
+/** The page as the documentation shows it. */
+async function pictures(scheme) {
+  const page = await open(1280, 900, scheme);
+  await ask(page, "What is a lake?");
+  await ask(page, "Read Genesis 1:1.");
+  await page.locator("#rivals", { hasText: "measured" }).waitFor();
+  await page.locator("#map rect").nth(26).hover();
+  await page.screenshot({ path: `${folder}/page-${scheme}.png` });
+  await page.context().close();
+}
 
-  const narrow = await open(390, 844, "light");
-  await narrow.fill("#prompt", "What is a lake?");
-  await narrow.press("#prompt", "Enter");
-  await narrow.locator(".figures").waitFor();
-  await fits(narrow);
-  await narrow.screenshot({ path: `${folder}/page-narrow.png`, fullPage: true });
-  await narrow.close();
+try {
   for (const [width, height] of [[1280, 900], [390, 844]]) {
     for (const scheme of ["light", "dark"]) {
-      const one = await open(width, height, scheme);
-      await one.fill("#prompt", "What is a lake?");
-      await one.press("#prompt", "Enter");
-      await one.locator("#rivals", { hasText: "measured" }).waitFor();
-      await one.locator("#ask summary").click();
-      await tidy(one);
-      // What has the focus is outlined.
-      await tabTo(one, "temperature");
-      const outline = await one.evaluate(() => getComputedStyle(document.activeElement).outlineWidth);
-      assert.equal(outline, "3px");
-      await one.screenshot({ path: `${folder}/page-${width}-${scheme}.png`, fullPage: true });
-      await one.close();
+      await wakes(width, height, scheme);
+      await rich(width, height, scheme);
     }
   }
+  await keyboard();
+  for (const scheme of ["light", "dark"]) await pictures(scheme);
+  const dark = await open(1280, 900, "dark");
+  const ground = await dark.evaluate(() => getComputedStyle(document.body).backgroundColor);
+  assert.ok(ground.match(/\d+/g).slice(0, 3).every((part) => part < 60), `dark is ${ground}`);
   assert.deepEqual(problems, []);
   console.log("page: ok");
 } finally {

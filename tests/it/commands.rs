@@ -3,7 +3,7 @@
 use remoe_test_support::command;
 use remoe_test_support::fixture::{Model, REFUSED};
 use remoe_test_support::placement::pairs_per_position;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Runs `remoe COMMAND --json --model MODEL` with `arguments`; the exit code and the one object.
 async fn remoe(command: &str, model: &Model, arguments: &[&str]) -> (Option<i32>, Value) {
@@ -98,4 +98,40 @@ async fn quantised_experts_foresee_a_text_nearly_as_well() {
     assert!((int8 / computed).ln().abs() < 0.01 && (int4 / computed).ln().abs() < 0.1, "{answer}");
     assert!(throughout != int4 && (throughout / computed).ln().abs() < 0.15, "{answer}");
     assert!((mxfp4 / computed).ln().abs() < 0.2, "{answer}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn run_takes_penalty_and_least_share_from_the_model() {
+    let demo = Model::demo();
+    let folder = tempfile::tempdir().unwrap();
+    for file in
+        ["config.json", "chat_template.jinja", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    {
+        std::os::unix::fs::symlink(demo.folder.join(file), folder.path().join(file)).unwrap();
+    }
+    let config = |more: Value| {
+        let mut config = json!({"do_sample": true, "temperature": 1.0, "eos_token_id": [1, 0]});
+        config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        std::fs::write(folder.path().join("generation_config.json"), config.to_string()).unwrap();
+    };
+    let tokens = async |flags: &[&str]| {
+        let place = folder.path().to_str().unwrap();
+        let (code, answer) =
+            command::remoe(&[&["run", place, "What is a lake?", "--max-tokens", "24"], flags].concat()).await;
+        assert_eq!(code, Some(0), "{answer}");
+        answer["answers"][0]["tokens"].clone()
+    };
+    config(json!({}));
+    let plain = tokens(&[]).await;
+    for (field, value, flag, off) in [
+        ("repetition_penalty", json!(3.0), "--repetition-penalty", "1"),
+        ("min_p", json!(0.5), "--min-p", "0"),
+    ] {
+        config(json!({}));
+        let flagged = tokens(&[flag, &value.to_string()]).await;
+        assert_ne!(flagged, plain, "{field} changes this answer");
+        config(json!({ field: value }));
+        assert_eq!(tokens(&[]).await, flagged, "{field} of the model");
+        assert_eq!(tokens(&[flag, off]).await, plain, "{flag} overrides the model's");
+    }
 }

@@ -3,7 +3,7 @@
 
 use remoe_process::{Announcement, Role};
 use remoe_test_support::control::{Control, greedy};
-use remoe_test_support::deadline::{SOON, until, within};
+use remoe_test_support::deadline::{LONG, SOON, until, within};
 use remoe_test_support::fixture::Model;
 use remoe_test_support::function::{MainFunction, Options, RemoteFunction};
 use remoe_test_support::placement::{all_experts, remote_sets};
@@ -164,4 +164,25 @@ async fn a_second_signal_ends_a_function_at_once() {
     slow.main.process.signal(Signal::INT);
     let status = slow.main.process.end(SOON).await;
     assert_eq!(status.signal(), Some(Signal::KILL.as_raw()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn remote_function_that_drains_is_no_warning() {
+    let model = Model::demo();
+    let checkpoint = model.checkpoint();
+    let mut function =
+        RemoteFunction::start(&model.folder, &all_experts(&checkpoint), Options::default()).await;
+    let main = MainFunction::start(&model.folder, Options::default()).await;
+    main.control.route(&[function.address()], &remote_sets(&checkpoint, 1.0)).await;
+    main.control.generate(greedy(&model.prompts()[0], 4)).await;
+    function.process.signal(Signal::TERM);
+    assert_eq!(function.process.end(SOON).await.code(), Some(0));
+    let ended = || main.process.log().into_iter().find(|line| line.contains("remote function ended"));
+    let line = until(SOON, "the end of the function in the log", async || ended()).await;
+    assert!(line.contains("INFO"), "{line}");
+    assert!(!main.process.log().iter().any(|line| line.contains("closed the stream")));
+    // Where it stays away, that is one.
+    let missed = || main.process.log().into_iter().find(|line| line.contains("circuit open"));
+    let line = until(LONG, "a warning", async || missed()).await;
+    assert!(line.contains("WARN"), "{line}");
 }

@@ -191,6 +191,20 @@ async fn slow_source_is_waited_for_while_bytes_arrive() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn source_that_stalls_before_the_weights_is_named() {
+    let (model, cache) = (small(), tempfile::tempdir().unwrap());
+    let content = Content::new(model.path());
+    content.change(|faults| faults.hang = true);
+    let web = Web::start(ANY, content).await.unwrap();
+    let (mut process, _lines) = from_source(&web.model(), cache.path(), "2");
+    assert!(!process.end(LONG).await.success());
+    let said = process.log().join("\n");
+    for part in ["no byte for 2s", &web.model(), "raise --ready-timeout to wait longer"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn download_goes_on_after_a_kill() {
     let (model, cache) = (small(), tempfile::tempdir().unwrap());
     let content = Content::new(model.path());

@@ -119,6 +119,9 @@ export class Element {
     this.fire("submit");
   }
   focus() {}
+  getBoundingClientRect() {
+    return { left: 0, right: 0, top: 0, bottom: 0, width: 0, height: 0 };
+  }
 }
 
 for (const name of ["id", "title", "type", "href", "rel", "target", "scope", "start", "label"]) {

@@ -12,7 +12,12 @@ import { Element, parse } from "./dom.mjs";
 
 const FILES = process.env.REMOE_PAGE ?? fileURLToPath(new URL("../../crates/remoe-gateway-core/src/page", import.meta.url));
 
-const ASLEEP = { model: "m", state: "asleep", generation: null, main: null, card: null, groups: [], experts: [], rivals: [] };
+const HISTORY = [{ state: "waking", ago_s: 90 }, { state: "active", ago_s: 89 }, { state: "asleep", ago_s: 30 }];
+const ASLEEP = {
+  model: "m", state: "asleep", generation: null, main: null, card: null, groups: [], experts: [], rivals: [],
+  sleep: { quiet_s: 40, idle_s: 10, history: HISTORY, wake: null },
+  cost: { per_hour: 0, paid: 2_000_000, requests: 1_250, today: 1_250, tenant_today: null },
+};
 const AWAKE = {
   ...ASLEEP,
   state: "active",
@@ -22,6 +27,15 @@ const AWAKE = {
   groups: [{ name: "group-0", experts: "0:2-3", replicas: 1, busy: 0.5, functions: [{ address: "127.0.0.1:9001", busy: 0.5 }] }],
   experts: [{ layer: 0, pairs: [4, 3, 2, 1] }],
   expected: { ttft_s: 0.1, tpot_s: 0.01, cost: 0.00001 },
+  sleep: {
+    quiet_s: 4,
+    idle_s: 10,
+    history: [...HISTORY, { state: "waking", ago_s: 5 }, { state: "active", ago_s: 4 }],
+    wake: {
+      ago_s: 5,
+      parts: Object.entries({ decide: 0, schedule: 0.1, start: 0.4, load: 0.2, ready: 0, first: 0.3 }).map(([name, s]) => ({ name, s })),
+    },
+  },
   rivals: [{ name: "CPU only", ttft_s: 0.2, tpot_s: 0.02, cost: 0.00002, violations: ["ttft"] }],
 };
 
@@ -125,7 +139,7 @@ test("page_opened_asleep_lists_functions_after_wake", async () => {
   await page.tick();
   assert.equal(page.said("problem"), "");
   const lines = page.by("functions").querySelectorAll("tr").map((line) => line.textContent);
-  assert.match(lines.slice(1).join(), /^main0:0-1local.*25 %,group-00:2-3127\.0\.0\.1:9001.*50 %$/);
+  assert.match(lines.slice(1).join(), /^mainbeside the engine2 of 4.*25 %,group-0127\.0\.0\.1:90012 of 4.*50 %$/);
   assert.doesNotMatch(page.said("cell"), /Scaled to zero/);
   assert.deepEqual(page.logged, []);
   page.close();
@@ -562,6 +576,137 @@ test("controls_have_labels_and_scripts_find_what_they_name", () => {
     for (const [, id] of text.matchAll(/\bby\("([^"]+)"\)/g)) assert.ok(ids.includes(id), id);
     assert.doesNotMatch(text, /innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b/);
   }
+});
+
+test("sleep_and_wake_are_told_with_their_times_and_costs", async () => {
+  const placement = { now: ASLEEP };
+  const page = await open(serving(placement));
+  const terms = () => page.by("costs").querySelectorAll("div").map((tile) => tile.textContent);
+  assert.equal(page.said("sleep"), "Asleep, for 30 s. It costs nothing now; the next request wakes it.");
+  assert.ok(page.by("last-wake").hidden);
+  assert.deepEqual(terms(), ["requests today (UTC)$0.00000125", "functions per hour$0.00", "functions in all$0.002", "requests in all$0.00000125"]);
+  placement.now = AWAKE;
+  await page.tick();
+  assert.equal(page.said("sleep"), "Active, for 4 s. It sleeps after 10 s without requests, in 6 s if none comes.");
+  assert.equal(page.said("wake"), "Last wake, 5 s ago: first token after 1.00 s.");
+  assert.match(page.said("wake-parts"), /^decide 0 ms.*start 400 ms.*first token 300 ms$/);
+  const states = page.by("history").querySelectorAll("span").map(({ className }) => className.replace("segment ", ""));
+  assert.deepEqual(states, ["waking", "active", "asleep", "waking", "active"]);
+  assert.match(page.by("history").getAttribute("aria-label"), /^The last 90 s: asleep since 30 s ago, then waking .* then active since 4 s ago$/);
+  assert.equal(page.by("changes").children.length, 5);
+  // What a tenant who does not see all is told.
+  placement.now = { ...AWAKE, cost: { per_hour: 44_000_000, paid: null, requests: null, today: null, tenant_today: 2_500_000_000 } };
+  await page.tick();
+  assert.deepEqual(terms(), ["your tenant today$2.50", "functions per hour$0.044"]);
+  placement.now = { ...AWAKE, cost: null, sleep: { ...AWAKE.sleep, idle_s: null } };
+  await page.tick();
+  assert.match(page.said("sleep"), /It never sleeps: no idle window is set\.$/);
+  assert.match(page.said("uncosted"), /^No prices are known here/);
+  assert.equal(page.said("fault"), "");
+  page.close();
+});
+
+test("map_tells_function_share_and_last_use_of_an_expert", async () => {
+  const placement = { now: AWAKE };
+  const page = await open(serving(placement));
+  const cell = (number) => page.by("map").querySelectorAll("rect")[number].fire("pointerenter");
+  cell(2);
+  const lines = () => page.by("tip").children.map(({ textContent }) => textContent);
+  assert.deepEqual(lines(), ["Layer 0, expert 2", "in group-0", "used 2 times, 20.0 % of its layer", "last used before this page was opened"]);
+  assert.equal(page.said("cell"), "Layer 0, expert 2: in group-0; used 2 times, 20.0 % of its layer; last used before this page was opened");
+  // The tooltip follows the polls.
+  placement.now = { ...AWAKE, groups: [{ ...AWAKE.groups[0], asleep: true }], experts: [{ layer: 0, pairs: [4, 3, 12, 1] }] };
+  await page.tick();
+  assert.deepEqual(lines().slice(1), ["in group-0, which is asleep", "used 12 times, 60.0 % of its layer", "last used just now"]);
+  page.by("map").fire("pointerleave");
+  assert.ok(page.by("tip").hidden);
+  page.by("map").fire("focus");
+  page.by("map").fire("keydown", { key: "ArrowRight" });
+  assert.equal(lines()[0], "Layer 0, expert 3");
+  page.by("map").fire("keydown", { key: "Escape" });
+  assert.ok(page.by("tip").hidden);
+  page.close();
+  // A page that was open before the wake has seen all uses.
+  placement.now = ASLEEP;
+  const early = await open(serving(placement));
+  placement.now = { ...AWAKE, experts: [{ layer: 0, pairs: [1, 0, 0, 0] }] };
+  await early.tick();
+  early.by("map").querySelectorAll("rect")[0].fire("pointerenter");
+  assert.match(early.said("cell"), /last used just now$/);
+  early.by("map").querySelectorAll("rect")[1].fire("pointerenter");
+  assert.match(early.said("cell"), /used 0 times, 0\.0 % of its layer; not used since the main function started$/);
+  assert.equal(early.said("fault"), "");
+  early.close();
+});
+
+test("plan_is_told_in_words_before_its_figures", async () => {
+  const rival = { name: "everything on CPUs", ttft_s: 0.2, tpot_s: 0.02, cost: 0.00002, violations: [] };
+  const placement = { now: { ...AWAKE, rivals: [...AWAKE.rivals, rival] } };
+  const page = await open(serving(placement));
+  const said = () => page.by("plan").querySelectorAll("li").map(({ textContent }) => textContent);
+  assert.deepEqual(said(), [
+    "2 of 4 experts are in the main function, 2 in 1 remote function.",
+    "Expected of a typical request: first token after 100 ms, then one every 10.0 ms; a million of them cost $10.00.",
+    "That is $10.00 (50 %) less than the best baseline that meets all limits, everything on CPUs.",
+  ]);
+  placement.now = { ...AWAKE, rivals: [{ ...rival, cost: 0.000005 }] };
+  await page.tick();
+  assert.equal(said()[2], "The baseline everything on CPUs would cost $5.00 (50 %) less: remote experts do not pay for these requests.");
+  placement.now = AWAKE;
+  await page.tick();
+  assert.equal(said()[2], "No baseline meets all limits.");
+  placement.now = { ...AWAKE, planned: false, expected: null, rivals: [], measured: { requests: 3, ttft_s: 0.05, tpot_s: null, cost: null } };
+  await page.tick();
+  assert.match(said()[1], /^The placement was given by hand, so there is no estimate/);
+  assert.equal(said()[2], "Measured over 3 requests: first token after 50.0 ms.");
+  page.close();
+});
+
+test("tool_calls_are_shown_kept_and_answered", async () => {
+  const browser = { local: new Storage(), session: new Storage() };
+  const piece = (index, more) => chunk({ tool_calls: [{ index, ...more }] });
+  const calling = [
+    piece(0, { id: "call-1", function: { name: "depth", arguments: "" } }),
+    piece(0, { function: { arguments: '{"lake":' } }),
+    piece(0, { function: { arguments: '"Como"}' } }),
+    piece(1e9, { id: "call-2" }),
+    DONE,
+  ];
+  let respond = () => new Response(calling.join(""));
+  const answers = serving({ now: AWAKE }, { "/v1/chat/completions": (options) => respond(options) });
+  let page = await open(answers, browser);
+  page.by("tools").value = "{";
+  await ask(page, "How deep is Como?");
+  assert.match(page.said("tools-problem"), /^Cannot read the tools: .*expected a JSON list such as/);
+  assert.ok(page.requests.every(({ body }) => !body), "nothing is sent with tools that cannot be read");
+  assert.equal(page.by("prompt").value, "How deep is Como?");
+  const tools = [{ type: "function", function: { name: "depth", parameters: {} } }];
+  page.by("tools").value = JSON.stringify(tools);
+  await ask(page, "How deep is Como?");
+  assert.equal(page.said("tools-problem"), "");
+  assert.deepEqual(page.requests.findLast(({ body }) => body).body.tools, tools);
+  assert.equal(page.by("messages").querySelector(".calls").textContent, 'Tool call: depth{\n  "lake": "Como"\n}');
+  page.close();
+  page = await open(answers, browser);
+  assert.equal(page.by("messages").querySelector(".call").querySelector("code").textContent, "depth");
+  respond = whole("425 metres.");
+  page.by("messages").querySelector(".results").querySelector("textarea").value = "425";
+  page.by("messages").querySelector(".results").requestSubmit();
+  await page.settle();
+  const call = { id: "call-1", type: "function", function: { name: "depth", arguments: '{"lake":"Como"}' } };
+  assert.deepEqual(page.requests.findLast(({ body }) => body).body.messages, [
+    { role: "user", content: "How deep is Como?" },
+    { role: "assistant", content: "", tool_calls: [call] },
+    { role: "tool", tool_call_id: "call-1", content: "425" },
+  ]);
+  assert.equal(page.by("messages").querySelectorAll(".results").length, 0);
+  assert.equal(spoken(page).at(-1), "425 metres.");
+  // The next prompt has all of it.
+  await ask(page, "Thanks.");
+  const roles = page.requests.findLast(({ body }) => body).body.messages.map(({ role }) => role);
+  assert.deepEqual(roles, ["user", "assistant", "tool", "assistant", "user"]);
+  assert.equal(page.said("fault"), "");
+  page.close();
 });
 
 test("limits_that_a_baseline_violates_stand_below_its_name", async () => {

@@ -142,6 +142,7 @@ pub(crate) async fn run(
         seed: args.sampling.seed,
         stop: args.stop.clone(),
         ignore_eos: args.ignore_eos,
+        ..GenerateRequest::default()
     };
     let mut generation = wanted
         .run_once(progress, async |client| generate(client, request, &mut shown(!as_json)).await)

@@ -8,6 +8,7 @@ use crate::endpoint::Endpoint;
 use crate::exit::CliError;
 use crate::machine;
 use crate::output::json;
+use crate::running::{self, Running};
 use crate::signals::EndSignals;
 use clap::Args;
 use console::Term;
@@ -21,9 +22,9 @@ use view::Order;
 
 #[derive(Debug, Args)]
 pub(crate) struct TopArgs {
-    /// URL of the gateway
-    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8000")]
-    pub(crate) endpoint: String,
+    /// URL of the gateway [default: that of the deployment on this machine, else http://127.0.0.1:8000]
+    #[arg(long, value_name = "URL")]
+    pub(crate) endpoint: Option<String>,
     /// API key, if the gateway needs one
     #[arg(long, value_name = "KEY", env = "REMOE_API_KEY", hide_env_values = true)]
     pub(crate) api_key: Option<String>,
@@ -34,6 +35,8 @@ pub(crate) struct TopArgs {
 
 /// Between two readings.
 const REFRESH: Duration = Duration::from_secs(1);
+/// Address of `remoe up` without flags.
+const DEFAULT_ENDPOINT: &str = "http://127.0.0.1:8000";
 /// Limits of an answer.
 const ANSWER: Duration = Duration::from_secs(5);
 const PAGE: usize = 4 << 20;
@@ -90,7 +93,12 @@ struct FunctionLine {
 
 /// Shows the status until `q` or Ctrl-C; once with `--once` or `--json`, or if standard output is no terminal.
 pub(crate) async fn run(args: &TopArgs, as_json: bool) -> Result<(), CliError> {
-    let endpoint = Endpoint::new(&args.endpoint, args.api_key.as_deref());
+    let url = match &args.endpoint {
+        Some(url) => url.clone(),
+        // Where no files of deployments can be read, none is known.
+        None => only_endpoint(&running::all().unwrap_or_default())?,
+    };
+    let endpoint = Endpoint::new(&url, args.api_key.as_deref());
     let mut source = Source { endpoint, readings: Readings::default() };
     let first = source.look().await?;
     if !args.once && !as_json && Term::stdout().is_term() {
@@ -105,6 +113,27 @@ pub(crate) async fn run(args: &TopArgs, as_json: bool) -> Result<(), CliError> {
     Order::default().sort(&mut page.models);
     Term::stdout().write_line(&view::text(&page.models, None))?;
     Ok(())
+}
+
+/// Returns the endpoint of the one deployment that is `running`; the default one if none is.
+///
+/// # Errors
+/// Several are running.
+fn only_endpoint(running: &[Running]) -> Result<String, CliError> {
+    let served = |one: &Running| Some((one.endpoint.clone()?, one.models.join(", ")));
+    let mut found: Vec<(String, String)> = running.iter().filter_map(served).collect();
+    match found.len() {
+        0 => Ok(DEFAULT_ENDPOINT.to_owned()),
+        1 => Ok(found.remove(0).0),
+        count => {
+            let each = found.iter().map(|(url, models)| format!("\n  {url} ({models})"));
+            let message = format!(
+                "cannot choose among {count} deployments on this machine; name one with --endpoint:{}",
+                each.collect::<String>()
+            );
+            Err(CliError::arguments("--endpoint", message))
+        }
+    }
 }
 
 /// Shows the status on a screen of its own, beginning with `page`.
@@ -181,5 +210,33 @@ impl Source {
             }
         }
         Ok(page)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn running(endpoint: Option<&str>, model: &str) -> Running {
+        let fields = json!({"pid": 1, "began": 1, "command": "up", "models": [model], "endpoint": endpoint, "since": ""});
+        serde_json::from_value(fields).unwrap()
+    }
+
+    #[test]
+    fn endpoint_is_that_of_the_only_deployment() {
+        assert_eq!(only_endpoint(&[]).unwrap(), DEFAULT_ENDPOINT);
+        // `remoe run` serves nothing.
+        let chat = running(None, "m");
+        let one = running(Some("http://127.0.0.1:8123"), "demo");
+        assert_eq!(only_endpoint(&[chat, one]).unwrap(), "http://127.0.0.1:8123");
+        let two = [running(Some("http://127.0.0.1:1"), "a"), running(Some("http://127.0.0.1:2"), "b")];
+        let said = only_endpoint(&two).unwrap_err().message;
+        assert_eq!(
+            said,
+            "cannot choose among 2 deployments on this machine; name one with --endpoint:\n  http://127.0.0.1:1 (a)\n  \
+             http://127.0.0.1:2 (b)"
+        );
     }
 }

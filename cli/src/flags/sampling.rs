@@ -1,6 +1,7 @@
 //! Sampling of tokens.
 
 use clap::Args;
+use std::ops::RangeInclusive;
 
 /// Sampling of a conversation. The defaults are those of the model.
 #[derive(Debug, Clone, Copy, Args)]
@@ -16,6 +17,14 @@ pub(crate) struct ChatSamplingArgs {
     /// Sample from the K most likely tokens; 0 for all [default: that of generation_config.json, else all tokens]
     #[arg(long, value_name = "K")]
     pub(crate) top_k: Option<u32>,
+    /// Leave out tokens that are less likely than this share of the most likely one [default: that of
+    /// generation_config.json, else none]
+    #[arg(long, value_name = "P", value_parser = min_p, allow_negative_numbers = true)]
+    pub(crate) min_p: Option<f32>,
+    /// Make tokens that were there already less likely by this factor; 1 for none [default: that of
+    /// generation_config.json, else 1]
+    #[arg(long, value_name = "X", value_parser = repetition_penalty, allow_negative_numbers = true)]
+    pub(crate) repetition_penalty: Option<f32>,
     /// Random seed; equal seeds give equal answers
     #[arg(long, value_name = "S", default_value_t = 0)]
     pub(crate) seed: u64,
@@ -57,6 +66,20 @@ pub(crate) fn stop_string(text: &str) -> Result<String, String> {
     } else {
         Err(format!("expected 1 to {STOP_BYTES} bytes"))
     }
+}
+
+pub(crate) fn min_p(text: &str) -> Result<f32, String> {
+    number_within(text, 0.0..=1.0)
+}
+
+pub(crate) fn repetition_penalty(text: &str) -> Result<f32, String> {
+    number_within(text, 0.01..=100.0)
+}
+
+fn number_within(text: &str, range: RangeInclusive<f32>) -> Result<f32, String> {
+    let expected = || format!("expected a number from {} to {}, got {text}", range.start(), range.end());
+    let value: f32 = text.parse().map_err(|_| expected())?;
+    if range.contains(&value) { Ok(value) } else { Err(expected()) }
 }
 
 pub(crate) fn probability(text: &str) -> Result<f32, String> {

@@ -25,6 +25,17 @@ struct State {
     functions: Vec<Pid>,
     /// Nothing is measured any more.
     ended: bool,
+    /// Results so far, and those that a closing spoiled.
+    counts: Counts,
+}
+
+/// Measurements behind a gate.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    /// Number that were not disturbed.
+    pub(crate) done: u64,
+    /// Number that were disturbed, and are repeated.
+    pub(crate) disturbed: u64,
 }
 
 impl Gate {
@@ -36,6 +47,7 @@ impl Gate {
             closings: 0,
             functions: Vec::new(),
             ended: false,
+            counts: Counts::default(),
         };
         Arc::new(Self { state: Mutex::new(state), changed: Condvar::new() })
     }
@@ -75,6 +87,11 @@ impl Gate {
         state.closed_before + state.closed_since.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
+    /// Returns how many measurements there were so far.
+    pub(crate) fn counts(&self) -> Counts {
+        self.state().counts
+    }
+
     /// Takes note of a measured function that has been started.
     pub(super) fn started(&self, pid: u32) {
         let Some(pid) = Pid::from_raw(pid.cast_signed()) else { return };
@@ -102,9 +119,12 @@ impl Gate {
         loop {
             let before = self.enter()?;
             let measured = measure()?;
-            if self.state().closings == before {
+            let mut state = self.state();
+            if state.closings == before {
+                state.counts.done += 1;
                 return Ok(measured);
             }
+            state.counts.disturbed += 1;
         }
     }
 
@@ -116,7 +136,7 @@ impl Gate {
         loop {
             let before = self.enter()?;
             match measure() {
-                Err(_) if self.state().closings != before => {}
+                Err(_) if self.state().closings != before => self.state().counts.disturbed += 1,
                 result => return result,
             }
         }
@@ -164,6 +184,7 @@ mod tests {
             Ok(rounds.get())
         });
         assert_eq!(measured.unwrap(), 2);
+        assert_eq!(gate.counts(), Counts { done: 1, disturbed: 1 });
     }
 
     #[test]

@@ -9,7 +9,7 @@ mod lines;
 mod main_function;
 mod remote;
 
-pub(crate) use gate::Gate;
+pub(crate) use gate::{Counts, Gate};
 pub(crate) use kept::{default_path, keep, keep_unless_known, store, write};
 
 use crate::exit::CliError;

@@ -1,8 +1,10 @@
 //! What there is: models, their state, the gateway's own health.
 
+use crate::books::Books;
 use crate::caller::Caller;
 use crate::gateway::Gateway;
 use crate::model::{Model, ModelStatus};
+use crate::spending::Payer;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::{Extension, Json};
@@ -42,26 +44,40 @@ struct StatusLine {
     cost: Option<Cost>,
 }
 
+/// Returns what `model` costs, for `caller`; `None` where no money is accounted for.
+pub(crate) fn cost(gateway: &Gateway, model: &str, caller: &Caller) -> Option<Cost> {
+    let books = gateway.books()?;
+    Some(Cost::of(books, &books.so_far(), model, caller))
+}
+
 /// What a model costs, in nano-dollars. A tenant who does not see all is not told what it follows from that others use it.
 #[derive(Serialize)]
-struct Cost {
+pub(crate) struct Cost {
     /// The functions that are alive, in an hour.
     per_hour: u64,
     /// All functions since the gateway started, or since they did.
     paid: Option<u64>,
     /// Of which answered requests were told so much.
     requests: Option<u64>,
+    /// Requests to the model today, in UTC.
+    today: Option<u64>,
+    /// All requests of the caller's tenant today; `None` where there are no keys.
+    tenant_today: Option<u64>,
 }
 
 impl Cost {
-    fn of(account: &Account, model: &str, caller: &Caller) -> Self {
+    fn of(books: &Books, account: &Account, model: &str, caller: &Caller) -> Self {
         let functions = account.functions_by_model.get(model).copied().unwrap_or_default();
         let requests = account.by_model.get(model).map_or(0, |requests| requests.cost);
-        let sees_all = caller.tenant.as_ref().is_none_or(|tenant| tenant.sees_all());
+        let tenant = caller.tenant.as_ref();
+        let sees_all = tenant.is_none_or(|tenant| tenant.sees_all());
+        let today = |payer| books.spent_today(payer).0;
         Self {
             per_hour: functions.per_hour,
             paid: sees_all.then_some(functions.paid),
             requests: sees_all.then_some(requests),
+            today: sees_all.then(|| today(Payer::Model(model))),
+            tenant_today: tenant.map(|tenant| today(Payer::Tenant(tenant.name()))),
         }
     }
 }
@@ -113,9 +129,9 @@ pub(crate) async fn status(
     State(gateway): State<Arc<Gateway>>,
     Extension(caller): Extension<Caller>,
 ) -> Json<StatusList> {
-    let account = gateway.books().map(|books| books.so_far());
+    let books = gateway.books().map(|books| (books, books.so_far()));
     let line = |model: Arc<Model>| StatusLine {
-        cost: account.as_ref().map(|account| Cost::of(account, model.name(), &caller)),
+        cost: books.as_ref().map(|(books, account)| Cost::of(books, account, model.name(), &caller)),
         model: model.status(),
     };
     Json(StatusList { models: gateway.models_of(&caller).into_iter().map(line).collect() })

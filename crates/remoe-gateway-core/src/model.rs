@@ -3,11 +3,13 @@
 //! Everything is decided under one lock ([`State`]): a request cannot slip between the last look and the sleep.
 
 mod entry;
+mod history;
 mod running;
 mod state;
 mod waiting;
 
 pub(crate) use entry::{Entry, Refused};
+pub(crate) use history::SleepView;
 pub use running::{ApartGroup, Backend, Directive, FunctionLine, Load, Running, Want, Wanted};
 pub(crate) use waiting::{Grant, Waiter, Wake};
 
@@ -20,6 +22,7 @@ use crate::timeline::{ColdStart, Parts, WakeMarks};
 use crate::witness::{Sighting, Witness};
 use bytes::Bytes;
 use entry::{Waiting, closed, full, late};
+use history::LastWake;
 use remoe_autoscale::scale_to_zero::{Phase, step};
 use remoe_proto::ServiceError;
 use serde::Serialize;
@@ -331,6 +334,18 @@ impl Model {
             group_wakes: state.group_wakes,
             last_wake_s: state.recent.back().map(Duration::as_secs_f64),
             functions: state.running.functions.clone(),
+        }
+    }
+
+    /// Returns when it slept and woke of late, and when it sleeps next.
+    pub(crate) fn sleep_view(&self) -> SleepView {
+        let state = self.state();
+        let now = Instant::now();
+        SleepView {
+            quiet_s: now.saturating_duration_since(state.last_active).as_secs_f64(),
+            idle_s: state.idle.map(|idle| idle.as_secs_f64()),
+            history: state.history.changes(now),
+            wake: state.cold_start.as_ref().map(|start| LastWake::of(start, now)),
         }
     }
 

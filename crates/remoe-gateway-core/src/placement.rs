@@ -5,6 +5,7 @@ use crate::books::Billing;
 use crate::caller::Caller;
 use crate::function_page::fetch;
 use crate::gateway::Gateway;
+use crate::listing::cost;
 use crate::model::ApartGroup;
 use crate::room::Holder;
 use axum::extract::State;
@@ -39,6 +40,8 @@ pub(crate) async fn handle(
     }
     answer.insert("model".to_owned(), model.name().into());
     answer.insert("state".to_owned(), json!(model.phase()));
+    answer.insert("sleep".to_owned(), json!(model.sleep_view()));
+    answer.insert("cost".to_owned(), json!(cost(&gateway, model.name(), &caller)));
     Ok(Json(answer))
 }
 

@@ -34,6 +34,18 @@ impl ColdStart {
         Self { decided, parts: all }
     }
 
+    /// When the wake was decided.
+    pub(crate) fn decided(&self) -> Instant {
+        self.decided
+    }
+
+    /// Its parts with their names.
+    pub(crate) fn named(&self) -> [(&'static str, Duration); 6] {
+        let [decide, schedule, start, load, ready] = Parts::NAMES;
+        let names = [decide, schedule, start, load, ready, "first"];
+        std::array::from_fn(|part| (names[part], self.parts[part]))
+    }
+
     /// Whether it is of a later wake than `other`.
     pub(crate) fn is_of_a_later_wake(&self, other: &Self) -> bool {
         self.decided > other.decided

@@ -5,6 +5,7 @@ use crate::demo;
 use crate::egress::{Egress, Rule};
 use crate::error::FetchError;
 use crate::location::{LocationError, ModelLocation};
+use crate::patience::{Patience, Silence};
 use crate::store::FetchedStore;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -165,7 +166,19 @@ impl ModelArgs {
     /// # Errors
     /// It cannot be had, or it is no checkpoint.
     pub fn open(&self) -> Result<Opened, CheckpointError> {
-        let Stored { store, revision, cache } = self.stored()?;
+        self.open_with(Patience::default())
+    }
+
+    /// Opens the model as [`Self::open`] does; a source is given up after `silence`, also later on.
+    ///
+    /// # Errors
+    /// It cannot be had, or it is no checkpoint.
+    pub fn open_within(&self, silence: Silence) -> Result<Opened, CheckpointError> {
+        self.open_with(Patience::default().within(silence))
+    }
+
+    fn open_with(&self, patience: Patience) -> Result<Opened, CheckpointError> {
+        let Stored { store, revision, cache } = self.stored(patience)?;
         Ok(Opened { checkpoint: Checkpoint::open_in(store)?, revision, cache })
     }
 
@@ -175,7 +188,7 @@ impl ModelArgs {
     /// # Errors
     /// It cannot be had, it is damaged, or its config is not enough to know its sizes.
     pub fn open_or_outline(&self, dtype: Option<&str>) -> Result<Known, CheckpointError> {
-        let Stored { store, revision, cache } = self.stored()?;
+        let Stored { store, revision, cache } = self.stored(Patience::default())?;
         match Checkpoint::open_in(Arc::clone(&store)) {
             Ok(checkpoint) => Ok(Known::Checkpoint(Box::new(Opened { checkpoint, revision, cache }))),
             Err(why @ (CheckpointError::MissingFile { .. } | CheckpointError::Unsupported { .. })) => {
@@ -190,11 +203,11 @@ impl ModelArgs {
     /// # Errors
     /// The place cannot be reached.
     pub fn store(&self) -> Result<(Arc<dyn Store>, Option<String>), CheckpointError> {
-        let Stored { store, revision, .. } = self.stored()?;
+        let Stored { store, revision, .. } = self.stored(Patience::default())?;
         Ok((store, revision))
     }
 
-    fn stored(&self) -> Result<Stored, CheckpointError> {
+    fn stored(&self, patience: Patience) -> Result<Stored, CheckpointError> {
         if let ModelLocation::Folder(folder) = &self.model {
             if let Some(hub) = self.model.on_hub().filter(|_| !folder.exists()) {
                 return Err(CheckpointError::MissingFile {
@@ -208,7 +221,7 @@ impl ModelArgs {
             FetchedStore::connect(
                 &self.model,
                 &cache_folder(self.model_cache.as_deref())?,
-                &self.sources.access(),
+                &Access { patience, ..self.sources.access() },
             )
         };
         let store = connect().map_err(|error| CheckpointError::Store {

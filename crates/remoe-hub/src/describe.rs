@@ -3,7 +3,7 @@
 use crate::answer::{failure, is_redirect, redirect, unanswered};
 use crate::checked_client::CheckedClient;
 use crate::error::FetchError;
-use crate::patience::{Attempts, Failed, Patience};
+use crate::patience::{Attempts, Failed, Heard, Patience};
 use crate::source::{Description, HubServer};
 use http::{Method, StatusCode};
 use reqwest::Request;
@@ -29,7 +29,7 @@ pub(crate) async fn describe(
     place: &str,
     patience: Patience,
 ) -> Result<Description, FetchError> {
-    let mut attempts = Attempts::new(patience);
+    let mut attempts = Attempts::new(patience, &Heard::new());
     loop {
         match attempt(http, server, repository, revision, place).await {
             Ok(description) => return Ok(description),

@@ -3,6 +3,7 @@
 use crate::egress::NotAllowed;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Why a source or the cache folder does not give a file. Places are named as `--model` names them;
 /// no message holds a credential or a signed URL.
@@ -96,6 +97,18 @@ pub enum FetchError {
         /// How long nothing came.
         seconds: u64,
     },
+    /// The source sends nothing for longer than a setting allows.
+    #[error("no byte for {after:?} ({before}): {last}; raise {flag} to wait longer")]
+    Silent {
+        /// The time that the setting allows.
+        after: Duration,
+        /// How much arrived before, and at what rate.
+        before: String,
+        /// The setting.
+        flag: &'static str,
+        /// Why the last attempt failed.
+        last: Box<FetchError>,
+    },
     /// The settings of a source cannot be used.
     #[error("{what}: {problem}")]
     Settings {
@@ -124,7 +137,9 @@ impl FetchError {
 impl From<FetchError> for io::Error {
     fn from(error: FetchError) -> Self {
         let kind = match &error {
-            FetchError::Unavailable { .. } | FetchError::Stalled { .. } => ErrorKind::TimedOut,
+            FetchError::Unavailable { .. } | FetchError::Stalled { .. } | FetchError::Silent { .. } => {
+                ErrorKind::TimedOut
+            }
             FetchError::Cache { source, .. } => source.kind(),
             FetchError::Missing { .. } => ErrorKind::NotFound,
             FetchError::Refused { .. } => ErrorKind::PermissionDenied,

@@ -40,6 +40,6 @@ pub use egress::{Egress, NotAllowed, Rule, RuleError};
 pub use error::FetchError;
 pub use kept::{Kept, allocated, kept};
 pub use location::{LocationError, ModelLocation};
-pub use patience::Patience;
+pub use patience::{Patience, Silence};
 pub use store::FetchedStore;
 pub use whole::WholeModel;

@@ -71,7 +71,7 @@ impl Opening {
         if pinned.is_some() && known.is_some() {
             return Ok(known);
         }
-        let mut attempts = Attempts::new(self.transfer.patience);
+        let mut attempts = Attempts::new(self.transfer.patience, &self.transfer.heard);
         loop {
             match self.ask(name, known.as_ref()).await {
                 Ok(file) => return Ok(file),
@@ -122,6 +122,7 @@ impl Opening {
             Reply::Absent(_) => return Ok(None),
         };
         self.granted.store(true, Ordering::Relaxed);
+        self.transfer.heard.note(0);
         if let Some(known) = known.filter(|known| known.identity.difference(&bytes.identity).is_none()) {
             return Ok(Some(Arc::clone(known)));
         }

@@ -1,7 +1,9 @@
 //! How long is waited for a source, and how often it is asked again.
 
 use crate::error::FetchError;
-use std::time::Duration;
+use crate::progress::size;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 use tokio::time::sleep;
 
 /// Limits of waiting. All are about time without a byte: what makes progress may take as long as it takes.
@@ -19,6 +21,27 @@ pub struct Patience {
     pub longest_pause: Duration,
     /// For another process that fetches the same bytes, while nothing arrives there either.
     pub others: Duration,
+    /// After which a source is given up, whatever attempts are left. `None`: attempts alone decide.
+    pub silence: Option<Silence>,
+}
+
+/// Longest time without a byte from a source, and the flag that sets it.
+#[derive(Debug, Clone, Copy)]
+pub struct Silence {
+    /// The time.
+    pub after: Duration,
+    /// The flag, for messages.
+    pub flag: &'static str,
+}
+
+impl Patience {
+    /// This patience with a limit for silence, which no single wait exceeds.
+    #[must_use]
+    pub fn within(self, silence: Silence) -> Self {
+        let Silence { after, .. } = silence;
+        let (connect, idle) = (self.connect.min(after), self.idle.min(after));
+        Self { connect, idle, silence: Some(silence), ..self }
+    }
 }
 
 impl Default for Patience {
@@ -31,7 +54,53 @@ impl Default for Patience {
             longest_pause: Duration::from_secs(20),
             // More than another process may take to give up, or to go on.
             others: Duration::from_secs(240),
+            silence: None,
         }
+    }
+}
+
+/// Bytes that arrived from a source so far, on all connections.
+#[derive(Debug)]
+pub(crate) struct Heard(Mutex<Counted>);
+
+#[derive(Debug)]
+struct Counted {
+    bytes: u64,
+    /// Arrival of the first ones, and of the latest.
+    first: Option<Instant>,
+    latest: Option<Instant>,
+}
+
+impl Heard {
+    /// Nothing yet.
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self(Mutex::new(Counted { bytes: 0, first: None, latest: None })))
+    }
+
+    /// Notes the arrival of `bytes`; of an answer without any, 0.
+    pub(crate) fn note(&self, bytes: u64) {
+        let now = Instant::now();
+        let mut counted = self.counted();
+        counted.bytes += bytes;
+        counted.first.get_or_insert(now);
+        counted.latest = Some(now);
+    }
+
+    /// Returns the time without a byte, at most that since `begun`.
+    fn silent(&self, begun: Instant) -> Duration {
+        self.counted().latest.map_or(begun, |latest| latest.max(begun)).elapsed()
+    }
+
+    /// Returns the bytes so far, and how many arrived in a second.
+    fn figures(&self) -> (u64, u64) {
+        let Counted { bytes, first, latest } = &*self.counted();
+        let took = latest.zip(*first).map_or(0.0, |(latest, first)| (latest - first).as_secs_f64());
+        (*bytes, (*bytes as f64 / took.max(0.001)) as u64)
+    }
+
+    fn counted(&self) -> MutexGuard<'_, Counted> {
+        // Every change is a few assignments that cannot panic.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -60,12 +129,15 @@ impl From<FetchError> for Failed {
 #[derive(Debug)]
 pub(crate) struct Attempts {
     patience: Patience,
+    heard: Arc<Heard>,
+    begun: Instant,
     made: u32,
 }
 
 impl Attempts {
-    pub(crate) fn new(patience: Patience) -> Self {
-        Self { patience, made: 0 }
+    /// The first of several attempts at a source from which `heard` arrived so far.
+    pub(crate) fn new(patience: Patience, heard: &Arc<Heard>) -> Self {
+        Self { patience, heard: Arc::clone(heard), begun: Instant::now(), made: 0 }
     }
 
     /// Bytes arrived.
@@ -85,10 +157,30 @@ impl Attempts {
         if self.made >= self.patience.attempts {
             return Err(failed.error);
         }
+        let left = match self.patience.silence {
+            None => Duration::MAX,
+            Some(silence) => {
+                let silent = self.heard.silent(self.begun);
+                let left = silence.after.saturating_sub(silent);
+                if left.is_zero() {
+                    return Err(self.silent(silence, failed.error));
+                }
+                left
+            }
+        };
         let usual = self.patience.first_pause.saturating_mul(1 << (self.made - 1).min(16));
         // Not all who lost the same server come back at the same moment.
         let spread = usual.mul_f64(0.5 + fastrand::f64());
-        sleep(asked.unwrap_or(spread).min(self.patience.longest_pause)).await;
+        sleep(asked.unwrap_or(spread).min(self.patience.longest_pause).min(left)).await;
         Ok(())
+    }
+
+    fn silent(&self, Silence { after, flag }: Silence, last: FetchError) -> FetchError {
+        let (bytes, rate) = self.heard.figures();
+        let before = match bytes {
+            0 => "none arrived before".to_owned(),
+            bytes => format!("{} arrived before, {}/s", size(bytes), size(rate)),
+        };
+        FetchError::Silent { after, before, flag, last: Box::new(last) }
     }
 }

@@ -87,7 +87,7 @@ fn left(bytes: u64, rate: f64) -> String {
     }
 }
 
-fn size(bytes: u64) -> String {
+pub(crate) fn size(bytes: u64) -> String {
     let (unit, divisor) = unit(bytes);
     let value = bytes as f64 / divisor;
     if value >= 99.95 { format!("{value:.0} {unit}") } else { format!("{value:.1} {unit}") }

@@ -10,7 +10,7 @@ use crate::error::FetchError;
 use crate::kept;
 use crate::location::ModelLocation;
 use crate::opening::Opening;
-use crate::patience::Patience;
+use crate::patience::{Heard, Patience};
 use crate::progress::{self, Progress};
 use crate::source::{Hub, HubServer, S3, Source, Web, is_commit};
 use crate::transfer::{Missing, Transfer, total};
@@ -88,7 +88,7 @@ impl FetchedStore {
         };
         kept::note(&folder, &pinned.to_string());
         let client = SourceClient::new(http, source, PathBuf::from(pinned.to_string()));
-        let opening = Opening::new(Arc::new(Transfer { client, patience }), folder);
+        let opening = Opening::new(Arc::new(Transfer { client, patience, heard: Heard::new() }), folder);
         Ok(Self { opening: Arc::new(opening), runtime, revision, said_cached: AtomicBool::new(false) })
     }
 

@@ -4,7 +4,7 @@ use crate::answer::unanswered;
 use crate::cache::{CachedFile, Claim, Claiming};
 use crate::client::{Bytes, Condition, Reply, SourceClient};
 use crate::error::FetchError;
-use crate::patience::{Again, Attempts, Failed, Patience};
+use crate::patience::{Again, Attempts, Failed, Heard, Patience};
 use crate::progress::{self, Progress};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -25,6 +25,7 @@ pub(crate) const POLL: Duration = Duration::from_millis(50);
 pub(crate) struct Transfer {
     pub(crate) client: SourceClient,
     pub(crate) patience: Patience,
+    pub(crate) heard: Arc<Heard>,
 }
 
 /// Bytes of a file that one request asks for.
@@ -204,7 +205,7 @@ impl Transfer {
         progress.found(piece.missing.saturating_sub(total(&parts)));
         for part in parts {
             let mut at = part.start;
-            let mut attempts = Attempts::new(self.patience);
+            let mut attempts = Attempts::new(self.patience, &self.heard);
             while at < part.end {
                 let before = at;
                 if let Err(failed) =
@@ -262,6 +263,7 @@ impl Transfer {
                     break;
                 };
                 let length = chunk.len() as u64;
+                self.heard.note(length);
                 let from = at.saturating_sub(position).min(length);
                 let to = until.saturating_sub(position).min(length);
                 position += length;

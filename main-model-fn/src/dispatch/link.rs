@@ -240,26 +240,44 @@ impl Shared {
     }
 }
 
+/// Way in which a stream ended.
+enum End {
+    /// The function closed it, as one does that drains.
+    Closed,
+    /// It broke, or never began.
+    Failed(String),
+}
+
 async fn run(shared: Arc<Shared>) {
     let mut pause = FIRST_PAUSE;
     let mut settled = false;
     loop {
         let outcome = connect(&shared).await;
         let connected = outcome.is_ok();
-        let message = match outcome {
+        let ended = match outcome {
             Ok(client) => {
                 let mut answered = false;
                 let since = Instant::now();
-                let message = converse(&shared, client, &mut settled, &mut answered).await;
+                let ended = converse(&shared, client, &mut settled, &mut answered).await;
                 // A function that only connects and never answers must not be tried every second.
                 if answered || since.elapsed() > LONGEST_PAUSE {
                     pause = FIRST_PAUSE;
                 }
+                ended
+            }
+            Err(message) => End::Failed(message),
+        };
+        let message = match ended {
+            // It falls asleep, or is replaced. Where it should still be there, the next attempt to connect fails.
+            End::Closed => {
+                tracing::info!(address = %shared.address, "remote function ended");
+                "the function closed the stream".to_owned()
+            }
+            End::Failed(message) => {
+                tracing::warn!(address = %shared.address, %message, connected, pause_s = pause.as_secs(), "remote function unavailable (circuit open)");
                 message
             }
-            Err(message) => message,
         };
-        tracing::warn!(address = %shared.address, %message, connected, pause_s = pause.as_secs(), "remote function unavailable (circuit open)");
         shared.set(LinkState::Sick { message: message.clone() });
         settle(&shared, &mut settled);
         let _engine_gone = shared.events.send(LinkEvent::Broken { link: shared.id, message });
@@ -334,21 +352,21 @@ fn check(expected: &Expected, found: &FunctionDescription) -> Result<(), String>
     Ok(())
 }
 
-/// Opens the stream and passes messages until it breaks; returns why it did, and through `answered`
+/// Opens the stream and passes messages until it ends; returns how it did, and through `answered`
 /// whether any answer came.
 async fn converse(
     shared: &Shared,
     mut client: ExpertFunctionClient<Channel>,
     settled: &mut bool,
     answered: &mut bool,
-) -> String {
+) -> End {
     // Unbounded in type only: the engine has one layer's messages in flight at most, and nothing is taken but answers to them.
     let (outbound, requests) = mpsc::unbounded_channel();
     let requests = tokio_stream::wrappers::UnboundedReceiverStream::new(requests);
     let mut replies = match timeout(STEP_LIMIT, client.forward(requests)).await {
         Ok(Ok(response)) => response.into_inner(),
-        Ok(Err(status)) => return format!("Forward failed: {}", status.message()),
-        Err(_) => return "Forward timeout".to_owned(),
+        Ok(Err(status)) => return End::Failed(format!("Forward failed: {}", status.message())),
+        Err(_) => return End::Failed("Forward timeout".to_owned()),
     };
     let (changed, asked) = (Arc::new(Notify::new()), Arc::new(Mutex::new(Asked::default())));
     let open = OpenStream { outbound, asked: asked.clone(), changed: changed.clone() };
@@ -363,29 +381,29 @@ async fn converse(
                 LinkState::Sick { message } => {
                     // It answers, but not well: each time it is left alone for longer.
                     *answered = false;
-                    return message.clone();
+                    return End::Failed(message.clone());
                 }
                 _ => {
                     drained.as_mut().reset(tokio::time::Instant::now() + DRAIN_LIMIT);
                     continue;
                 }
             },
-            () = &mut drained => return "drain timeout".to_owned(),
+            () = &mut drained => return End::Failed("drain timeout".to_owned()),
         };
         match reply {
             Ok(Some(reply)) => {
                 if let Err(message) = locked(&asked).take(&reply) {
                     // Left alone for longer each time.
                     *answered = false;
-                    return message;
+                    return End::Failed(message);
                 }
                 *answered = true;
                 if shared.events.send(LinkEvent::Reply { link: shared.id, reply }).is_err() {
-                    return "the engine has stopped".to_owned();
+                    return End::Failed("the engine has stopped".to_owned());
                 }
             }
-            Ok(None) => return "the function closed the stream".to_owned(),
-            Err(status) => return format!("stream failed: {}", status.message()),
+            Ok(None) => return End::Closed,
+            Err(status) => return End::Failed(format!("stream failed: {}", status.message())),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! `/v1/completions`.
 
-use super::fields::{Few, Logprobs, Prompt};
+use super::fields::{Few, Given, Logprobs, Prompt};
+use super::fill_in::FillIn;
 use super::generate::{AnswerOptions, Generation, Route, Shared, answer, special_text};
 use super::request_body::RequestBody;
 use super::state::HttpState;
@@ -24,8 +25,12 @@ pub(super) async fn handle(
 }
 
 pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<Generation, ServiceError> {
+    let fill_in = fill_in(state, &mut body)?;
     let shared = Shared::new(state, &body)?;
     let echo = body.echo.unwrap_or(false);
+    if echo && fill_in.is_some() {
+        return Err(ServiceError::invalid("echo", "invalid `echo`: expected false beside `suffix`"));
+    }
     let max_tokens = sampling::max_tokens(&body, 0)?;
     let logprobs = logprobs(&body)?;
     let structure = structured::take(&mut body)?;
@@ -51,11 +56,22 @@ pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<Generati
         if echo {
             echoes.push(echo_of(state, &prompt, special_text(&body))?);
         }
+        let prompt = match (&fill_in, prompt) {
+            (None, prompt) => prompt,
+            (Some((fill_in, suffix)), Prompt::Text(prefix)) => Prompt::Text(fill_in.prompt(&prefix, suffix)),
+            (Some(_), Prompt::Ids(_)) => {
+                let message = format!("invalid `{field}`: expected a text beside `suffix`, got token ids");
+                return Err(ServiceError::invalid(&field, message));
+            }
+        };
         let ids = ids_of(state, &field, prompt, body.add_special_tokens.unwrap_or(true))?;
         let usual = MAX_TOKENS.min(state.options.defaults.max_new_tokens.unwrap_or(MAX_TOKENS)).max(1);
         let max_tokens = max_tokens.unwrap_or_else(|| shared.room(&ids).min(usual));
         let mut request = shared.request(ids, max_tokens, logprobs)?;
         request.prompt_logprobs = logprobs.filter(|_| echo);
+        if let Some((fill_in, _)) = fill_in.as_ref().filter(|_| !request.stop.ignore_eos) {
+            request.stop.token_ids.extend(&fill_in.ends);
+        }
         requests.push(request);
     }
     Ok(Generation {
@@ -66,6 +82,21 @@ pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<Generati
         echoes: echo.then_some(echoes),
         options: AnswerOptions::new(state, &body, logprobs.is_some()),
     })
+}
+
+/// Takes `suffix`, with the model's format for it.
+///
+/// # Errors
+/// It is no text, or the model has no such format.
+fn fill_in(state: &HttpState, body: &mut RequestBody) -> Result<Option<(FillIn, String)>, ServiceError> {
+    match std::mem::take(&mut body.suffix) {
+        Given::Nothing => Ok(None),
+        Given::Text(suffix) => {
+            let fill_in = FillIn::of(|token| state.text.as_ref()?.token_id(token))?;
+            Ok(Some((fill_in, suffix)))
+        }
+        Given::Something => Err(ServiceError::invalid("suffix", "invalid `suffix`: expected a text")),
+    }
 }
 
 /// The ids of `prompt`, which stands in `field`; `special` adds what the tokenizer's post-processor adds.

@@ -22,6 +22,7 @@ mod collect;
 mod completions;
 mod embeddings;
 mod fields;
+mod fill_in;
 pub mod fuzzing;
 mod generate;
 mod logprobs;

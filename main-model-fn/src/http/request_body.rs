@@ -14,6 +14,8 @@ pub(super) struct RequestBody {
     pub(super) model: Option<String>,
     /// Completions.
     pub(super) prompt: Option<Prompts>,
+    /// Text behind the completion.
+    pub(super) suffix: Given,
     /// Chats.
     pub(super) messages: Option<Messages>,
 
@@ -85,7 +87,6 @@ pub(super) struct RequestBody {
     pub(super) function_call: Given,
     pub(super) modalities: Option<Vec<String>>,
     pub(super) audio: Given,
-    pub(super) suffix: Given,
     pub(super) web_search_options: Given,
     pub(super) use_beam_search: Given,
     pub(super) include_stop_str_in_output: Given,

@@ -10,7 +10,6 @@ pub(super) fn refuse(body: &RequestBody) -> Result<(), ServiceError> {
     let fields = [
         ("functions", &body.functions),
         ("audio", &body.audio),
-        ("suffix", &body.suffix),
         ("web_search_options", &body.web_search_options),
         ("use_beam_search", &body.use_beam_search),
         ("include_stop_str_in_output", &body.include_stop_str_in_output),
@@ -26,6 +25,11 @@ pub(super) fn refuse(body: &RequestBody) -> Result<(), ServiceError> {
         if *given != Given::Nothing {
             return Err(unsupported(name));
         }
+    }
+    // Completions have taken theirs.
+    if body.suffix != Given::Nothing {
+        let message = "`suffix` is supported by /v1/completions only";
+        return Err(ServiceError::invalid("suffix", message));
     }
     match &body.function_call {
         Given::Nothing => (),

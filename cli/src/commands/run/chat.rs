@@ -80,6 +80,8 @@ impl Chat {
             temperature: Some(settings.temperature),
             top_p: settings.top_p,
             top_k: settings.top_k,
+            min_p: settings.min_p,
+            repetition_penalty: settings.repetition_penalty,
             seed: settings.seed,
             stop: settings.stop.clone(),
             ignore_eos: false,

@@ -25,11 +25,13 @@ const PROMPT_LIMIT: usize = 4 << 20;
 /// Prompts that the editor remembers.
 const HISTORY: usize = 1000;
 /// What can be said beside prompts, for Tab.
-const COMMANDS: [&str; 12] = [
+const COMMANDS: [&str; 14] = [
     "/bye",
     "/clear",
     "/help",
     "/set max_tokens ",
+    "/set min_p ",
+    "/set repetition_penalty ",
     "/set seed ",
     "/set stop ",
     "/set system ",

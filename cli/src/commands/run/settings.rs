@@ -2,13 +2,14 @@
 
 use crate::commands::generate::MOST_STOPS;
 use crate::commands::run::RunArgs;
-use crate::flags::{probability, stop_string, temperature};
+use crate::flags::{min_p, probability, repetition_penalty, stop_string, temperature};
 use crate::output::table;
 use remoe_model::GenerationDefaults;
 
 pub(super) const HELP: &str = "\
 /set               show the settings
-/set NAME VALUE    change a setting: system, max_tokens, temperature, top_p, top_k, seed, stop
+/set NAME VALUE    change a setting: system, max_tokens, temperature, top_p, top_k, min_p,
+                   repetition_penalty, seed, stop
 /set NAME          reset a setting to its default
 /show              show the placement and the settings
 /clear             clear the conversation
@@ -26,6 +27,8 @@ pub(super) struct Settings {
     pub(super) temperature: f32,
     pub(super) top_p: Option<f32>,
     pub(super) top_k: Option<u32>,
+    pub(super) min_p: Option<f32>,
+    pub(super) repetition_penalty: Option<f32>,
     pub(super) seed: u64,
     pub(super) stop: Vec<String>,
     /// Sampling that a reset goes back to.
@@ -38,6 +41,8 @@ struct Sampling {
     temperature: f32,
     top_p: Option<f32>,
     top_k: Option<u32>,
+    min_p: Option<f32>,
+    repetition_penalty: Option<f32>,
 }
 
 impl Settings {
@@ -47,6 +52,8 @@ impl Settings {
             temperature: model.temperature as f32,
             top_p: model.top_p.map(|share| share as f32),
             top_k: model.top_k.map(|count| u32::try_from(count).unwrap_or(u32::MAX)),
+            min_p: model.min_p.map(|share| share as f32),
+            repetition_penalty: model.repetition_penalty.map(|factor| factor as f32),
         };
         Self {
             system: args.system.clone(),
@@ -54,6 +61,8 @@ impl Settings {
             temperature: args.sampling.temperature.unwrap_or(defaults.temperature),
             top_p: args.sampling.top_p.or(defaults.top_p),
             top_k: args.sampling.top_k.or(defaults.top_k),
+            min_p: args.sampling.min_p.or(defaults.min_p),
+            repetition_penalty: args.sampling.repetition_penalty.or(defaults.repetition_penalty),
             seed: args.sampling.seed,
             stop: Vec::new(),
             defaults,
@@ -75,6 +84,13 @@ impl Settings {
                 self.top_p = value.map(probability).transpose().map_err(named)?.or(self.defaults.top_p)
             }
             "top_k" => self.top_k = value.map(whole).transpose().map_err(named)?.or(self.defaults.top_k),
+            "min_p" => {
+                self.min_p = value.map(min_p).transpose().map_err(named)?.or(self.defaults.min_p);
+            }
+            "repetition_penalty" => {
+                let factor = value.map(repetition_penalty).transpose().map_err(named)?;
+                self.repetition_penalty = factor.or(self.defaults.repetition_penalty);
+            }
             "seed" => self.seed = value.map_or(Ok(0), whole).map_err(named)?,
             "stop" => match value {
                 None => self.stop.clear(),
@@ -93,7 +109,7 @@ impl Settings {
         table::of_pairs(&self.pairs())
     }
 
-    fn pairs(&self) -> [(&'static str, String); 7] {
+    fn pairs(&self) -> [(&'static str, String); 9] {
         let or = |value: Option<String>, without: &str| value.unwrap_or_else(|| without.to_owned());
         [
             ("system", or(self.system.clone(), "none")),
@@ -101,6 +117,8 @@ impl Settings {
             ("temperature", self.temperature.to_string()),
             ("top_p", or(self.top_p.map(|share| share.to_string()), "off")),
             ("top_k", or(self.top_k.map(|count| count.to_string()), "off")),
+            ("min_p", or(self.min_p.map(|share| share.to_string()), "off")),
+            ("repetition_penalty", or(self.repetition_penalty.map(|factor| factor.to_string()), "off")),
             ("seed", self.seed.to_string()),
             ("stop", or(Some(self.stop.join(", ")).filter(|texts| !texts.is_empty()), "none")),
         ]
@@ -132,9 +150,17 @@ mod tests {
             temperature: 0.0,
             top_p: None,
             top_k: None,
+            min_p: None,
+            repetition_penalty: None,
             seed: 0,
             stop: Vec::new(),
-            defaults: Sampling { temperature: 0.0, top_p: None, top_k: None },
+            defaults: Sampling {
+                temperature: 0.0,
+                top_p: None,
+                top_k: None,
+                min_p: None,
+                repetition_penalty: None,
+            },
         }
     }
 
@@ -144,6 +170,8 @@ mod tests {
             temperature: 0.7,
             top_p: Some(0.9),
             top_k: Some(40),
+            min_p: Some(0.05),
+            repetition_penalty: Some(1.1),
             ..GenerationDefaults::default()
         };
         let of = |flags: &[&str]| {
@@ -153,12 +181,13 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         };
-        let sampling = |it: &Settings| (it.temperature, it.top_p, it.top_k);
+        let sampling = |it: &Settings| (it.temperature, it.top_p, it.top_k, it.min_p, it.repetition_penalty);
         let mut now = of(&[]);
-        assert_eq!(sampling(&now), (0.7, Some(0.9), Some(40)));
-        let flags = ["--temperature", "0", "--top-k", "0"];
-        assert_eq!(sampling(&of(&flags)), (0.0, Some(0.9), Some(0)));
-        for text in ["temperature 0", "top_p 1", "top_k 0", "temperature", "top_p", "top_k"] {
+        assert_eq!(sampling(&now), (0.7, Some(0.9), Some(40), Some(0.05), Some(1.1)));
+        let flags = ["--temperature", "0", "--top-k", "0", "--min-p", "0", "--repetition-penalty", "1"];
+        assert_eq!(sampling(&of(&flags)), (0.0, Some(0.9), Some(0), Some(0.0), Some(1.0)));
+        let sets = ["temperature 0", "top_p 1", "top_k 0", "min_p 0", "repetition_penalty 1"];
+        for text in sets.into_iter().chain(["temperature", "top_p", "top_k", "min_p", "repetition_penalty"]) {
             assert!(now.set(text).is_ok(), "{text}");
         }
         assert_eq!(now, of(&[]));
@@ -173,13 +202,25 @@ mod tests {
             ("max_tokens 12", "max_tokens: 12"),
             ("top_p 0.9", "top_p: 0.9"),
             ("top_k 40", "top_k: 40"),
+            ("min_p 0.1", "min_p: 0.1"),
+            ("repetition_penalty 1.2", "repetition_penalty: 1.2"),
             ("seed 7", "seed: 7"),
             ("stop END", "stop: END"),
             ("stop  then", "stop: END, then"),
         ] {
             assert_eq!(now.set(text).as_deref(), Ok(says));
         }
-        for name in ["temperature", "system", "max_tokens", "top_p", "top_k", "seed", "stop"] {
+        for name in [
+            "temperature",
+            "system",
+            "max_tokens",
+            "top_p",
+            "top_k",
+            "min_p",
+            "repetition_penalty",
+            "seed",
+            "stop",
+        ] {
             assert!(now.set(name).is_ok());
         }
         assert_eq!(now, settings());
@@ -188,9 +229,17 @@ mod tests {
     #[test]
     fn what_cannot_be_is_refused_and_changes_nothing() {
         let mut now = settings();
-        for text in
-            ["temperature 3", "temperature x", "max_tokens 0", "top_p 0", "top_k -1", "seed x", "colour red"]
-        {
+        for text in [
+            "temperature 3",
+            "temperature x",
+            "max_tokens 0",
+            "top_p 0",
+            "top_k -1",
+            "min_p 2",
+            "repetition_penalty 0",
+            "seed x",
+            "colour red",
+        ] {
             let name = text.split(' ').next().unwrap_or_default();
             assert!(now.set(text).is_err_and(|problem| problem.contains(name)), "{text}");
         }

@@ -19,7 +19,7 @@ use remoe_proto::v1::LayerExperts;
 use remoe_rollout::decide::Desired;
 use remoe_rollout::functions::DEFAULT_MAX_BATCH;
 use remoe_rollout::{FunctionState, FunctionStatus, Status, Supervisor, control, need};
-use revising::{Cause, Revision};
+use revising::{Cause, Planning, Revision};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -87,6 +87,8 @@ struct Seen {
     replaced: Option<Vec<LayerExperts>>,
     /// Whether there is a better placement than the one that runs is being worked out.
     answering: Option<Answering>,
+    /// A plan on measurements that is being worked out.
+    planning: Option<Planning>,
     /// None where remote groups sleep with their main function.
     tiers: Option<Tiers>,
     /// Places that have rested and not served since, and whether that was said.
@@ -126,6 +128,7 @@ impl Keeper {
             pause: self.following.as_ref().map_or(Duration::MAX, |following| following.pause),
             replaced: None,
             answering: None,
+            planning: None,
             tiers: self.remote_idle.map(Tiers::new),
             rested: BTreeMap::new(),
         };
@@ -147,7 +150,13 @@ impl Keeper {
             self.look(&status, &mut seen)?;
             let due = until(next);
             let late = until(seen.revision.as_ref().and_then(|revision| revision.until));
-            let can_revise = seen.revision.is_none() && seen.answering.is_none();
+            let can_revise = seen.revision.is_none() && seen.answering.is_none() && seen.planning.is_none();
+            let planned = async {
+                match &mut seen.planning {
+                    Some(planning) => planning.planned().await,
+                    None => std::future::pending().await,
+                }
+            };
             let answered = async {
                 match &mut seen.answering {
                     Some(answering) => answering.answered().await,
@@ -174,8 +183,11 @@ impl Keeper {
             tokio::select! {
                 measured = measured => {
                     self.measured = None;
-                    if let Ok(measured) = measured {
-                        self.plan_again(measured, &mut seen).await;
+                    seen.planning = measured.ok().and_then(|measured| self.plan_again(measured));
+                }
+                planned = planned => {
+                    if let Some(planning) = seen.planning.take() {
+                        self.follow_plan(planning, planned, &mut seen);
                     }
                 }
                 looked = looked => {
@@ -192,7 +204,7 @@ impl Keeper {
                 () = late => self.take_back("the new functions did not start in time", &mut seen),
                 () = due => {
                     next = Instant::now().checked_add(seen.pause);
-                    let may_revise = !seen.asleep && seen.revision.is_none() && seen.answering.is_none();
+                    let may_revise = !seen.asleep && can_revise;
                     if let Some(following) = self.following.as_mut().filter(|_| may_revise) {
                         seen.answering = following.ask(&self.basis, &self.report.wanted);
                     }

@@ -6,10 +6,11 @@ use crate::exit::CliError;
 use crate::machine;
 use crate::output::progress::Progress;
 use crate::output::table;
-use crate::profiling::{self, Gate, Request};
+use crate::profiling::{self, Counts, Gate, Request};
 use futures_util::future::select_all;
 use remoe_gateway_core::Model;
 use remoe_planner::Problem;
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
@@ -17,6 +18,8 @@ use tokio::task::JoinHandle;
 
 /// Time without a request before measurements begin or go on.
 const QUIET: Duration = Duration::from_secs(1);
+/// Time after which the user is told that measurements are not done, and why; then after twice as long each time.
+const LATE: Duration = Duration::from_secs(600);
 
 /// A model whose plan stands on assumed figures, or on ones that were disturbed.
 pub(super) struct Subject {
@@ -57,7 +60,11 @@ impl Measuring {
         let measuring = tokio::spawn(async move {
             for subject in subjects {
                 let name = subject.wanted.name();
-                if let Err(error) = measure(subject, shared.clone(), &progress).await {
+                let measured = tokio::select! {
+                    measured = measure(subject, shared.clone(), &progress) => measured,
+                    never = tell_if_late(&name, LATE, || shared.counts(), |line| progress.line(line)) => match never {},
+                };
+                if let Err(error) = measured {
                     progress.line(&format!("{name}: measurements failed: {}", error.message));
                 }
             }
@@ -92,6 +99,30 @@ async fn measure(subject: Subject, gate: Arc<Gate>, progress: &Progress) -> Resu
     Ok(())
 }
 
+/// Tells the user after `pause`, and then ever more rarely, that measurements for the model `name` are not done.
+async fn tell_if_late(
+    name: &str,
+    mut pause: Duration,
+    counts: impl Fn() -> Counts,
+    mut tell: impl FnMut(&str),
+) -> Infallible {
+    let began = Instant::now();
+    loop {
+        tokio::time::sleep(pause).await;
+        pause *= 2;
+        tell(&late(name, began.elapsed(), counts()));
+    }
+}
+
+fn late(name: &str, after: Duration, Counts { done, disturbed }: Counts) -> String {
+    format!(
+        "{name}: this machine is not measured after {} min: requests leave too little time\n  ({done} measurements \
+         done, {disturbed} interrupted), and the plan stands on assumed speeds.\n  For a plan on measured ones run \
+         `remoe profile` while nothing is served,\n  or start with --profile-first",
+        after.as_secs() / 60
+    )
+}
+
 /// Opens `gate` when no model had a request for [`QUIET`], and closes it as soon as one has.
 async fn open_while_idle(models: Vec<Arc<Model>>, gate: Arc<Gate>) {
     let mut loads: Vec<_> = models.iter().map(|model| model.loads()).collect();
@@ -120,5 +151,37 @@ async fn open_while_idle(models: Vec<Arc<Model>>, gate: Arc<Gate>) {
             },
             () = quiet => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::sync::mpsc::unbounded_channel;
+
+    #[tokio::test]
+    async fn measurements_that_are_not_done_are_told_again_and_again() {
+        let (says, mut said) = unbounded_channel();
+        let counts = || Counts { done: 3, disturbed: 40 };
+        let telling = tell_if_late("demo", Duration::from_millis(1), counts, |line| {
+            let _ends = says.send(line.to_owned());
+        });
+        let thrice = async {
+            for _ in 0..3 {
+                assert_eq!(said.recv().await, Some(late("demo", Duration::ZERO, counts())));
+            }
+        };
+        tokio::select! {
+            never = telling => match never {},
+            () = thrice => {}
+        }
+    }
+
+    #[test]
+    fn late_measurements_are_told_with_their_numbers_and_a_remedy() {
+        let text = late("demo", Duration::from_secs(1800), Counts { done: 3, disturbed: 40 });
+        assert!(text.starts_with("demo: this machine is not measured after 30 min: requests leave"));
+        assert!(text.contains("(3 measurements done, 40 interrupted)") && text.contains("--profile-first"));
+        assert!(text.lines().all(|line| line.len() <= 80), "{text}");
     }
 }

@@ -1,6 +1,7 @@
 //! What a model's lock guards, and what follows from it: the phase, who is next, and where. No clock and no socket.
 
 use super::entry::Waiting;
+use super::history::History;
 use super::running::{ApartGroup, Backend, Directive, Running, Want, Wanted};
 use crate::beginnings::ModelBeginnings;
 use crate::queue::FairQueue;
@@ -43,6 +44,7 @@ pub(super) struct State<G> {
     beginnings: ModelBeginnings,
     pub(super) recent: VecDeque<Duration>,
     pub(super) cold_start: Option<ColdStart>,
+    pub(super) history: History,
     pub(super) wakes: u64,
     /// Of remote groups, while the model was awake.
     pub(super) group_wakes: u64,
@@ -82,6 +84,7 @@ impl<G> State<G> {
             beginnings,
             recent: VecDeque::new(),
             cold_start: None,
+            history: History::begin(Phase::Waking, Instant::now()),
             wakes: 0,
             group_wakes: 0,
             groups: Vec::new(),
@@ -182,6 +185,7 @@ impl<G> State<G> {
     pub(super) fn enter(&mut self, phase: Phase, now: Instant) -> Option<Duration> {
         let before = std::mem::replace(&mut self.phase, phase);
         self.order += 1;
+        self.history.enter(phase, now);
         match phase {
             Phase::Draining => self.engine = None,
             Phase::Asleep => {

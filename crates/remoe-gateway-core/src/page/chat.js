@@ -1,8 +1,10 @@
 // The chat: turns of the one that is open, the list of those that are kept, streaming, stop and retry.
 
+import { collect, inMessage, resultsForm, showCalls, showResults, toolsOf } from "./calls.js";
 import { drop, fresh, keep, list, read, title } from "./chats.js";
 import { growing } from "./markdown.js";
 import { ask, by, cutOff, Failure, FAILURES, guarded, model, session } from "./server.js";
+import { element, latency, money } from "./words.js";
 
 /** Time between two writes of an answer that arrives, in ms. */
 const KEEP_MS = 1000;
@@ -12,13 +14,6 @@ const NEAR = 60;
 let chat = fresh();
 /** Answer that arrives: its turn and what stops it. */
 let running = null;
-
-function element(tag, className, text = "") {
-  const made = document.createElement(tag);
-  made.className = className;
-  made.textContent = text;
-  return made;
-}
 
 /** Runs `change`, and follows the end of the conversation if it was in sight. */
 function following(change) {
@@ -31,7 +26,9 @@ function following(change) {
 /** Shows a turn; returns what updates it. */
 function show(turn) {
   const user = element("div", "message user");
-  user.append(element("span", "who", "you"), element("div", "said", turn.user));
+  const asked = element("div", "said", turn.user);
+  if (turn.results) showResults(asked, turn.results);
+  user.append(element("span", "who", "you"), asked);
   const place = element("div", "message assistant");
   const who = element("span", "who");
   const thoughts = element("details", "thoughts");
@@ -39,13 +36,16 @@ function show(turn) {
   thoughts.append(element("summary", "", "Thoughts"), thought);
   const said = element("div", "rich");
   const grow = growing(said);
+  const calls = element("div", "calls");
   const notes = element("div", "notes");
-  place.append(who, thoughts, said, notes);
+  place.append(who, thoughts, said, calls, notes);
   const update = () => {
     who.textContent = turn.model ?? "";
     thoughts.hidden = !turn.thoughts;
     thought.textContent = turn.thoughts ?? "";
     grow(turn.answer);
+    if (turn.calls) showCalls(calls, turn.calls);
+    else calls.replaceChildren();
   };
   const finish = () => {
     update();
@@ -54,6 +54,7 @@ function show(turn) {
     if (turn.figures) notes.append(element("span", "figures", turn.figures));
     if (turn.error) notes.append(element("span", "error", turn.error));
     if (turn !== chat.turns.at(-1) || running?.turn === turn) return;
+    if (turn.calls) notes.append(resultsForm(turn.calls, (results) => !running && guarded(() => send("", results))));
     const retry = element("button", "retry", "Retry");
     retry.type = "button";
     retry.addEventListener("click", () => {
@@ -134,25 +135,40 @@ function figures({ completion_tokens: tokens, remoe }) {
   const { local, remote, fallback } = remoe.experts;
   const rate = remoe.decode_s > 0 ? (tokens - 1) / remoe.decode_s : 0;
   const share = Math.round((100 * remote) / Math.max(1, local + remote + fallback));
-  const cost = remoe.cost ? `; $${(remoe.cost.total / 1e9).toLocaleString("en", { maximumSignificantDigits: 3 })}` : "";
-  return `${count}, TTFT ${Math.round(1000 * remoe.ttft_s)} ms, ${Math.round(rate)} tokens/s; ` +
+  const cost = remoe.cost ? `; ${money(remoe.cost.total / 1e9)}` : "";
+  return `${count}, TTFT ${latency(remoe.ttft_s)}, ${Math.round(rate)} tokens/s; ` +
     `expert calls: ${local} local, ${remote} remote (${share} %)${fallback ? `, ${fallback} by fallback` : ""}${cost}`;
 }
 
 /** A number that the user has set; undefined, which leaves it to the model, if the field is empty. */
 const set = (id) => (Number.isFinite(by(id).valueAsNumber) ? by(id).valueAsNumber : undefined);
 
-/** The request for the open chat's last turn. Turns before it that have no answer are left out. */
-function request() {
+/** A turn's question: a prompt, or results of tools. */
+const question = ({ user, results }) =>
+  results
+    ? results.map(({ id, content }) => ({ role: "tool", tool_call_id: id, content }))
+    : [{ role: "user", content: user }];
+
+/** Messages of a turn that `next` follows. One without an answer is left out, and so are calls without results. */
+function messages(turn, next) {
+  const calls = next.results && turn.calls ? { tool_calls: inMessage(turn.calls) } : {};
+  if (!turn.answer && !calls.tool_calls) return turn.results ? question(turn) : [];
+  return [...question(turn), { role: "assistant", content: turn.answer, ...calls }];
+}
+
+/** The request for the open chat's last turn, with `tools`. */
+function request(tools) {
   const system = by("system").value.trim();
-  const said = chat.turns.slice(0, -1).filter((turn) => turn.answer);
+  // Results whose calls are not kept any more mean nothing.
+  const turns = chat.turns.slice(Math.max(0, chat.turns.findIndex((turn) => !turn.results)));
   return {
     model: model(),
     messages: [
       ...(system ? [{ role: "system", content: system }] : []),
-      ...said.flatMap(({ user, answer }) => [{ role: "user", content: user }, { role: "assistant", content: answer }]),
-      { role: "user", content: chat.turns.at(-1).user },
+      ...turns.slice(0, -1).flatMap((turn, at) => messages(turn, turns[at + 1])),
+      ...question(turns.at(-1)),
     ],
+    tools,
     max_tokens: set("max-tokens"),
     temperature: set("temperature"),
     top_p: set("top-p"),
@@ -165,9 +181,27 @@ function request() {
 
 const ENDS = { length: "ended at the limit of tokens", content_filter: "ended by a filter" };
 
+/** The tools that the user has set; null, and said beside their field, if they cannot be read. */
+function tools() {
+  let said = "";
+  try {
+    return toolsOf(by("tools").value);
+  } catch (error) {
+    said = error.message;
+    by("settings").open = true;
+    return null;
+  } finally {
+    by("tools-problem").textContent = said;
+    by("tools-problem").hidden = !said;
+  }
+}
+
 /** Streams the answer of the open chat's last turn. */
 async function answer(turn, view) {
+  const given = tools();
+  if (given === null) return by("tools").focus();
   Object.assign(turn, { answer: "", thoughts: "", figures: "", ended: "", error: "", model: model() });
+  delete turn.calls;
   const mine = { turn, abort: new AbortController() };
   running = mine;
   const owner = chat;
@@ -186,7 +220,7 @@ async function answer(turn, view) {
     const response = await ask("/v1/chat/completions", {
       method: "POST",
       headers: { "content-type": "application/json" },
-      body: JSON.stringify(request()),
+      body: JSON.stringify(request(given)),
       signal: mine.abort.signal,
     });
     for await (const event of events(response)) {
@@ -194,6 +228,7 @@ async function answer(turn, view) {
       const choice = event.choices?.[0];
       turn.answer += choice?.delta?.content ?? "";
       turn.thoughts += choice?.delta?.reasoning_content ?? "";
+      if (choice?.delta?.tool_calls) collect((turn.calls ??= []), choice.delta.tool_calls);
       if (event.usage) turn.figures = figures(event.usage);
       if (ENDS[choice?.finish_reason]) turn.ended = ENDS[choice.finish_reason];
       if (drawn) requestAnimationFrame(() => guarded(draw));
@@ -221,10 +256,11 @@ async function answer(turn, view) {
   }
 }
 
-function send(text) {
-  // Only the last turn is asked again.
-  for (const retry of by("messages").querySelectorAll(".retry")) retry.remove();
-  const turn = { user: text, answer: "", model: model() };
+/** Sends a prompt, or `results` of the calls before. */
+function send(text, results) {
+  // Only the last turn is asked again, and its calls are answered once.
+  for (const old of [".retry", ".results"]) for (const one of by("messages").querySelectorAll(old)) one.remove();
+  const turn = { user: text, answer: "", model: model(), ...(results ? { results } : {}) };
   chat.turns.push(turn);
   const view = show(turn);
   by("messages").scrollTop = by("messages").scrollHeight;
@@ -236,7 +272,7 @@ function send(text) {
 by("ask").addEventListener("submit", (event) => {
   event.preventDefault();
   const text = by("prompt").value;
-  if (running || !text.trim()) return;
+  if (running || !text.trim() || tools() === null) return;
   by("prompt").value = "";
   guarded(() => send(text));
 });

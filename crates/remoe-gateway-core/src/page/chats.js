@@ -33,10 +33,22 @@ function identifiers() {
 
 const FIELDS = ["user", "answer", "thoughts", "model", "figures", "ended", "error"];
 
+/** Lists of a turn, with the fields of their entries. */
+const LISTS = { calls: ["id", "name", "arguments"], results: ["id", "name", "content"] };
+
+/** The list with its known fields; undefined if it is not one. */
+function listOf(given, fields) {
+  const fits = (entry) => fields.every((name) => typeof entry?.[name] === "string");
+  if (!Array.isArray(given) || given.length === 0 || !given.every(fits)) return undefined;
+  return given.map((entry) => Object.fromEntries(fields.map((name) => [name, entry[name]])));
+}
+
 /** A turn with its known fields; null if it is not one. */
 function turnOf(given) {
   if (typeof given?.user !== "string" || typeof given.answer !== "string") return null;
-  return Object.fromEntries(FIELDS.filter((name) => typeof given[name] === "string").map((name) => [name, given[name]]));
+  const texts = FIELDS.filter((name) => typeof given[name] === "string").map((name) => [name, given[name]]);
+  const lists = Object.entries(LISTS).map(([name, fields]) => [name, listOf(given[name], fields)]);
+  return Object.fromEntries([...texts, ...lists.filter(([, list]) => list)]);
 }
 
 /** The chat with this identifier; null if it is not kept or cannot be read. */

@@ -31,7 +31,7 @@ async fn the_page_is_for_everybody_and_asks_nobody_else() {
     assert!(policy.starts_with("default-src 'none';") && !policy.contains("unsafe"), "{policy}");
     // Every file that it names is there, and none is elsewhere.
     let named: Vec<&str> = page.split(['"', '\'']).filter(|text| text.starts_with("/page/")).collect();
-    assert_eq!(named.len(), 6, "{named:?}");
+    assert_eq!(named.len(), 11, "{named:?}");
     let mut whole = page.clone();
     for path in named {
         let (head, text) = stage.get(path, None).await;
@@ -70,7 +70,15 @@ async fn a_placement_is_told_without_waking_the_model() {
     let starts = stage.functions.starts.load(std::sync::atomic::Ordering::SeqCst);
     let (status, page) = look("?model=m").await;
     assert_eq!((status, &page["state"], &page["groups"]), (200, &json!("asleep"), &json!([])));
-    for field in ["generation", "plan", "groups", "expected", "measured"] {
+    let changes = page["sleep"]["history"].as_array().unwrap();
+    let states: Vec<_> = changes.iter().map(|change| change["state"].as_str().unwrap()).collect();
+    assert!(
+        states.starts_with(&["waking", "active"]) && states.ends_with(&["draining", "asleep"]),
+        "{states:?}"
+    );
+    assert!(changes.is_sorted_by(|one, next| one["ago_s"].as_f64() >= next["ago_s"].as_f64()), "{changes:?}");
+    assert_eq!(page["sleep"]["idle_s"], 0.02);
+    for field in ["generation", "plan", "groups", "expected", "measured", "cost"] {
         assert!(page.get(field).is_some(), "{field}: {page}");
     }
     assert_eq!(look("?model=n").await.0, 404);

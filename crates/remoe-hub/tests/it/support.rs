@@ -49,13 +49,23 @@ pub(crate) fn hasty() -> Patience {
         first_pause: Duration::from_millis(10),
         longest_pause: Duration::from_millis(50),
         others: Duration::from_secs(20),
+        silence: None,
     }
 }
 
 /// The store of `model` with a cache, from a thread that may block.
 pub(crate) async fn connect(model: &str, cache: &Path) -> Result<Arc<FetchedStore>, String> {
+    connect_with(model, cache, hasty()).await
+}
+
+/// The same with other limits of waiting.
+pub(crate) async fn connect_with(
+    model: &str,
+    cache: &Path,
+    patience: Patience,
+) -> Result<Arc<FetchedStore>, String> {
     let (location, cache) = (model.parse().unwrap(), cache.to_owned());
-    let access = Access { patience: hasty(), ..Access::default() };
+    let access = Access { patience, ..Access::default() };
     let connecting =
         tokio::task::spawn_blocking(move || FetchedStore::connect(&location, &cache, &access).map(Arc::new));
     connecting.await.unwrap().map_err(|error| error.to_string())

@@ -1,7 +1,8 @@
 //! Bytes on their way: connections that break, servers that fail, files that change, processes that share
 //! a cache or are killed.
 
-use crate::support::{WEIGHTS, connect, files, model, read, start_copy, total, web};
+use crate::support::{WEIGHTS, connect, connect_with, files, hasty, model, read, start_copy, total, web};
+use remoe_hub::{Patience, Silence};
 use remoe_model::{Checkpoint, FileRange, Store};
 use remoe_test_support::checkpoint::{Sizes, generate};
 use std::ops::Range;
@@ -101,6 +102,26 @@ async fn a_server_that_falls_silent_is_given_up() {
     content.change(|faults| faults.hang = true);
     let said = prefetch(&store, 1_000_000..2_000_000).await.unwrap_err();
     assert!(said.contains("cannot reach"), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn silent_source_is_named_with_bytes_rate_and_flag() {
+    let (model, work) = (model(), tempfile::tempdir().unwrap());
+    let (web, content) = web(model.path()).await;
+    let silence = Silence { after: Duration::from_millis(500), flag: "--patience" };
+    // Attempts alone would go on for minutes.
+    let patience = Patience { attempts: 1000, ..hasty().within(silence) };
+    let store = connect_with(&web.model(), work.path(), patience).await.unwrap();
+    read(&store, "config.json").await.unwrap();
+    // A pause of the reader is no silence of the source.
+    tokio::time::sleep(silence.after * 2).await;
+    prefetch(&store, 1_000_000..2_000_000).await.unwrap();
+    content.change(|faults| faults.hang = true);
+    let said = prefetch(&store, 3_000_000..4_000_000).await.unwrap_err();
+    assert!(said.starts_with("no byte for 500ms (1."), "{said}");
+    for part in [" MB arrived before, ", "/s): cannot reach ", WEIGHTS, "raise --patience to wait longer"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -6,8 +6,8 @@ use generate::{Random, Sample, Shape, model_problem, small_problem};
 use proptest::prelude::*;
 use remoe_planner::{
     Account, Affine, Answer, CpuProfile, Device, ErrorFactor, Layer, LayerPlan, Measured, Options, PlanDraft,
-    PlanError, Pricing, Problem, Remote, WrongCase, assignments_bound, evaluate, load_bound, longest_first,
-    longest_first_beside, paper_bound, solve,
+    PlanError, Pricing, Problem, Remote, SizeRange, WrongCase, assignments_bound, evaluate, load_bound,
+    longest_first, longest_first_beside, paper_bound, solve,
 };
 
 fn problems() -> impl Strategy<Value = Problem> {
@@ -236,6 +236,35 @@ proptest! {
         }
         let after = cost(&looser).unwrap();
         prop_assert!(after <= before * (1.0 + 1e-9), "{after} after {before}");
+    }
+
+    /// What is called the cheapest plan is not undercut by a flag that narrows what the search may choose.
+    #[test]
+    fn narrower_choices_undercut_no_plan(problem in problems(), which in 0..4, from in 0.0..1.0f64, to in 0.0..1.0f64) {
+        let Some(wide) = cost(&problem) else { return Ok(()) };
+        let mut narrow = problem;
+        let within = |range: SizeRange| {
+            let sizes = range.sizes();
+            let at = |share: f64| ((share * sizes.len() as f64) as usize).min(sizes.len() - 1);
+            let (first, last) = (at(from.min(to)), at(from.max(to)));
+            SizeRange { min_bytes: sizes[first], max_bytes: sizes[last], ..range }
+        };
+        let options = match which {
+            0 => {
+                narrow.specs.main = within(narrow.specs.main);
+                Options::default()
+            }
+            1 => {
+                narrow.specs.remote = within(narrow.specs.remote);
+                Options::default()
+            }
+            2 => Options { remote: Remote::Never, ..Options::default() },
+            _ => Options { remote: Remote::Always, ..Options::default() },
+        };
+        if let Some(answer) = solved(&narrow, &options) {
+            let cost = answer.evaluation.total_cost;
+            prop_assert!(wide <= cost * (1.0 + 1e-9), "{wide} is undercut by {cost}");
+        }
     }
 
     #[test]

@@ -701,6 +701,12 @@ pub struct GenerateRequest {
     pub stop: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(bool, tag = "10")]
     pub ignore_eos: bool,
+    /// Least probability of a token, as a share of the most likely one's; absent: 0.
+    #[prost(float, optional, tag = "11")]
+    pub min_p: ::core::option::Option<f32>,
+    /// Divides positive logits of tokens that were there already, and multiplies negative ones; absent: 1.
+    #[prost(float, optional, tag = "12")]
+    pub repetition_penalty: ::core::option::Option<f32>,
     #[prost(oneof = "generate_request::Prompt", tags = "1, 2, 3")]
     pub prompt: ::core::option::Option<generate_request::Prompt>,
 }

@@ -1,6 +1,6 @@
 //! Completions: prompts in all forms, echo, usage, figures.
 
-use super::{BOS, Engine, Front, failure, figures, say, with};
+use super::{Altered, BOS, Engine, Front, chat_with, failure, figures, say, with};
 use crate::engine::request::{Event, Figures, FinishReason, Request};
 use axum::body::Body;
 use axum::http;
@@ -301,4 +301,47 @@ async fn failures_of_the_engine_are_http_errors() {
         () = async { drop(front.engine.next().await); std::future::pending().await } => unreachable!("pends"),
     };
     reply.error(503);
+}
+
+/// A tokenizer with the tokens of Qwen's coders.
+struct Coder;
+
+impl Altered for Coder {
+    fn special(&self) -> &[&str] {
+        &["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|endoftext|>"]
+    }
+}
+
+#[tokio::test]
+async fn suffix_becomes_a_prompt_to_fill_in_the_middle() {
+    let front = Front::build(Some(Arc::new(Coder)), Engine::limits(), |_| ());
+    let body = json!({"prompt": ["def f(", "a"], "suffix": "return 1", "stop_token_ids": [7]});
+    let (reply, asked) = front.complete(with(body)).await;
+    let answer = reply.ok();
+    assert_eq!(answer["choices"][0]["text"], "ok", "the middle alone is answered");
+    let prompts = asked.iter().map(|request| {
+        let bytes: Vec<u8> = request.prompt.iter().filter_map(|&id| u8::try_from(id).ok()).collect();
+        String::from_utf8(bytes).unwrap()
+    });
+    let expected =
+        ["def f(", "a"].map(|it| format!("<|fim_prefix|>{it}<|fim_suffix|>return 1<|fim_middle|>"));
+    assert_eq!(prompts.collect::<Vec<_>>(), expected);
+    assert_eq!(asked[0].prompt[0], BOS);
+    // What the client named, the end of the text, and the format's own tokens.
+    assert_eq!(asked[0].stop.token_ids, [7, BOS + 4, BOS + 1, BOS + 2, BOS + 3]);
+    let (_, asked) = front.complete(with(json!({"suffix": "x", "ignore_eos": true}))).await;
+    assert!(asked[0].stop.token_ids.is_empty());
+    // A chat has no middle; ids and an echo have no text to put together.
+    front.post("/v1/chat/completions", chat_with(json!({"suffix": "x"}))).await.refuses("suffix");
+    front.post(PATH, with(json!({"suffix": "x", "echo": true}))).await.refuses("echo");
+    front.post(PATH, with(json!({"suffix": "x", "prompt": [1, 2]}))).await.refuses("prompt");
+    front.post(PATH, with(json!({"suffix": 7}))).await.refuses("suffix");
+}
+
+#[tokio::test]
+async fn suffix_is_refused_by_models_without_tokens_for_it() {
+    for front in [Front::new(), Front::build(None, Engine::limits(), |_| ())] {
+        let reply = front.post(PATH, with(json!({"prompt": "a", "suffix": "b"}))).await;
+        reply.refuses("suffix");
+    }
 }

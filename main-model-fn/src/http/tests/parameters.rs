@@ -299,7 +299,6 @@ async fn what_is_not_supported_is_refused_by_name() {
         ("function_call", json!("auto")),
         ("modalities", json!(["text", "audio"])),
         ("audio", json!({"voice": "x", "format": "wav"})),
-        ("suffix", json!("end")),
         ("best_of", json!(2)),
         ("best_of", json!(0)),
         ("web_search_options", json!({"x": 1})),

@@ -5,9 +5,11 @@ use crate::commands::up::measuring::Measured;
 use crate::commands::up::replan::{Basis, Better, OnMeasurements, on_measurements};
 use crate::commands::up::tariff::Tariff;
 use crate::deployment::Wanted as Placed;
+use crate::exit::CliError;
 use remoe_process::Role;
 use remoe_rollout::decide::Desired;
 use std::time::Instant;
+use tokio::task::{JoinError, JoinHandle};
 
 /// A placement on its way: until it is in force, the one before counts.
 pub(super) struct Revision {
@@ -28,6 +30,23 @@ pub(super) enum Cause {
     Measurements,
 }
 
+/// A plan on measurements on its way.
+pub(super) struct Planning {
+    measured: Measured,
+    /// Revision of the placement that it starts from.
+    from: u32,
+    answer: JoinHandle<Result<OnMeasurements, CliError>>,
+}
+
+type Planned = Result<Result<OnMeasurements, CliError>, JoinError>;
+
+impl Planning {
+    /// Waits for the plan. It is safe to cancel this.
+    pub(super) async fn planned(&mut self) -> Planned {
+        (&mut self.answer).await
+    }
+}
+
 impl Keeper {
     /// Starts by the plan that waits for the next start, where one does.
     pub(super) fn take_next(&mut self) {
@@ -37,12 +56,25 @@ impl Keeper {
         }
     }
 
-    /// Plans again on what was measured, and says what changes.
-    pub(super) async fn plan_again(&mut self, measured: Measured, seen: &mut Seen) {
+    /// Plans again on what was measured, beside what the keeper does meanwhile.
+    pub(super) fn plan_again(&self, measured: Measured) -> Option<Planning> {
+        let Basis::Planned(_, remote) = self.basis else { return None };
+        let (wanted, problem) = (self.report.wanted.clone(), measured.problem.clone());
+        let from = wanted.placement.revision();
+        let answer = tokio::task::spawn_blocking(move || on_measurements(&problem, remote, &wanted));
+        Some(Planning { measured, from, answer })
+    }
+
+    /// Follows a plan on measurements, and says what changes.
+    pub(super) fn follow_plan(&mut self, planning: Planning, planned: Planned, seen: &mut Seen) {
+        let Planning { measured, from, .. } = planning;
+        if self.report.wanted.placement.revision() != from {
+            // A wake has brought another placement meanwhile: the plan is no change of that one.
+            seen.planning = self.plan_again(measured);
+            return;
+        }
         let Measured { problem, took } = measured;
         let Basis::Planned(_, remote) = self.basis else { return };
-        let (wanted, of_task) = (self.report.wanted.clone(), problem.clone());
-        let planned = tokio::task::spawn_blocking(move || on_measurements(&of_task, remote, &wanted)).await;
         self.basis = Basis::Planned(Box::new(problem), remote);
         let (name, seconds) = (self.model.name().to_owned(), took.as_secs_f64());
         let line = match planned {
