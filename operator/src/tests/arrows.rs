@@ -108,6 +108,42 @@ fn modules_use_each_other_in_one_direction() {
     assert_eq!(circles(arrows), Arrows::new());
 }
 
+/// Returns the modules of the operator, by their paths, whose code without whitespace holds one of `parts`.
+fn modules_with(parts: &[&str]) -> BTreeSet<String> {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let modules = sources(&src).into_iter().filter_map(|path| {
+        let name = path.strip_prefix(&src).unwrap().to_str().unwrap().to_owned();
+        let code: String = code(&fs::read_to_string(&path).unwrap()).split_whitespace().collect();
+        let is_test = name.starts_with("test");
+        (!is_test && parts.iter().any(|part| code.contains(part))).then_some(name)
+    });
+    modules.collect()
+}
+
+#[test]
+fn observed_is_built_in_one_place_and_never_assigned() {
+    let built = modules_with(&["Ok(Observed{", "=Observed{", "(Observed{", "Observed::default()"]);
+    assert_eq!(built, BTreeSet::from(["read.rs".to_owned()]));
+    let fields =
+        ["pods", "plans", "model", "routing", "details", "heard", "serving", "demand", "gateways", "now"];
+    for field in fields {
+        let assigned = modules_with(&[&format!("observed.{field}=")]);
+        let compared = modules_with(&[&format!("observed.{field}==")]);
+        assert_eq!(assigned.difference(&compared).next(), None, "{field}");
+    }
+}
+
+#[test]
+fn apply_stage_and_certificates_alone_write() {
+    let verbs = ["apply(", "apply_status(", "create(", "replace(", "replace_status(", "merge(", "delete::<"];
+    let writes = verbs.map(|verb| format!("calls.{verb}"));
+    let writes: Vec<&str> = writes.iter().map(String::as_str).chain(["recorder.publish("]).collect();
+    let writers = modules_with(&writes);
+    let certificates = ["authority", "certificate", "mod"].map(|name| format!("identity/{name}.rs"));
+    let expected: BTreeSet<String> = certificates.into_iter().chain(["apply.rs".to_owned()]).collect();
+    assert_eq!(writers, expected);
+}
+
 #[test]
 fn circle_of_modules_is_found() {
     let of = |used: &[&str]| used.iter().map(|name| (*name).to_owned()).collect();
