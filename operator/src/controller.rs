@@ -1,9 +1,9 @@
 //! Runs the pipeline whenever something changes, and again after what failed.
 
 use super::api::{MoEDemand, MoEDeployment, MoEPlan, MoERecord};
-use super::events::{Happening, publish};
+use super::apply::publish;
+use super::events::Happening;
 use super::names::MANAGER;
-use super::per_deployment::PerDeployment;
 use super::reconcile::{Context, ReconcileError, reconcile};
 use futures_util::future::join_all;
 use futures_util::{StreamExt, stream};
@@ -19,7 +19,7 @@ use remoe_rollout::backoff::Backoff;
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::{sleep, timeout};
@@ -47,7 +47,7 @@ struct Shared {
     permits: Semaphore,
     looks: Mutex<HashMap<ObjectRef<MoEDeployment>, Looks>>,
     /// UIDs of deployments whose namespace is terminating, which takes nothing new for good.
-    terminating: PerDeployment<Option<String>>,
+    terminating: Mutex<HashMap<ObjectRef<MoEDeployment>, String>>,
 }
 
 /// What is remembered of the looks at one deployment.
@@ -91,7 +91,7 @@ pub(super) async fn control(
     let client = context.client.clone();
     let permits = Semaphore::new(concurrency.into());
     let shared =
-        Arc::new(Shared { context, permits, looks: Mutex::default(), terminating: PerDeployment::default() });
+        Arc::new(Shared { context, permits, looks: Mutex::default(), terminating: Mutex::default() });
     let mut scopes: Vec<Option<&str>> = namespaces.iter().map(String::as_str).map(Some).collect();
     scopes.sort_unstable();
     scopes.dedup();
@@ -186,7 +186,7 @@ async fn run(deployment: Arc<MoEDeployment>, shared: Arc<Shared>) -> Result<Acti
         shared.forget(&key);
         return Ok(Action::await_change());
     }
-    if shared.terminating.of(&deployment).is_some_and(|uid| deployment.uid() == Some(uid)) {
+    if shared.is_terminating(&key, &deployment) {
         return Ok(Action::await_change());
     }
     if let Some(rest) = shared.looks().get(&key).and_then(|looks| looks.rest(Instant::now())) {
@@ -211,7 +211,7 @@ async fn run(deployment: Arc<MoEDeployment>, shared: Arc<Shared>) -> Result<Acti
             // The cluster deletes everything in it, the deployment included.
             tracing::info!(namespace, name, "skipped: namespace is terminating");
             shared.forget(&key);
-            shared.terminating.note(&deployment, deployment.uid());
+            shared.terminating().insert(key, deployment.uid().unwrap_or_default());
             Ok(Action::await_change())
         }
         Err(error) => {
@@ -247,17 +247,24 @@ fn pause(failures: u32) -> Duration {
 }
 
 impl Shared {
+    /// Returns whether the namespace of `deployment` is terminating.
+    fn is_terminating(&self, key: &ObjectRef<MoEDeployment>, deployment: &MoEDeployment) -> bool {
+        self.terminating().get(key).is_some_and(|uid| deployment.uid().as_ref() == Some(uid))
+    }
+
+    fn terminating(&self) -> MutexGuard<'_, HashMap<ObjectRef<MoEDeployment>, String>> {
+        // Every change is one insertion or removal: a panic elsewhere cannot have left it half-done.
+        self.terminating.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Forgets a deployment that is gone, or going.
     fn forget(&self, key: &ObjectRef<MoEDeployment>) {
         self.looks().remove(key);
         self.context.conversations.end(key);
         self.context.starting.end(key);
-        self.context.fleet.forget(key);
-        self.context.turns.end(key);
-        self.context.rests.forget(key);
-        self.context.loads.forget(key);
+        self.context.memory.forget(key);
         self.context.pool.forget(key);
-        self.terminating.forget(key);
+        self.terminating().remove(key);
     }
 
     fn looks(&self) -> std::sync::MutexGuard<'_, HashMap<ObjectRef<MoEDeployment>, Looks>> {

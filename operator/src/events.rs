@@ -1,18 +1,7 @@
-//! Events: what happened, for `kubectl describe`. Published on transitions only.
+//! Events for `kubectl describe`: on transitions only. Pure; the apply stage publishes them.
 
-use super::api::{Condition, ConditionType, MoEDeployment, MoEDeploymentStatus};
+use super::api::{Condition, ConditionType, MoEDeploymentStatus};
 use jiff::Timestamp;
-use kube::Resource;
-use kube::runtime::events::{Event, EventType, Recorder};
-use std::time::Duration;
-use tokio::time::timeout;
-
-/// An event that is not published by then is not published.
-const DEADLINE: Duration = Duration::from_secs(5);
-/// Bytes of a note; the API takes 1024.
-const MAX_NOTE: usize = 1000;
-/// Bytes of an action; the API takes 128.
-const MAX_ACTION: usize = 128;
 
 /// Something that happened.
 #[derive(Debug, Clone, PartialEq)]
@@ -77,25 +66,6 @@ fn happening(of: ConditionType, then: Option<&Condition>, now: &Condition) -> Op
         ConditionType::Ready if holds => (!held).then(|| Happening::normal("Ready", note)),
         ConditionType::Ready => held.then(|| Happening::warning("NotReady", note)),
         ConditionType::Progressing | ConditionType::Active => None,
-    }
-}
-
-/// Publishes what happened to `owner`. An event is not worth failing for.
-pub(super) async fn publish(recorder: &Recorder, owner: &MoEDeployment, happenings: &[Happening]) {
-    let reference = owner.object_ref(&());
-    for happening in happenings {
-        let event = Event {
-            type_: if happening.warning { EventType::Warning } else { EventType::Normal },
-            reason: happening.reason.clone(),
-            note: Some(shortened(&happening.note, MAX_NOTE)),
-            action: shortened(&happening.action, MAX_ACTION),
-            secondary: None,
-        };
-        match timeout(DEADLINE, recorder.publish(&event, &reference)).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!(%error, reason = happening.reason, "event not published"),
-            Err(_elapsed) => tracing::warn!(reason = happening.reason, "event not published: timeout"),
-        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! How many functions of all deployments are silent: what a look at one of them cannot see. Pure.
+//! Functions of all deployments that are not ready: a reconcile of one deployment cannot see those of others. Pure.
 //!
 //! Namespaces are tenants: each is one voice among the others, whatever runs and fails in it.
 

@@ -1,32 +1,42 @@
 //! The Kubernetes operator: `MoEDeployment` resources as pods, Services and routing generations.
 //!
-//! One look at a deployment is one straight line ([`reconcile`] draws it): what is [`observed`], what is
-//! [`known`] of model and hardware, what is [`planned`], the revision that is to run ([`manifests`]), whether it is to run
-//! at all ([`demanded`]), the [`steps`] that lead there, the writes that are [`applied`], and the [`status`]. All but the first and the
-//! writes are pure. Nothing that decides is remembered: a look that was interrupted anywhere is made again from what is
-//! there. What main functions say is learned beside it ([`conversations`]).
+//! One reconcile is one straight line of stages, which [`reconcile`] draws: [`read`], [`resolve`], [`plan`], [`scale`],
+//! [`build`], [`diff`], [`apply`], [`status`]. Those from resolve to diff are pure ([`decide`]). What the operator remembers
+//! ([`memory`]) may be lost at any time: a reconcile that was interrupted is repeated from what is in the cluster. Main
+//! functions are asked beside it ([`conversations`]).
 
-// The line.
-mod applied;
-mod demanded;
-mod known;
-mod load;
-mod manifests;
-mod observed;
-mod planned;
-mod read;
+// The stages, in their order, and what joins them.
 mod reconcile;
-mod resting;
-mod status;
-mod steps;
 
-// What its stages are made of.
+mod decide;
+mod inputs;
+mod memory;
+mod observed;
+
+mod read;
+
+mod resolve;
+
+mod plan;
+
+mod scale;
+
+mod build;
+
+mod diff;
+
+mod apply;
+
+mod status;
+
+// Parts of the stages.
 mod allowed;
 mod altered;
 pub mod api;
 mod backoff;
 mod collector;
 mod conditions;
+mod cooldown;
 mod digest;
 mod drift;
 mod earlier;
@@ -34,11 +44,12 @@ mod epoch;
 mod errand;
 mod events;
 mod facts;
-mod following;
+mod fleet;
 mod identity;
 mod inspection;
 mod lacking;
 mod mains;
+mod manifests;
 mod names;
 mod ownership;
 mod paid;
@@ -54,26 +65,23 @@ mod routing;
 mod source;
 mod sources;
 mod trouble;
+mod turn;
+mod usage;
 mod write;
 
-// What runs it.
+// The process around them.
 mod calls;
 mod controller;
 mod conversations;
-mod fleet;
 mod gateways;
 mod lease;
 mod metrics;
-mod per_deployment;
-mod planner;
 mod planning_pool;
-mod rest;
 mod run;
 mod serve;
 mod settings;
 mod starting;
 mod term;
-mod turn;
 
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]

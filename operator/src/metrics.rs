@@ -1,8 +1,7 @@
 use super::api::MixOf;
-use super::demanded::PhaseChange;
-use super::load::Change;
+use super::decide::Effects;
 use super::names::Component;
-use super::resting::Turn;
+use super::scale::{Change, GroupTransition, PhaseChange};
 use prometheus::{
     Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry, core::Collector,
 };
@@ -121,8 +120,8 @@ impl Metrics {
         for cause in [WAKE, DRIFT] {
             metrics.replans.with_label_values(&[cause]);
         }
-        for turn in [Turn::Sleeps, Turn::Asked, Turn::Predicted] {
-            metrics.group_turns.with_label_values(&[turn_name(turn)]);
+        for to in [GroupTransition::Sleeps, GroupTransition::Asked, GroupTransition::Predicted] {
+            metrics.group_turns.with_label_values(&[transition_name(to)]);
         }
         for component in [Component::Main, Component::RemoteExpert] {
             for direction in [UP, DOWN] {
@@ -132,8 +131,16 @@ impl Metrics {
         Ok(metrics)
     }
 
-    /// A plan followed what these requests use.
-    pub(super) fn replanned(&self, of: MixOf) {
+    /// Counts the effects of a reconcile.
+    pub(super) fn count(&self, effects: &Effects) {
+        effects.replanned.into_iter().for_each(|of| self.replanned(of));
+        effects.phase.into_iter().for_each(|change| self.changed(change));
+        effects.scaled.iter().for_each(|change| self.scaled(change));
+        effects.groups.iter().for_each(|change| self.group_turned(change.to));
+    }
+
+    /// Counts a plan for the expert usage of these requests.
+    fn replanned(&self, of: MixOf) {
         let cause = match of {
             MixOf::Waiting => WAKE,
             MixOf::Answered => DRIFT,
@@ -141,19 +148,19 @@ impl Metrics {
         self.replans.with_label_values(&[cause]).inc();
     }
 
-    /// A remote function fell asleep or woke.
-    pub(super) fn group_turned(&self, turn: Turn) {
-        self.group_turns.with_label_values(&[turn_name(turn)]).inc();
+    /// Counts a remote function that fell asleep or woke.
+    fn group_turned(&self, to: GroupTransition) {
+        self.group_turns.with_label_values(&[transition_name(to)]).inc();
     }
 
-    /// There are to be more or fewer of a function.
-    pub(super) fn scaled(&self, change: &Change) {
+    /// Counts a function whose replicas change because of load.
+    fn scaled(&self, change: &Change) {
         let direction = if change.to > change.from { UP } else { DOWN };
         self.scalings.with_label_values(&[change.component.name(), direction]).inc();
     }
 
-    /// A deployment that somebody woke, or that sleeps, went from one phase to another.
-    pub(super) fn changed(&self, PhaseChange { from, to, lasted }: PhaseChange) {
+    /// Counts a change of the phase of a deployment that can scale to zero.
+    fn changed(&self, PhaseChange { from, to, lasted }: PhaseChange) {
         match (from, to) {
             (Phase::Asleep, Phase::Waking) => self.wakes.inc(),
             (Phase::Waking, Phase::Active) => self.wake_seconds.observe(lasted.as_secs_f64()),
@@ -163,11 +170,11 @@ impl Metrics {
     }
 }
 
-fn turn_name(turn: Turn) -> &'static str {
-    match turn {
-        Turn::Sleeps => "asleep",
-        Turn::Asked => "asked",
-        Turn::Predicted => "predicted",
+fn transition_name(to: GroupTransition) -> &'static str {
+    match to {
+        GroupTransition::Sleeps => "asleep",
+        GroupTransition::Asked => "asked",
+        GroupTransition::Predicted => "predicted",
     }
 }
 

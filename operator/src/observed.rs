@@ -1,15 +1,10 @@
-//! What there is: read from the API in one go, and heard from main functions.
+//! Output of the read stage: objects in the cluster, and answers of functions.
 
 use super::api::{GatewayDemand, MoEDemand, MoEDeployment, MoEPlan, MoERecord};
-use super::records::{Details, Records};
-
 use super::conversations::Heard;
 use super::earlier;
-use super::fleet::Others;
-
-use super::planning_pool::WakePlan;
 use super::pods::{PodView, Run};
-use super::rest::Rest;
+use super::records::{Details, Records};
 use super::routing::RoutingTable;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, Service};
@@ -18,7 +13,7 @@ use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::ResourceExt;
 use std::collections::{BTreeSet, HashMap};
 
-/// Everything that belongs to a deployment, and when it was looked at.
+/// Everything that belongs to a deployment. Built once, by [`read`](super::read), and never changed; it holds no decision.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Observed {
     /// Pods of functions and helpers.
@@ -31,36 +26,26 @@ pub(crate) struct Observed {
     pub budgets: Vec<PodDisruptionBudget>,
     /// Plans, the newest last.
     pub plans: Vec<MoEPlan>,
-    /// The facts of the checkpoint.
+    /// Facts of the checkpoint.
     pub model: Option<MoERecord>,
-    /// The routing generations.
+    /// Routing generations.
     pub routing: Option<MoERecord>,
     /// Objects and logs that were read by name.
     pub details: Details,
-    /// What main functions said, by the uid of their pods.
+    /// Answers of main functions, by the UID of their pods.
     pub heard: HashMap<String, Heard>,
-    /// The uids of pods that start and said themselves that they serve.
+    /// Containers of remote functions that start and answer their probe.
     pub serving: BTreeSet<Run>,
-    /// Functions of all other deployments.
-    pub others: Others,
-    /// What gateways and the operator tell each other, where there are gateways.
+    /// Demand as gateways and the operator write it, if there are gateways.
     pub demand: Option<MoEDemand>,
     /// The identities of the gateways that live, where functions may sleep, or plans or replicas follow what gateways say.
     pub gateways: BTreeSet<String>,
     /// Gateways live that could show main functions no certificate, and no main function wants one yet: those that start are to
     /// speak with everybody.
     pub strange_gateways: bool,
-    /// Main functions that start now would not find a certificate.
-    pub uncertified: bool,
-    /// Others are being made anew as nobody asked: it is not the deployment's turn yet.
-    pub waits: bool,
-    /// Until when this operator looks for no plan that follows requests.
-    pub rest: Rest,
-    /// The plan for the latest wake, if this operator makes or has made it.
-    pub wake_plan: Option<WakePlan>,
     /// Since when this operator has been looking.
     pub since: Timestamp,
-    /// When.
+    /// Time of the read.
     pub now: Timestamp,
 }
 
@@ -101,7 +86,7 @@ impl Observed {
         let views = self.pods.iter().filter_map(|pod| PodView::of(pod, &uid, self.now));
         let heard = views.map(|mut view| {
             if let Some(heard) = self.heard.get(&view.uid).filter(|_| view.is_main && view.is_sound()) {
-                view.follows(heard.in_force, newest);
+                view.note_in_force(heard.in_force, newest);
                 view.placement.clone_from(&heard.placement);
             }
             view.ready |= view.starting && !view.is_main && self.serving.contains(&view.run());

@@ -6,7 +6,6 @@ use super::ownership::is_owned_by;
 use super::ports::EXPERT_PORT;
 use super::routing::{Generation, MOST_GENERATIONS};
 use super::trouble::{FOREIGN_ROUTING, NOT_READY, Trouble};
-
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, Pod, PodCondition, PodStatus};
 use kube::ResourceExt;
@@ -126,7 +125,7 @@ impl PodView {
 
     /// Takes note of the generation that a main function says it has in force; none: it said nothing. One
     /// far from the `newest` that was told is somebody else's, and before long no later one could follow it.
-    pub(crate) fn follows(&mut self, generation: Option<u64>, newest: u64) {
+    pub(crate) fn note_in_force(&mut self, generation: Option<u64>, newest: u64) {
         self.in_force = generation.filter(|number| *number <= newest.max(MOST_GENERATIONS / 2));
         if let (Some(number), None) = (generation, self.in_force) {
             let message = format!("reports unknown routing generation {number}; replacing the pod");

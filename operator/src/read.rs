@@ -1,35 +1,44 @@
-//! Reads everything that belongs to a deployment from the API: the only module of a reconcile that does.
+//! The read stage: everything that belongs to a deployment, from the API and from conversations with its functions. No later
+//! stage reads.
 
 use super::api::{MoEDemand, MoEDeployment, MoEPlan, MoERecord, Replan};
 use super::calls::{CallError, Calls};
-use super::conversations::Heard;
-use super::fleet::Others;
+use super::conversations::Conversations;
 use super::gateways::Gateways;
 use super::identity::knows_gateways;
 use super::lacking::{Lacking, lacking};
 use super::names;
 use super::observed::Observed;
 use super::ownership::is_owned_by;
-use super::pods::Run;
 use super::records::{Details, Records};
-use super::rest::Rest;
+use super::starting::Starting;
 use jiff::Timestamp;
 use kube::ResourceExt;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::BTreeMap;
 use tokio::try_join;
 
-/// Reads everything that belongs to `deployment`; `heard` is what its main functions said, `serving` are those of its pods
-/// that start and said that they serve, and `others` what is known of the functions of other deployments. Where there are `gateways`, they are asked for too.
+/// Sources that a reconcile reads from.
+#[derive(Clone, Copy)]
+pub(super) struct Sources<'a> {
+    /// API of the deployment's namespace.
+    pub(super) calls: &'a Calls,
+    /// Gateways, if there are any.
+    pub(super) gateways: Option<&'a Gateways>,
+    /// Answers of main functions.
+    pub(super) conversations: &'a Conversations,
+    /// Answers of remote functions that start.
+    pub(super) starting: &'a Starting,
+}
+
+/// Reads everything that belongs to `deployment`.
 ///
 /// # Errors
-/// A call that came to nothing, or a value that cannot be written as JSON.
+/// A call fails, or a value cannot be written as JSON.
 pub(super) async fn read(
-    calls: &Calls,
     deployment: &MoEDeployment,
-    (heard, serving): (HashMap<String, Heard>, BTreeSet<Run>),
-    others: Others,
-    gateways: Option<&Gateways>,
+    Sources { calls, gateways, conversations, starting }: Sources<'_>,
 ) -> Result<Observed, ReadError> {
+    let (heard, serving) = (conversations.heard(deployment), starting.serving(deployment));
     let name = deployment.name_any();
     let labels = BTreeMap::from([(names::DEPLOYMENT.to_owned(), name.clone())]);
     let selector = names::selector_text(&labels);
@@ -111,14 +120,9 @@ pub(super) async fn read(
         details,
         heard,
         serving,
-        others,
         demand,
         gateways: live.uids,
         strange_gateways,
-        uncertified: false,
-        waits: false,
-        rest: Rest::default(),
-        wake_plan: None,
         since: gateways.map_or(Timestamp::UNIX_EPOCH, |gateways| gateways.since),
         now,
     })

@@ -1,76 +1,62 @@
-//! One look at a deployment, as one straight line:
+//! One reconcile of a deployment, as one straight line of stages:
 //!
-//! `Observed -> Known -> Planned (with its Revision) -> Steps (with what is Demanded) -> Applied -> Status`.
+//! `read -> resolve -> plan -> scale -> build -> diff -> apply -> status`.
 //!
-//! The stages decide; this module hands on from one to the next. Plans are made beside it ([`planner`](super::planner)).
+//! Each stage takes the values before it and returns one value, which nothing changes afterwards. The stages from resolve to
+//! diff are pure ([`decide`]). Only [`read`] reads, and only [`apply`](super::apply) writes. Soft state comes in as one value
+//! and goes out as one ([`memory`](super::memory)). Plans are made beside the line ([`planning_pool`](super::planning_pool)).
 
 use super::api::MoEDeployment;
-use super::applied::{ApplyError, apply};
+use super::apply::{ApplyError, Writer};
 use super::calls::{CallError, Calls};
 use super::conversations::Conversations;
-use super::events::{publish, transitions};
-use super::fleet::{Others, Silence};
-use super::following::{rest_after_giving_up, rest_after_nothing};
+use super::decide::decide;
 use super::gateways::Gateways;
-use super::identity::{Certified, Identities, IdentityFailure};
-use super::known::know;
-use super::load;
+use super::identity::{Identities, IdentityFailure};
+use super::inputs::Inputs;
 use super::manifests::Surroundings;
+use super::memory::{Memory, TurnTaken};
 use super::metrics::Metrics;
-use super::per_deployment::PerDeployment;
-use super::planned::{Planned, task};
-use super::planner::{Planner, Pooled, plan};
+use super::plan::Pooled;
 use super::planning_pool::PlanningPool;
-use super::read::{ReadError, read};
-use super::rest::Rest;
-use super::resting;
+use super::read::{ReadError, Sources, read};
 use super::starting::Starting;
 use super::status::{Findings, status};
-use super::steps::steps;
-use super::turn::{self, Turns};
-use super::write::Write;
 use futures_util::FutureExt;
+use jiff::Timestamp;
 use kube::runtime::events::Recorder;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Client, ResourceExt};
-use remoe_autoscale::replicas::History;
-use remoe_autoscale::scale_to_zero::Phase;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::join;
 
-/// What every run works with.
+/// Everything that reconciles of all deployments share.
 pub(super) struct Context {
-    /// The API.
+    /// Client of the API.
     pub(super) client: Client,
-    /// What the operator was told.
+    /// Settings of the operator.
     pub(super) around: Surroundings,
-    /// Who is who.
+    /// Certificates.
     pub(super) identities: Arc<Identities>,
-    /// Where events are published.
+    /// Publisher of events.
     pub(super) recorder: Recorder,
-    /// What is counted.
+    /// Metrics of the operator.
     pub(super) metrics: Metrics,
-    /// What is said to main functions, and what they say.
+    /// Conversations with main functions.
     pub(super) conversations: Conversations,
-    /// Remote functions that start.
+    /// Probes of remote functions that start.
     pub(super) starting: Starting,
-    /// What looks at all deployments saw.
-    pub(super) fleet: PerDeployment<Silence>,
-    /// Who is made anew although nobody asked.
-    pub(super) turns: Turns,
-    /// Who holds requests; none: nobody does.
+    /// Soft state.
+    pub(super) memory: Memory,
+    /// Gateways, if there are any.
     pub(super) gateways: Option<Gateways>,
-    /// Until when plans that follow requests are not looked for.
-    pub(super) rests: PerDeployment<Rest>,
-    /// What was said of load of late.
-    pub(super) loads: PerDeployment<History>,
     /// Threads that make plans.
     pub(super) pool: PlanningPool,
 }
 
-/// Why a run came to nothing.
+/// Failure of a reconcile.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReconcileError {
     /// A call of the API.
@@ -79,10 +65,10 @@ pub(super) enum ReconcileError {
     /// A value that cannot be written as JSON.
     #[error("cannot write JSON: {0}")]
     Json(#[from] serde_json::Error),
-    /// Nobody can be told who is who.
+    /// Certificates cannot be issued.
     #[error(transparent)]
     Identity(IdentityFailure),
-    /// Something is there that was not read.
+    /// An object or a turn was changed or taken since it was read.
     #[error("{0} changed since it was read")]
     Stale(String),
     /// A defect of this program: what belongs to this deployment led it where it should not go.
@@ -114,6 +100,12 @@ impl From<ApplyError> for ReconcileError {
             ApplyError::Call(error) => Self::Call(error),
             ApplyError::Stale(name) => Self::Stale(name),
         }
+    }
+}
+
+impl From<TurnTaken> for ReconcileError {
+    fn from(_: TurnTaken) -> Self {
+        Self::Stale("the number of rollouts in progress".to_owned())
     }
 }
 
@@ -150,10 +142,10 @@ impl ReconcileError {
     }
 }
 
-/// Looks at one deployment and does what is to be done. Returns when to look again.
+/// Reconciles one deployment. Returns when to look again.
 ///
 /// # Errors
-/// A call came to nothing. What was done stands, and the next run goes on from there.
+/// A call fails. Writes that were made stand, and the next reconcile goes on from there.
 pub(super) async fn reconcile(owner: &MoEDeployment, context: &Context) -> Result<Duration, ReconcileError> {
     contained(attempt(owner, context)).await
 }
@@ -169,106 +161,47 @@ async fn contained<T>(run: impl Future<Output = Result<T, ReconcileError>>) -> R
     })
 }
 
-async fn attempt(owner: &MoEDeployment, context: &Context) -> Result<Duration, ReconcileError> {
-    let stated = owner;
-    let owner = &*context.around.allowed.priced(stated);
-    let Context {
-        around, recorder, conversations, starting, fleet, turns, identities, gateways, rests, ..
-    } = context;
+async fn attempt(stated: &MoEDeployment, context: &Context) -> Result<Duration, ReconcileError> {
+    let Context { around, recorder, metrics, conversations, starting, memory, identities, gateways, .. } =
+        context;
+    let owner = &*around.allowed.priced(stated);
     let namespace = owner.namespace().unwrap_or_default();
-    let calls = Calls::new(context.client.clone(), &namespace, context.metrics.writes.clone());
-
-    let said = (conversations.heard(owner), starting.serving(owner));
-    let others = fleet.but(owner);
-    let deployments = others.len() + 1;
-    let others = others.iter().map(|(namespace, silence)| (namespace.as_str(), *silence));
-    let others = Others::of(&namespace, others);
-    // Certificates before any pod is made, which waits for its own, and before one that serves ends for it. What fails there
-    // keeps nothing from healing: most pods have theirs. Beside what is read: somebody may wait for this look.
-    let never_ran = owner.status.as_ref().is_none_or(|status| status.plan.is_none());
-    let certificates = async {
-        if never_ran && around.allowed.refusal(owner).is_some() {
-            return Ok(Certified::none());
-        }
-        identities.keep(&calls, owner).await
+    let calls = Calls::new(context.client.clone(), &namespace, metrics.writes.clone());
+    let remembered = memory.recall(owner, Timestamp::now());
+    let sources = Sources { calls: &calls, gateways: gateways.as_ref(), conversations, starting };
+    // Beside each other: a request may wait for this reconcile.
+    let (observed, certification) =
+        join!(read(owner, sources), identities.certify(&calls, owner, &around.allowed));
+    let observed = observed?;
+    let inputs = Inputs {
+        owner,
+        repriced: owner.spec.pricing != stated.spec.pricing,
+        around,
+        observed: &observed,
+        remembered: &remembered,
+        certified: certification.has_mains(),
     };
-    let (observed, certified) = join!(read(&calls, owner, said, others, gateways.as_ref()), certificates);
-    let mut observed = observed?;
-    observed.uncertified = !certified.as_ref().is_ok_and(|certified| certified.mains);
-    observed.rest = rests.of(owner);
-    let known = know(owner, &observed)?;
     let mut planner = Pooled { pool: &context.pool, key: ObjectRef::from_obj(owner) };
-    observed.wake_plan = planner.wake();
-    let task = task(owner, &observed, &known, around);
-    let decision = plan(owner, &observed, around, task, &mut planner)?;
-    if decision.rests {
-        rests.note(owner, rest_after_nothing(owner, &observed));
-    }
-    let follows = decision.cause;
-    // The question for the plan may be as new as this reconcile.
-    let wake_plan = planner.wake();
-    let mut planned = Planned::new(owner, &observed, &known, decision, around);
-    planned.repriced = owner.spec.pricing != stated.spec.pricing;
-    planned.remote_waits = wake_plan.and_then(|plan| plan.holds_remote(observed.demand.as_ref()));
-    let mut history = context.loads.take(owner);
-    let pods = observed.functions(owner);
-    let scaled = load::follow(owner, (&observed, &pods), &mut history, planned.target.as_mut());
-    context.loads.note(owner, history);
-    planned.resting = resting::follow(owner, (&observed, &pods), &known, planned.target.as_mut());
-    if !planned.given_up.is_empty() {
-        rests.note(owner, rest_after_giving_up(owner, &observed));
-    }
-    let target = planned.target.as_ref().map(|target| &target.revision);
-    let is_new = target.is_some_and(|target| turn::is_needed(owner, &pods, &observed.table(owner), target));
-    observed.waits = is_new && !turns.take(owner, deployments, observed.now);
-    let steps = steps(owner, (&observed, pods), &known, &planned, around)?;
-    if steps.settled {
-        turns.end(&ObjectRef::from_obj(owner));
-    }
-    fleet.note(owner, Silence::among(&steps.pods));
-    let trust = identities.trust(owner).await;
-    let (applied, outcome) = apply(&calls, owner, &steps.writes).await;
-    // Whatever became of the rest: the next look finds what is written, and says nothing of it.
-    let made = &steps.writes[..applied.made];
-    if let Some(cause) = follows.filter(|_| made.iter().any(|write| matches!(write, Write::Plan(_)))) {
-        context.metrics.replanned(cause);
-    }
-    let is_told = made.iter().any(|write| matches!(write, Write::Demand(_)));
-    if let Some(change) = steps.demanded.change.filter(|_| is_told) {
-        context.metrics.changed(change);
-    }
-    let mut happenings = steps.said(applied.made);
-    if steps.demanded.phase != Phase::Asleep {
-        scaled.iter().for_each(|change| context.metrics.scaled(change));
-        happenings.extend(scaled.iter().map(load::Change::happening));
-    }
-    if is_told {
-        let changes = &planned.resting.changes;
-        changes.iter().for_each(|change| context.metrics.group_turned(change.to));
-        happenings.extend(changes.iter().map(resting::Change::happening));
-    }
-    happenings.extend(applied.happenings);
-    if let Err(error) = outcome {
-        publish(recorder, owner, &happenings).await;
+    let decided = decide(inputs, &mut planner)?;
+    memory.learn(owner, decided.learned(), observed.now)?;
+    let writer = Writer::new(&calls, recorder, owner);
+    let mut applied = writer.apply(&decided.diff.writes).await;
+    let mut effects = decided.effects(applied.made);
+    metrics.count(&effects);
+    effects.happenings.append(&mut applied.happenings);
+    if let Some(error) = applied.failure {
+        writer.publish(&effects.happenings).await;
         return Err(error.into());
     }
-    if let Ok(trust) = &trust {
-        conversations.keep(owner, steps.partners.clone(), trust.as_ref());
+    if let Ok(trust) = &certification.trust {
+        conversations.keep(owner, decided.diff.partners.clone(), trust.as_ref());
     }
-    starting.keep(owner, steps.starting());
-    publish(recorder, owner, &happenings).await;
-    let mut refused = applied.refused;
-    let troubles = certified.iter().flat_map(|certified| certified.troubles.clone());
-    refused.extend(troubles.map(|trouble| (None, trouble)));
-    let status = status(&Findings::of(owner, &observed, &known, &planned, &steps, refused));
-    if owner.status.as_ref() != Some(&status) {
-        calls.apply_status(&owner.name_any(), &status).await?;
-    }
-    publish(recorder, owner, &transitions(owner.status.as_ref(), &status)).await;
-    trust?;
-    let look_again = steps.look_again.min(certified?.look_again);
-    Ok(load::look_again(owner, &observed, planned.target.as_ref())
-        .map_or(look_again, |at| look_again.min(at)))
+    starting.keep(owner, decided.diff.starting.clone());
+    let refused = applied.refused.into_iter().chain(certification.troubles().map(|trouble| (None, trouble)));
+    let status = status(&Findings::of(inputs, &decided, refused.collect()));
+    writer.report(&effects.happenings, &status).await?;
+    certification.trust?;
+    Ok(decided.diff.look_again.min(certification.certified?.look_again))
 }
 
 #[cfg(test)]

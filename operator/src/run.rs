@@ -8,15 +8,14 @@ use super::gateways::Gateways;
 use super::identity::{SignerName, gateway};
 use super::lease::Candidate;
 use super::manifests::Surroundings;
+use super::memory::Memory;
 use super::metrics::Metrics;
-use super::per_deployment::PerDeployment;
 use super::planning_pool::PlanningPool;
 use super::reconcile::Context;
 use super::serve::serve;
 use super::settings::RunSettings;
 use super::starting::Starting;
 use super::term::writes_within;
-use super::turn::Turns;
 use futures_util::future::BoxFuture;
 use kube::runtime::events::{Recorder, Reporter};
 use kube::{Api, Client};
@@ -153,10 +152,7 @@ async fn lead(
         metrics,
         conversations,
         starting,
-        fleet: PerDeployment::default(),
-        turns: Turns::default(),
-        rests: PerDeployment::default(),
-        loads: PerDeployment::default(),
+        memory: Memory::default(),
         pool,
     };
     let working =

@@ -1,21 +1,22 @@
-//! What a deployment looks like from outside. Pure: a function of what was observed and decided.
+//! The status stage: the status of a deployment, from what was observed and decided. Pure.
 
 use super::api::{
     ConditionType, MoEDeployment, MoEDeploymentStatus, MoEPlanSpec, Mode, ModelStatus, ProfileSource,
 };
 use super::conditions::{Verdict, sentence, whole_seconds};
-use super::demanded::{Demanded, scaled_to_zero, timeline};
-use super::known::Known;
+use super::decide::Decided;
+use super::diff::waits;
+use super::inputs::Inputs;
 use super::manifests::{LOAD_SECONDS, Revision};
 use super::names::{Component, component_selector, selector_text};
 use super::observed::Observed;
 use super::ownership::NAME_TAKEN;
 use super::paid::{paid, per_hour};
-use super::planned::{PlanState, Planned, serving};
+use super::plan::{PlanState, serving};
 use super::planning::three_digits;
 use super::pods::PodView;
 use super::ports::HTTP_PORT;
-use super::steps::{Steps, waits};
+use super::scale::{Demanded, scaled_to_zero, timeline};
 use super::trouble::Trouble;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -72,35 +73,34 @@ pub(crate) struct Findings<'a> {
 }
 
 impl<'a> Findings<'a> {
-    /// Those of a look at `deployment`, with what the API `refused`.
+    /// Returns the findings of a reconcile, with what the API `refused`.
     pub(crate) fn of(
-        deployment: &'a MoEDeployment,
-        observed: &Observed,
-        known: &Known,
-        planned: &'a Planned,
-        steps: &'a Steps,
+        inputs: Inputs<'a>,
+        decided: &'a Decided,
         refused: Vec<(Option<Component>, Trouble)>,
     ) -> Self {
+        let Inputs { owner: deployment, observed, repriced, .. } = inputs;
+        let Decided { resolved, planned, scaled, manifests, diff } = decided;
         let mut found = Self {
             deployment,
-            model: known.model.facts().map(|facts| ModelStatus {
+            model: resolved.model.facts().map(|facts| ModelStatus {
                 source: deployment.spec.model.source.clone(),
                 revision: facts.revision.clone(),
                 digest: facts.inspection.fingerprint.clone(),
             }),
             planning: planned.state.clone(),
-            profiling: steps.profiling.clone(),
-            target: planned.target.as_ref().map(|target| (&target.revision, &target.plan)),
+            profiling: diff.profiling.clone(),
+            target: manifests.target.as_ref().map(|target| (&target.revision, &target.plan)),
             running: planned.running.as_deref(),
             serving: serving(deployment, observed),
-            pods: &steps.pods,
-            troubles: steps.troubles.clone(),
-            demanded: &steps.demanded,
+            pods: &scaled.pods,
+            troubles: diff.troubles.clone(),
+            demanded: &scaled.demanded,
             per_hour: per_hour(&paid(deployment, &observed.pods, true)),
             saved: saved(observed),
-            settled: steps.settled,
-            waits: observed.waits,
-            repriced: planned.repriced,
+            settled: diff.settled,
+            waits: diff.waits,
+            repriced,
             now: observed.now,
         };
         for (component, trouble) in refused {

@@ -15,6 +15,7 @@ pub(crate) use due::{Held, due};
 pub(crate) use gateways::{GATEWAY_IDENTITY, knows_gateways};
 pub(crate) use secret::{held, secret_name, secret_of};
 
+use super::allowed::Allowed;
 use super::api::{IDENTITY_ROTATED_AT, MoEDeployment};
 use super::calls::{CallError, Calls};
 use super::digest::short_hash;
@@ -101,8 +102,28 @@ pub(super) struct Certified {
 
 impl Certified {
     /// Returns the state of a deployment without certificates, and without pods that would need them.
-    pub(super) fn none() -> Self {
+    fn none() -> Self {
         Self { troubles: Vec::new(), mains: false, look_again: Duration::MAX }
+    }
+}
+
+/// Certificates of a deployment, and those by which the operator speaks with it.
+pub(super) struct Certification {
+    /// Certificates of its functions. A failure keeps nothing from healing: most pods have theirs.
+    pub(super) certified: Result<Certified, IdentityFailure>,
+    /// Credentials of the operator; none without a signer.
+    pub(super) trust: Result<Option<Trust>, IdentityFailure>,
+}
+
+impl Certification {
+    /// Returns whether main functions that start now find their certificates, or need none.
+    pub(super) fn has_mains(&self) -> bool {
+        self.certified.as_ref().is_ok_and(|certified| certified.mains)
+    }
+
+    /// Returns the faults that a user must mend.
+    pub(super) fn troubles(&self) -> impl Iterator<Item = Trouble> {
+        self.certified.iter().flat_map(|certified| certified.troubles.clone())
     }
 }
 
@@ -164,7 +185,7 @@ impl Identities {
     ///
     /// # Errors
     /// The API cannot be reached, or there is no certificate to show.
-    pub(super) async fn trust(&self, owner: &MoEDeployment) -> Result<Option<Trust>, IdentityFailure> {
+    async fn trust(&self, owner: &MoEDeployment) -> Result<Option<Trust>, IdentityFailure> {
         let keyring = match &self.signer {
             Signer::Nobody => return Ok(None),
             Signer::Operator => self.signed_here().await?,
@@ -195,15 +216,27 @@ impl Identities {
         Ok(keyring.clone())
     }
 
+    /// Renews the certificates of the functions of `owner` where they are due, before any pod waits for one and before one
+    /// that serves expires. A deployment that never ran and asks for something that is not `allowed` gets none.
+    pub(super) async fn certify(
+        &self,
+        calls: &Calls,
+        owner: &MoEDeployment,
+        allowed: &Allowed,
+    ) -> Certification {
+        let never_ran = owner.status.as_ref().is_none_or(|status| status.plan.is_none());
+        let certified = match never_ran && allowed.refusal(owner).is_some() {
+            true => Ok(Certified::none()),
+            false => self.keep(calls, owner).await,
+        };
+        Certification { certified, trust: self.trust(owner).await }
+    }
+
     /// Sees to it that the functions of `owner` have certificates, and will have for long enough.
     ///
     /// # Errors
     /// A call that came to nothing, or no certificate can be made.
-    pub(super) async fn keep(
-        &self,
-        calls: &Calls,
-        owner: &MoEDeployment,
-    ) -> Result<Certified, IdentityFailure> {
+    async fn keep(&self, calls: &Calls, owner: &MoEDeployment) -> Result<Certified, IdentityFailure> {
         let mut troubles = Vec::new();
         let mut mains = true;
         let kept = join_all(PARTS.map(|part| self.keep_part(calls, owner, part))).await;

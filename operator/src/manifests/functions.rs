@@ -75,6 +75,20 @@ pub(crate) struct Revision {
 }
 
 impl Revision {
+    /// Returns this revision with as many replicas of each function as `counts` says by its name.
+    pub(crate) fn scaled(&self, counts: &BTreeMap<String, Count>) -> Self {
+        let scaled = |function: &Function| {
+            let Count { replicas, extra } =
+                counts.get(&function.name).copied().unwrap_or_else(|| function.count());
+            Function { replicas, extra, ..function.clone() }
+        };
+        Self {
+            plan: self.plan.clone(),
+            main: scaled(&self.main),
+            remote: self.remote.iter().map(scaled).collect(),
+        }
+    }
+
     /// All functions, the main ones first.
     pub(crate) fn functions(&self) -> impl Iterator<Item = &Function> {
         std::iter::once(&self.main).chain(&self.remote)
@@ -192,11 +206,32 @@ fn function(
     })
 }
 
-impl Function {
-    /// Replicas that are to run, those because of load among them: no more than a resource may ask for, whatever an object says
-    /// that nobody checked.
-    pub(crate) fn most(&self) -> u32 {
+/// Replicas of a function.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Count {
+    /// Replicas that the rollout waits for.
+    pub replicas: u32,
+    /// Replicas beyond those, because of load.
+    pub extra: u32,
+}
+
+impl Count {
+    /// Returns the replicas that are to run, those because of load among them: no more than a resource may ask for, even if
+    /// an object that nothing checked says more.
+    pub(crate) fn most(self) -> u32 {
         self.replicas.saturating_add(self.extra).min(MOST_REPLICAS)
+    }
+}
+
+impl Function {
+    /// Returns its replicas.
+    pub(crate) fn count(&self) -> Count {
+        Count { replicas: self.replicas, extra: self.extra }
+    }
+
+    /// Returns the replicas that are to run, those because of load among them.
+    pub(crate) fn most(&self) -> u32 {
+        self.count().most()
     }
 
     /// Where one of the replicas is, whatever its incarnation.

@@ -18,11 +18,11 @@ pub(crate) use budgets::budgets;
 pub(crate) use extras::PodExtras;
 #[cfg(test)]
 pub(crate) use functions::BuildError;
-pub(crate) use functions::{Function, LOAD_SECONDS, Revision, Target, revision, room, served_name};
+pub(crate) use functions::{Count, Function, LOAD_SECONDS, Revision, Target, revision, room, served_name};
 pub(crate) use inspector::{inspector, inspector_place};
 #[cfg(any(test, fuzzing))]
 pub(crate) use plan::plan_hash;
-pub(crate) use plan::{plan_name, plan_object};
+pub(crate) use plan::{find_plan, plan_name, plan_object};
 pub(crate) use profiler::{measured_vcpus, profiler};
 pub(crate) use remote::Hosted;
 
@@ -30,7 +30,6 @@ use super::allowed::Allowed;
 use super::api::{Device, MoEDeployment};
 use super::collector::Collector;
 use super::identity::SignerName;
-
 use super::sources::Sources;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::NetworkPolicy;

@@ -1,6 +1,7 @@
 use crate::api::{GroupPlan, MainPlan, MoEDeployment, MoEPlan, MoEPlanSpec, RemotePlan};
 use crate::digest::digest;
 use crate::ownership::owned_meta;
+use kube::ResourceExt;
 
 /// The name of a plan's object.
 pub(crate) fn plan_name(deployment: &str, hash: &str) -> String {
@@ -56,4 +57,14 @@ pub(crate) fn plan_object(
     let hash = plan_hash(&spec)?;
     let metadata = owned_meta(owner, |deployment| plan_name(deployment, &hash));
     Ok((hash, MoEPlan { metadata, spec }))
+}
+
+/// Returns the plan of `owner` with this hash.
+pub(crate) fn find_plan<'a>(
+    owner: &MoEDeployment,
+    plans: impl IntoIterator<Item = &'a MoEPlan>,
+    hash: &str,
+) -> Option<&'a MoEPlan> {
+    let name = plan_name(&owner.name_any(), hash);
+    plans.into_iter().find(|plan| plan.name_any() == name)
 }

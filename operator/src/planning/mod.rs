@@ -267,7 +267,7 @@ impl Planning {
     ///
     /// # Errors
     /// No plan keeps every limit.
-    pub(crate) fn follow(
+    pub(crate) fn improve(
         &self,
         current: &MoEPlanSpec,
         budget: Budget<'_>,

@@ -6,13 +6,13 @@ use crate::api::{
     WakeTimeline,
 };
 use crate::conversations::Heard;
+use crate::diff::Diff;
 use crate::fleet::Others;
 use crate::mains::Outcome;
 use crate::names::{DEPLOYMENT, PodName, label};
 use crate::observed::Observed;
 use crate::ownership::is_owned_by;
 use crate::routing::{MOST_GENERATIONS, RoutingTable};
-use crate::steps::Steps;
 use crate::testing::example::{large, mix};
 use crate::testing::world::World;
 use crate::write::{Keep, Write};
@@ -406,7 +406,7 @@ fn check_kept<K: Resource<DynamicType = ()>>(keep: &Keep<K>) {
 }
 
 /// What is written is within what the deployment consists of, and who is spoken with is its own.
-pub fn check(world: &World, steps: &Steps, stated: &MoEDeploymentStatus) {
+pub fn check(world: &World, steps: &Diff, stated: &MoEDeploymentStatus) {
     let observed = &world.there;
     let mut created = BTreeSet::new();
     for write in &steps.writes {
@@ -465,7 +465,7 @@ pub fn check(world: &World, steps: &Steps, stated: &MoEDeploymentStatus) {
 /// The deployment of somebody else, which loses `lost` while pods that `strange` has are there under its labels.
 pub fn is_healed(neighbour: &World, lost: usize, strange: &[Pod], others: Others) {
     let mut world = neighbour.clone();
-    world.there.others = others;
+    world.remembered.others = others;
     let lost = world.there.pods.remove(lost);
     let place = |pod: &Pod| PodName::parse(&pod.name_any()).unwrap().place;
     let mut next = PodName::parse(&lost.name_any()).unwrap().incarnation;

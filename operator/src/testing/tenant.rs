@@ -5,7 +5,7 @@
 
 use super::spoiled::{AT_ONCE, Dice, as_read, check, is_healed, tenants};
 use super::world::World;
-use crate::fleet::{Others, Silence};
+use crate::fleet::Others;
 use serde_json::json;
 use std::sync::LazyLock;
 
@@ -29,7 +29,7 @@ pub fn run(data: &[u8]) {
     as_read(&mut world);
     let (_, steps, stated) = world.look_and_state();
     check(&world, &steps, &stated);
-    let others = Others::of("theirs", [("spoiled", Silence::among(&steps.pods))]);
+    let others = Others::of("theirs", [("spoiled", world.silence)]);
     let lost = dice.below(neighbour.there.pods.len());
     is_healed(neighbour, lost, &world.there.pods, others);
 }

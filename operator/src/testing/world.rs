@@ -3,21 +3,21 @@
 
 use crate::api::{GatewayDemand, MoEDemand, MoEDeployment, MoEDeploymentStatus, MoERecord, ModelStatus};
 use crate::conversations::Heard;
+use crate::decide::{Decided, decide};
+use crate::diff::Diff;
 use crate::facts::ModelFacts;
-use crate::following::{rest_after_giving_up, rest_after_nothing};
-use crate::known::know;
+use crate::fleet::Silence;
+use crate::inputs::Inputs;
 use crate::lacking::{Lacking, lacking};
-use crate::load;
 use crate::manifests::Surroundings;
+use crate::memory::{Learned, Remembered};
 use crate::names::{COMPONENT, Component, label};
 use crate::observed::Observed;
-use crate::planned::{Planned, task};
-use crate::planner::{Planner, Question, plan};
+use crate::plan::{Planned, Planner, Question};
 use crate::planning_pool::{Lane, Progress, WakePlan};
-use crate::resting;
 use crate::routing::RoutingTable;
+use crate::scale::Groups;
 use crate::status::{Findings, status};
-use crate::steps::{Steps, steps};
 use crate::testing::example::{around, deployment, facts};
 use crate::testing::solutions;
 use crate::write::{Keep, Write};
@@ -25,7 +25,6 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::api::ObjectMeta;
 use kube::{Resource, ResourceExt};
-use remoe_autoscale::replicas::History;
 use remoe_hardware::Profile;
 use remoe_planner::{Budget, Change};
 use remoe_proto::placement_digest;
@@ -47,8 +46,12 @@ pub struct World {
     pub printed: Option<String>,
     /// What the addresses of pods begin with.
     pub network: &'static str,
-    /// What the operator remembers of load.
-    pub history: History,
+    /// Soft state of the operator.
+    pub remembered: Remembered,
+    /// Functions that are not ready, as the last look counted them.
+    pub silence: Silence,
+    /// Remote functions that sleep, as the last look decided.
+    pub groups: Groups,
     /// Makes plans.
     pub planner: Immediate,
     /// What the next look sees in place of what is there, where it is given old lists.
@@ -89,7 +92,7 @@ impl Immediate {
 
 impl Planner for Immediate {
     fn ask(&mut self, lane: Lane, id: &str, question: Question) -> Progress {
-        if let Question::Follow { planning, plan } = &question {
+        if let Question::Improve { planning, plan } = &question {
             self.changes.extend(planning.change(plan));
         }
         let outcome = match question {
@@ -142,7 +145,9 @@ impl World {
             facts: facts(),
             printed: None,
             network: "10.0.0.",
-            history: History::default(),
+            remembered: Remembered { has_turn: true, ..Remembered::default() },
+            silence: Silence::default(),
+            groups: Groups::default(),
             planner: Immediate::default(),
             stale: None,
             stale_seen: false,
@@ -175,13 +180,13 @@ impl World {
     }
 
     /// What one look decides.
-    pub fn look(&mut self) -> (Planned, Steps) {
+    pub fn look(&mut self) -> (Planned, Diff) {
         let (planned, steps, _) = self.look_and_state();
         (planned, steps)
     }
 
     /// What one look decides, and the status that it states.
-    pub fn look_and_state(&mut self) -> (Planned, Steps, MoEDeploymentStatus) {
+    pub fn look_and_state(&mut self) -> (Planned, Diff, MoEDeploymentStatus) {
         self.stale_seen |= self.stale.is_some();
         let owner = &self.around.allowed.priced(&self.owner).into_owned();
         let mut observed = self.stale.take().unwrap_or_else(|| self.there.clone());
@@ -201,29 +206,22 @@ impl World {
                 }
             };
         }
-        let known = know(owner, &observed).unwrap();
-        observed.wake_plan = self.planner.wake();
-        let task = task(owner, &observed, &known, &self.around);
-        let decision = plan(owner, &observed, &self.around, task, &mut self.planner).unwrap();
-        if decision.rests {
-            self.there.rest = rest_after_nothing(owner, &observed);
-        }
-        let wake_plan = self.planner.wake();
-        let mut planned = Planned::new(owner, &observed, &known, decision, &self.around);
-        planned.repriced = owner.spec.pricing != self.owner.spec.pricing;
-        planned.remote_waits = wake_plan.and_then(|plan| plan.holds_remote(observed.demand.as_ref()));
-
-        let pods = observed.functions(owner);
-        load::follow(owner, (&observed, &pods), &mut self.history, planned.target.as_mut());
-        planned.resting = resting::follow(owner, (&observed, &pods), &known, planned.target.as_mut());
-        if !planned.given_up.is_empty() {
-            self.there.rest = rest_after_giving_up(owner, &observed);
-        }
-        let steps = steps(owner, (&observed, pods), &known, &planned, &self.around).unwrap();
-        // When that is says nothing here: time passes as the test has it.
-        let _again = load::look_again(owner, &observed, planned.target.as_ref());
-        let stated = status(&Findings::of(owner, &observed, &known, &planned, &steps, Vec::new()));
-        (planned, steps, stated)
+        let inputs = Inputs {
+            owner,
+            repriced: owner.spec.pricing != self.owner.spec.pricing,
+            around: &self.around,
+            observed: &observed,
+            remembered: &self.remembered,
+            certified: true,
+        };
+        let decided = decide(inputs, &mut self.planner).unwrap();
+        let stated = status(&Findings::of(inputs, &decided, Vec::new()));
+        let Learned { load, cooldown, silence, .. } = decided.learned();
+        let Decided { planned, scaled, manifests, diff, .. } = decided;
+        self.remembered = Remembered { load, cooldown, ..self.remembered.clone() };
+        (self.silence, self.groups) = (silence, scaled.groups);
+        // Its functions as they are scaled.
+        (Planned { target: manifests.target, ..planned }, diff, stated)
     }
 
     /// What a pod that ended wrote.
@@ -241,7 +239,7 @@ impl World {
     }
 
     /// Makes the first `most` writes; the operator is killed after them. Returns how many were made.
-    pub fn write(&mut self, steps: &Steps, most: usize) -> usize {
+    pub fn write(&mut self, steps: &Diff, most: usize) -> usize {
         self.write_as(steps, most, |_| None)
     }
 
@@ -249,7 +247,7 @@ impl World {
     /// for the next look.
     pub fn write_as(
         &mut self,
-        steps: &Steps,
+        steps: &Diff,
         most: usize,
         mut answer: impl FnMut(&Write) -> Option<Answer>,
     ) -> usize {
@@ -383,7 +381,7 @@ impl World {
         let (planned, steps) = self.look();
         panic!(
             "not settled: {:?} {:?} {:?}, {:#?}",
-            planned.state, steps.troubles, steps.demanded, steps.writes
+            planned.state, steps.troubles, self.there.demand, steps.writes
         );
     }
 

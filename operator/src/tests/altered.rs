@@ -1,7 +1,7 @@
 //! Pods of functions that others changed.
 
+use crate::diff::Diff;
 use crate::names::{FUNCTION, MAIN, label};
-use crate::steps::Steps;
 use crate::testing::world::World;
 use crate::write::Write;
 use k8s_openapi::api::core::v1::{Container, EnvVar, Pod, PodSpec, Volume, VolumeMount};
@@ -39,7 +39,7 @@ fn restarted(pod: &mut Pod, times: u32) {
 }
 
 /// Names of the pods that are made, and whether a warning says why.
-fn replaced(steps: &Steps) -> (usize, bool) {
+fn replaced(steps: &Diff) -> (usize, bool) {
     let made = steps.writes.iter().filter(|write| matches!(write, Write::Create(_))).count();
     let said = steps.said(usize::MAX);
     let told = said.iter().any(|it| it.reason == "FunctionReplaced" && it.note.contains("PodAltered"));

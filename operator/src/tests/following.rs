@@ -1,9 +1,9 @@
 //! Plans that follow what requests use, in a cluster in memory.
 
 use crate::api::{DemandPhase, MixOf, MoEDeploymentStatus, MoEPlanSpec, PredictionOrder, RequestMix};
+use crate::diff::Diff;
 use crate::names::{Component, FUNCTION, REPLICA, label};
 use crate::planning_pool::SOON;
-use crate::steps::Steps;
 use crate::testing::example::{EXPERTS, LAYERS, around, built, deployment, large, mix, plan};
 use crate::tests::scene::{ENOUGH, Scene, spec};
 use crate::write::Write;
@@ -92,7 +92,7 @@ fn main_functions_start_before_the_plan_of_a_wake_is_there() {
     scene.world.planner.slow = Some(Duration::from_millis(40));
     scene.say("a", 3, 0, Some(mix(MixOf::Waiting, &hot)));
     let (planned, steps) = scene.world.look();
-    let reasons = |steps: &Steps| -> Vec<String> {
+    let reasons = |steps: &Diff| -> Vec<String> {
         steps.said(usize::MAX).into_iter().map(|happening| happening.reason).collect()
     };
     let said = reasons(&steps);
@@ -205,7 +205,7 @@ fn a_plan_that_is_written_is_told_whatever_fails_after_it() {
     let hot = away(&scene.newest().spec);
     scene.say("a", 3, 0, Some(mix(MixOf::Waiting, &hot)));
     let (_, steps) = scene.world.look();
-    let told = |steps: &Steps, written: usize| -> usize {
+    let told = |steps: &Diff, written: usize| -> usize {
         steps.said(written).iter().filter(|happening| happening.reason == "Replanned").count()
     };
     let plan = steps.writes.iter().position(|write| matches!(write, Write::Plan(_))).unwrap();

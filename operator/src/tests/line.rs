@@ -5,7 +5,7 @@ use crate::api::{ConditionType, MoEDeploymentSpec, MoEDeploymentStatus};
 use crate::identity::knows_gateways;
 use crate::names::{COMPONENT, Component, FUNCTION, label};
 use crate::observed::Observed;
-use crate::planned::PlanState;
+use crate::plan::PlanState;
 use crate::routing::RoutingTable;
 use crate::testing::spoiled::Dice;
 use crate::testing::world::{Answer, World};
@@ -195,7 +195,7 @@ fn what_nobody_asked_for_waits_its_turn() {
     assert!(is_needed(&mut world));
 
     let functions = |write: &&Write| matches!(write, Write::Create(_) | Write::Delete(_) | Write::Routing(_));
-    world.there.waits = true;
+    world.remembered.has_turn = false;
     let (_, steps, stated) = world.look_and_state();
     assert_eq!(steps.writes.iter().find(functions), None);
     assert!(!steps.partners.is_empty() && !steps.settled, "main functions are asked on");
@@ -213,7 +213,7 @@ fn what_nobody_asked_for_waits_its_turn() {
         assert!(!is_needed(&mut world), "pod {lost} is missing");
     }
     world = before;
-    world.there.waits = false;
+    world.remembered.has_turn = true;
     assert!(world.look().1.writes.iter().any(|write| matches!(write, Write::Create(_))), "it has its turn");
     world.settle();
     assert!(!is_needed(&mut world));

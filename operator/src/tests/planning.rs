@@ -286,7 +286,7 @@ fn a_plan_that_follows_is_beside_what_there_would_be_without_it() {
     let shares = shares.to_text(1000).unwrap();
     let prediction = PlannedPrediction { revision: 1, of: MixOf::Answered, requests: 20, shares };
     let planning = planning.expecting(prediction).unwrap();
-    let followed = planning.follow(&first, Budget::UNLIMITED).unwrap().expect("another plan");
+    let followed = planning.improve(&first, Budget::UNLIMITED).unwrap().expect("another plan");
     assert_eq!(followed.main.memory_mb, first.main.memory_mb);
     assert_ne!((&followed.remote, &followed.groups), (&first.remote, &first.groups));
     let verdict = followed.verdict.unwrap();

@@ -88,8 +88,8 @@ fn what_the_cluster_ends_is_replaced_at_once() {
 #[test]
 fn a_generation_that_nobody_counted_to_is_somebody_elses() {
     let mut view = unready(1, json!({}));
-    view.follows(Some(7), 7);
+    view.note_in_force(Some(7), 7);
     assert_eq!((view.in_force, reason(&view)), (Some(7), None));
-    view.follows(Some(u64::MAX), 7);
+    view.note_in_force(Some(u64::MAX), 7);
     assert_eq!((view.in_force, reason(&view)), (None, Some("ForeignRouting")));
 }

@@ -2,7 +2,7 @@
 
 use crate::api::{DemandPhase, GatewayDemand, MixOf, RequestMix};
 use crate::names::{COMPONENT, Component, FUNCTION, label};
-use crate::resting::Turn;
+use crate::scale::GroupTransition;
 use crate::testing::example::large;
 use crate::testing::world::World;
 use jiff::SignedDuration;
@@ -111,9 +111,9 @@ fn what_nobody_uses_ends_and_comes_back_for_who_uses_it() {
     let (busy, idle) = all.split_at(1);
     scene.rest(busy);
     assert_eq!((scene.alive(), scene.routed(), scene.asleep()), (set(busy), set(busy), set(idle)));
-    let (planned, steps) = scene.world.look();
+    let (_, steps) = scene.world.look();
     assert!(steps.settled && steps.writes.is_empty(), "{:?}", steps.writes);
-    let watched = planned.resting.watched.unwrap();
+    let watched = scene.world.groups.watched.clone().unwrap();
     assert_eq!((watched.hosted.len(), &watched.asleep), (all.len(), &set(idle)));
     assert!(steps.partners.iter().all(|partner| partner.watched.as_ref() == Some(&watched)));
     // A look is due before the next window ends.
@@ -123,10 +123,13 @@ fn what_nobody_uses_ends_and_comes_back_for_who_uses_it() {
     assert_eq!(paid.len(), 2, "what sleeps costs nothing: {paid:?}");
 
     scene.used(&idle[..1]);
-    let changes = scene.world.look().0.resting.changes;
+    let changes = {
+        scene.world.look();
+        scene.world.groups.changes.clone()
+    };
     assert_eq!(
         changes.iter().map(|change| (&change.function, change.to)).collect::<Vec<_>>(),
-        [(&idle[0], Turn::Asked)]
+        [(&idle[0], GroupTransition::Asked)]
     );
     scene.rest(&all[..2]);
     assert_eq!((scene.alive(), scene.routed()), (set(&all[..2]), set(&all[..2])), "and no other");

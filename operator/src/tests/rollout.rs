@@ -59,7 +59,7 @@ impl World {
         let newest = self.table.newest();
         for pod in self.pods.iter_mut().filter(|pod| pod.in_force.is_some()) {
             let (number, placement) = self.in_force.get(&pod.uid).map(named).unwrap_or_default();
-            pod.follows(Some(number), newest);
+            pod.note_in_force(Some(number), newest);
             pod.placement = placement;
         }
         let scene = Scene {

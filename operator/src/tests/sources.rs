@@ -1,6 +1,6 @@
 use crate::api::{ConditionType, MoEDeployment};
 use crate::manifests::{Surroundings, frame};
-use crate::planned::PlanState;
+use crate::plan::PlanState;
 use crate::sources::{SourceRefusal, Sources};
 use crate::testing::example::{around, deployment};
 use crate::testing::world::World;

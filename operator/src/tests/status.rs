@@ -1,11 +1,11 @@
 //! What the status says, from one look to the next.
 
 use crate::api::{Condition, ConditionType, MoEDeployment, MoEDeploymentStatus, MoEPlanSpec, PlanVerdict};
-use crate::demanded::Demanded;
 use crate::manifests::{LOAD_SECONDS, Revision};
 use crate::names::PodName;
-use crate::planned::PlanState;
+use crate::plan::PlanState;
 use crate::pods::PodView;
+use crate::scale::Demanded;
 use crate::status::{Findings, status};
 use crate::testing::example::{built, deployment, plan};
 use jiff::{SignedDuration, Timestamp};

@@ -2,7 +2,7 @@
 //! another's, what it writes stays within what the deployment consists of, and other tenants are served as before.
 
 use crate::api::GatewayDemand;
-use crate::fleet::{Others, Silence};
+use crate::fleet::Others;
 use crate::testing::spoiled::{AT_ONCE, Dice, SLEEPING, as_read, check, is_healed, tenants};
 use crate::testing::world::World;
 use k8s_openapi::serde::de::DeserializeOwned;
@@ -173,7 +173,7 @@ fn spoiled_objects_are_looked_at_and_others_are_healed_meanwhile() {
         as_read(&mut world);
         let (_, steps, stated) = world.look_and_state();
         check(&world, &steps, &stated);
-        let others = Others::of("theirs", [("spoiled", Silence::among(&steps.pods))]);
+        let others = Others::of("theirs", [("spoiled", world.silence)]);
         is_healed(&neighbour, looks % functions, &world.there.pods, others);
         looks += 1;
     }

@@ -4,14 +4,15 @@
 //! is pre-allocated (MMP) so that its pod starts at once, remote functions are planned and experts partitioned over
 //! them while it starts.
 
-use super::api::{MixOf, MoEDeployment, MoEPlanSpec, WakePlanning};
-use super::events::Happening;
-use super::following::revision_of;
-use super::manifests::{Surroundings, plan_object, revision};
-use super::observed::Observed;
-use super::planned::{Decision, Follow, PlanState, Take, Task, followed, solved};
-use super::planning::{Planning, PlanningError, counted};
-use super::planning_pool::{Key, Lane, Outcome, PlanningPool, Progress, Search, WakePlan};
+use super::task::{Improvement, PlanState, Take, Task, refused};
+use crate::api::{MixOf, MoEDeployment, MoEPlan, MoEPlanSpec, Mode, WakePlanning};
+use crate::events::Happening;
+use crate::inputs::Inputs;
+use crate::manifests::{Surroundings, plan_object, revision};
+use crate::observed::Observed;
+use crate::planning::{Planning, PlanningError, counted, three_digits};
+use crate::planning_pool::{Key, Lane, Outcome, PlanningPool, Progress, Search, WakePlan};
+use crate::usage::revision_of;
 use remoe_planner::Budget;
 use remoe_rollout::need;
 use std::time::{Duration, Instant};
@@ -26,8 +27,8 @@ pub(crate) enum Question {
         /// The plan that runs.
         previous: Option<Box<MoEPlanSpec>>,
     },
-    /// The plan that follows `plan` while functions serve.
-    Follow {
+    /// A better plan than `plan` for the expert usage of answered requests.
+    Improve {
         /// Planning problem.
         planning: Box<Planning>,
         /// The plan that runs.
@@ -52,7 +53,7 @@ impl Question {
             Self::Solve { planning, previous } => {
                 planning.solve(previous.as_deref(), budget).map(|plan| Some(Box::new(plan)))
             }
-            Self::Follow { planning, plan } => Ok(planning.follow(&plan, budget)?.map(Box::new)),
+            Self::Improve { planning, plan } => Ok(planning.improve(&plan, budget)?.map(Box::new)),
             Self::Wake { planning, plan } => Ok(planning.replan(&plan, budget)?.map(Box::new)),
         }
     }
@@ -69,9 +70,9 @@ pub(crate) trait Planner {
 }
 
 /// The pool, for one deployment.
-pub(super) struct Pooled<'p> {
-    pub(super) pool: &'p PlanningPool,
-    pub(super) key: Key,
+pub(crate) struct Pooled<'p> {
+    pub(crate) pool: &'p PlanningPool,
+    pub(crate) key: Key,
 }
 
 impl Planner for Pooled<'_> {
@@ -89,17 +90,39 @@ impl Planner for Pooled<'_> {
     }
 }
 
-/// Has `task` done by `planner`, as far as that is possible now.
+/// Result of a task, as far as it is known now.
+#[derive(Debug)]
+pub(super) struct Decision {
+    /// State of planning.
+    pub(super) state: PlanState,
+    /// A new plan.
+    pub(super) new: Option<MoEPlan>,
+    /// Events, once the new plan is written.
+    pub(super) happenings: Vec<Happening>,
+    /// Requests whose expert usage a new plan is for.
+    pub(super) cause: Option<MixOf>,
+    /// No better plan was found: none is looked for again for a while.
+    pub(super) is_fruitless: bool,
+    /// Times of the chain at a wake, as far as they are known.
+    pub(super) chain: Option<WakePlanning>,
+}
+
+impl Decision {
+    fn of(state: PlanState) -> Self {
+        Self { state, new: None, happenings: Vec::new(), cause: None, is_fruitless: false, chain: None }
+    }
+}
+
+/// Has `planner` do `task`, as far as that is possible now.
 ///
 /// # Errors
 /// A plan cannot be written as JSON.
-pub(crate) fn plan(
-    owner: &MoEDeployment,
-    observed: &Observed,
-    around: &Surroundings,
+pub(super) fn answer(
+    inputs: Inputs<'_>,
     task: Task,
     planner: &mut impl Planner,
 ) -> Result<Decision, serde_json::Error> {
+    let Inputs { owner, observed, .. } = inputs;
     match task {
         Task::Done(state) => Ok(Decision::of(state)),
         Task::Solve { planning, previous } => {
@@ -117,12 +140,12 @@ pub(crate) fn plan(
                 }
             }
         }
-        Task::Follow(follow) if follow.cause == MixOf::Waiting => {
-            wake(owner, observed, around, *follow, planner)
+        Task::Improve(improvement) if improvement.cause == MixOf::Waiting => {
+            wake(inputs, *improvement, planner)
         }
-        Task::Follow(follow) => {
-            let Follow { planning, hash, plan, cause } = *follow;
-            let question = Question::Follow { planning: Box::new(planning), plan: Box::new(plan.clone()) };
+        Task::Improve(improvement) => {
+            let Improvement { planning, hash, plan, cause } = *improvement;
+            let question = Question::Improve { planning: Box::new(planning), plan: Box::new(plan.clone()) };
             match planner.ask(Lane::Full, &hash, question) {
                 Progress::Underway { .. } => {
                     Ok(Decision::of(PlanState::Planned { hash, plan: Box::new(plan) }))
@@ -132,18 +155,17 @@ pub(crate) fn plan(
                     if better.is_none() {
                         planner.forget(Lane::Full);
                     }
-                    let rests = better.is_none();
-                    let (state, new, happening) = followed(owner, (hash, plan, cause), better)?;
+                    let is_fruitless = better.is_none();
+                    let (state, new, happening) = replaced(owner, (hash, plan, cause), better)?;
                     let happenings = happening.into_iter().collect();
-                    let cause = (!rests).then_some(cause);
-                    Ok(Decision { new, happenings, cause, rests, ..Decision::of(state) })
+                    let cause = (!is_fruitless).then_some(cause);
+                    Ok(Decision { new, happenings, cause, is_fruitless, ..Decision::of(state) })
                 }
             }
         }
         Task::Take(take) => {
             let Take { planning, hash, plan, better, elapsed, wake } = *take;
-            let mut planned =
-                taken(owner, observed, around, &planning, (hash, plan, better), (wake, elapsed))?;
+            let mut planned = taken(inputs, &planning, (hash, plan, better), (wake, elapsed))?;
             let told = observed.demand.as_ref().and_then(|demand| demand.spec.planning);
             let told = told.filter(|told| told.wake == wake);
             if let (Some(chain), Some(told)) = (&mut planned.chain, told) {
@@ -154,16 +176,64 @@ pub(crate) fn plan(
     }
 }
 
+/// Returns a new plan as the state of planning, and its object.
+///
+/// # Errors
+/// The plan cannot be written as JSON.
+fn solved(
+    owner: &MoEDeployment,
+    solution: Result<MoEPlanSpec, PlanningError>,
+) -> Result<(PlanState, Option<MoEPlan>), serde_json::Error> {
+    let plan = match solution {
+        Ok(plan) => plan,
+        Err(error) => return Ok((PlanState::Refused(refused(&error)), None)),
+    };
+    let (hash, object) = plan_object(owner, plan)?;
+    Ok((PlanState::Planned { hash, plan: Box::new(object.spec.clone()) }, Some(object)))
+}
+
+/// Returns the `better` plan as the state of planning, its object and an event. If there is none, the plan `hash` stays.
+///
+/// # Errors
+/// The plan cannot be written as JSON.
+fn replaced(
+    owner: &MoEDeployment,
+    (hash, plan, cause): (String, MoEPlanSpec, MixOf),
+    better: Option<MoEPlanSpec>,
+) -> Result<(PlanState, Option<MoEPlan>, Option<Happening>), serde_json::Error> {
+    let Some(better) = better else {
+        return Ok((PlanState::Planned { hash, plan: Box::new(plan) }, None, None));
+    };
+    let (new, object) = plan_object(owner, better)?;
+    let dollars = |plan: &MoEPlanSpec| three_digits(plan.numbers.costs.total * 1e6);
+    let verb = match owner.spec.mode {
+        Mode::Active => "replaces",
+        Mode::Advisory => "is proposed to replace",
+    };
+    let whom = match cause {
+        MixOf::Waiting => "waiting requests",
+        MixOf::Answered => "recent requests",
+    };
+    let note = format!(
+        "Plan {new} {verb} {hash} for {whom}: ${} per million requests; {hash} was made for other requests, \
+         at ${}.",
+        dollars(&object.spec),
+        dollars(&plan),
+    );
+    let happening = Happening::normal("Replanned", note);
+    let state = PlanState::Planned { hash: new, plan: Box::new(object.spec.clone()) };
+    Ok((state, Some(object), Some(happening)))
+}
+
 /// First step of a wake: the main function starts with the size that it is pre-allocated, while the plan for the waiting
 /// requests is made.
 fn wake(
-    owner: &MoEDeployment,
-    observed: &Observed,
-    around: &Surroundings,
-    follow: Follow,
+    inputs: Inputs<'_>,
+    improvement: Improvement,
     planner: &mut impl Planner,
 ) -> Result<Decision, serde_json::Error> {
-    let Follow { planning, hash, plan, .. } = follow;
+    let Inputs { owner, observed, .. } = inputs;
+    let Improvement { planning, hash, plan, .. } = improvement;
     let wake = observed.demand.as_ref().map_or(0, |demand| demand.spec.wakes).saturating_add(1);
     let predicted = predicted(observed, &planning);
     let started = Instant::now();
@@ -211,12 +281,12 @@ fn wake(
             // If gateways wrote meanwhile, the wake is decided again, and its plan is there already.
             let is_newer = |better: &MoEPlanSpec| revision_of(better) > revision_of(&plan);
             let better = better_or_none(outcome, &hash).or(preallocated).filter(is_newer);
-            let rests = better.is_none();
-            let taken = taken(owner, observed, around, &planning, (hash, plan, better), (wake, elapsed))?;
+            let is_fruitless = better.is_none();
+            let taken = taken(inputs, &planning, (hash, plan, better), (wake, elapsed))?;
             if let Some(of) = taken.chain {
                 chain = WakePlanning { plan_us: of.plan_us, partition_us: of.partition_us, ..chain };
             }
-            Decision { rests, ..taken }
+            Decision { is_fruitless, ..taken }
         }
     };
     let of_wake = happenings.into_iter().map(|happening| happening.of_wake(observed.now));
@@ -227,15 +297,14 @@ fn wake(
 
 /// The plan for a wake is there: it replaces the one that main functions start by, unless that is good enough.
 fn taken(
-    owner: &MoEDeployment,
-    observed: &Observed,
-    around: &Surroundings,
+    inputs: Inputs<'_>,
     planning: &Planning,
     (hash, plan, better): (String, MoEPlanSpec, Option<MoEPlanSpec>),
     (wake, elapsed): (u64, Duration),
 ) -> Result<Decision, serde_json::Error> {
+    let Inputs { owner, observed, around, .. } = inputs;
     let cause = better.as_ref().map(|_| MixOf::Waiting);
-    let (state, new, replanned) = followed(owner, (hash.clone(), plan, MixOf::Waiting), better)?;
+    let (state, new, replanned) = replaced(owner, (hash.clone(), plan, MixOf::Waiting), better)?;
     let PlanState::Planned { hash: runs, plan } = &state else { return Ok(Decision::of(state)) };
     let what = if new.is_some() { "replaces" } else { "stays" };
     let before = if new.is_some() { format!(" {hash}") } else { String::new() };

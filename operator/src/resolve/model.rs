@@ -26,7 +26,7 @@ impl Model {
         let place = inspector_place(&owner.name_any(), &subject);
         let uid = owner.uid().unwrap_or_default();
         let known = kept_facts(owner, records, &subject);
-        let inspecting = inspecting(known, &records.pods, &uid, &place, records.now);
+        let inspecting = inspecting(known, records.pods, &uid, &place, records.now);
         let printed = match &inspecting {
             Inspecting::Sent(Errand::Done { pod }) => records.details.logs.get(pod).map(|log| match log {
                 Ok(log) => ModelFacts::from_log(log).map_err(Trouble::from),

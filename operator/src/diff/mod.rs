@@ -1,34 +1,34 @@
-//! Everything that is to be written, as values, in the order in which it is written. Pure.
+//! The diff stage: the writes that lead from the objects in the cluster to the manifests, as values, in their order. Pure.
 //!
-//! What is as it should be is no step: of a settled deployment nothing is left.
+//! An object that is as its manifest says is not written: of a settled deployment nothing is left.
 
 mod measuring;
 mod rolling;
 mod sleeping;
 
-use super::write::{Creation, Keep, Write};
 pub(super) use measuring::waits;
 
-use super::altered;
-use super::api::{MoEDemand, MoEDeployment, MoEPlan, MoERecord};
+use super::api::{MoEDemand, MoEPlan, MoERecord};
+use super::build::Manifests;
 use super::conversations::Partner;
-use super::demanded::{Demanded, demanded};
 use super::drift::is_as;
 use super::errand::{Errand, useless};
 use super::events::Happening;
+use super::inputs::Inputs;
 use super::inspection::Inspecting;
-use super::known::Known;
-use super::manifests::{Surroundings, frame, inspector};
+use super::manifests::{Frame, inspector};
 use super::names::Component;
-use super::observed::Observed;
 use super::ownership::{is_owned_by, name_taken};
-use super::planned::{PlanState, Planned};
+use super::plan::{PlanState, Planned};
 use super::pods::{PodView, Run};
+use super::resolve::Resolved;
 use super::routing::RoutingTable;
+use super::scale::Scaled;
 use super::trouble::Trouble;
+use super::turn;
+use super::write::{Creation, Keep, Write};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
-
 use kube::{Resource, ResourceExt};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -43,109 +43,110 @@ const SUPPLIED: Duration = Duration::from_secs(30);
 /// Plans that are kept: the one that runs, and those that came before.
 const KEPT_PLANS: usize = 10;
 
-/// Everything that is to be done for a deployment now.
+/// Output of the diff stage.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Steps {
-    /// What is to be written, one after the other.
+pub(crate) struct Diff {
+    /// Writes, in their order.
     pub writes: Vec<Write>,
-    /// Whom to speak with after that, and what main functions are to have in force.
+    /// Main functions to speak with after the writes, and what each is to have in force.
     pub partners: Vec<Partner>,
-    /// What cannot be done.
+    /// Remote functions that start, to be probed after the writes.
+    pub starting: BTreeMap<Run, IpAddr>,
+    /// Faults that keep something from being done.
     pub troubles: Vec<Trouble>,
-    /// What happened since the last look, and what is worth saying about this one, each with the number of writes before it.
+    /// Events, each with the number of writes before it.
     happenings: Vec<(usize, Happening)>,
-    /// How measuring the hardware stands, while the plan stands on a prior.
+    /// State of the measurement of the hardware, while the plan stands on a prior.
     pub profiling: Option<String>,
-    /// The pods of functions.
-    pub pods: Vec<PodView>,
-    /// Whether functions are to run.
-    pub demanded: Demanded,
-    /// Whether everything is as it is to be.
+    /// The deployment takes its turn for a rollout that no user asked for, or keeps it.
+    pub takes_turn: bool,
+    /// Other deployments have their turns before it.
+    pub waits: bool,
+    /// Nothing is left to roll out.
     pub settled: bool,
     /// When to look again at the latest.
     pub look_again: Duration,
 }
 
-/// What steps are made from.
+/// Outputs of the stages before, and their input.
 #[derive(Clone, Copy)]
-struct Scene<'a> {
-    owner: &'a MoEDeployment,
-    observed: &'a Observed,
-    known: &'a Known,
-    planned: &'a Planned,
-    around: &'a Surroundings,
+pub(crate) struct Scene<'a> {
+    /// Input of the reconcile.
+    pub inputs: Inputs<'a>,
+    /// Output of the resolve stage.
+    pub resolved: &'a Resolved,
+    /// Output of the plan stage.
+    pub planned: &'a Planned,
+    /// Output of the scale stage.
+    pub scaled: &'a Scaled,
+    /// Output of the build stage.
+    pub manifests: &'a Manifests,
 }
 
-/// What is to be done for `owner` now, whose functions are `pods`.
+/// Lists the writes that lead to the manifests.
 ///
 /// # Errors
 /// A value cannot be written as JSON.
-pub(crate) fn steps(
-    owner: &MoEDeployment,
-    (observed, pods): (&Observed, Vec<PodView>),
-    known: &Known,
-    planned: &Planned,
-    around: &Surroundings,
-) -> Result<Steps, serde_json::Error> {
-    let scene = Scene { owner, observed, known, planned, around };
-    let mut pods = pods;
-    if let Some(target) = &planned.target {
-        altered::mark(&mut pods, &observed.pods, owner, &target.revision, around.exact_images);
-    }
-    let mut steps = Steps {
+pub(crate) fn diff(scene: Scene<'_>) -> Result<Diff, serde_json::Error> {
+    let Scene { inputs: Inputs { owner, observed, remembered, .. }, planned, scaled, manifests, .. } = scene;
+    let target = manifests.target.as_ref().map(|target| &target.revision);
+    let is_unrequested = target.is_some_and(|target| {
+        turn::is_needed(owner, &observed.functions(owner), &observed.table(owner), target)
+    });
+    let starts = |pod: &&PodView| pod.starting && !pod.is_main && pod.is_sound();
+    let starting = scaled.pods.iter().filter(starts).filter_map(|pod| Some((pod.run(), pod.ip?)));
+    let mut diff = Diff {
         writes: Vec::new(),
         partners: Vec::new(),
+        starting: starting.collect(),
         troubles: planned.troubles.clone(),
         happenings: Vec::new(),
         profiling: None,
-        demanded: demanded(owner, observed, known, planned, &pods, around),
-        pods,
+        takes_turn: is_unrequested && remembered.has_turn,
+        waits: is_unrequested && !remembered.has_turn,
         settled: false,
         look_again: SETTLED,
     };
     // Before any pod is made: a pod without its policy would be open to all.
-    steps.frame(scene);
-    steps.model(scene)?;
-    steps.writes.extend(planned.new.clone().map(Box::new).map(Write::Plan));
-    planned.happenings.iter().cloned().for_each(|happening| steps.say(happening));
+    diff.frame(scene);
+    diff.model(scene)?;
+    diff.writes.extend(planned.new.clone().map(Box::new).map(Write::Plan));
+    planned.happenings.iter().cloned().for_each(|happening| diff.say(happening));
     if planned.state == PlanState::Planning {
-        steps.look_within(LATER);
+        diff.look_within(LATER);
     }
     // Before any function is started or ended by it.
-    steps.demand(scene);
-    steps.roll(scene)?;
-    steps.profile(scene)?;
-    steps.prune(scene);
-    Ok(steps)
+    diff.demand(scene);
+    diff.roll(scene)?;
+    diff.profile(scene)?;
+    diff.prune(scene);
+    if let Some(after) = scaled.look_again {
+        diff.look_within(after);
+    }
+    Ok(diff)
 }
 
 impl Scene<'_> {
     fn uid(&self) -> String {
-        self.owner.uid().unwrap_or_default()
+        self.inputs.owner.uid().unwrap_or_default()
     }
 
     fn table(&self) -> RoutingTable {
-        self.observed.table(self.owner)
+        self.inputs.observed.table(self.inputs.owner)
     }
 }
 
-impl Steps {
-    /// What is said once the first `written` writes are made, be it that those after them failed: the next look finds what is
-    /// written and says nothing of it.
+impl Diff {
+    /// Returns the events of the first `written` writes. They are published even if later writes failed: the next reconcile
+    /// finds the objects written, and has no events for them.
     pub(crate) fn said(&self, written: usize) -> Vec<Happening> {
         let said = self.happenings.iter().filter(|(before, _)| *before <= written);
         said.map(|(_, happening)| happening.clone()).collect()
     }
 
-    /// Once all that is to be written so far is written.
+    /// Adds an event, for when all writes so far are made.
     fn say(&mut self, happening: Happening) {
         self.happenings.push((self.writes.len(), happening));
-    }
-
-    /// Remote functions that are to be asked whether they serve.
-    pub(super) fn starting(&self) -> BTreeMap<Run, IpAddr> {
-        let starting = self.pods.iter().filter(|pod| pod.starting && !pod.is_main && pod.is_sound());
-        starting.filter_map(|pod| Some((pod.run(), pod.ip?))).collect()
     }
 
     fn look_within(&mut self, time: Duration) {
@@ -175,15 +176,15 @@ impl Steps {
 
     /// What gateways are told. It comes to nothing together with all that follows where a gateway has written meanwhile.
     fn demand(&mut self, scene: Scene<'_>) {
-        if scene.planned.forbidden && scene.observed.demand.is_none() {
+        if scene.planned.forbidden && scene.inputs.observed.demand.is_none() {
             return;
         }
-        self.troubles.extend(self.demanded.trouble.clone());
-        if let Some(time) = self.demanded.look_again {
+        self.troubles.extend(scene.scaled.demanded.trouble.clone());
+        if let Some(time) = scene.scaled.demanded.look_again {
             self.look_within(time);
         }
-        let Some(wanted) = self.demanded.object.clone() else { return };
-        let live = scene.observed.demand.as_ref();
+        let Some(wanted) = scene.scaled.demanded.object.clone() else { return };
+        let live = scene.inputs.observed.demand.as_ref();
         let is_ours = live.is_none_or(|live| is_owned_by(live, &scene.uid()));
         if !is_ours {
             return self.troubles.push(name_taken(&wanted));
@@ -191,34 +192,35 @@ impl Steps {
         // Lists that became shorter count as well, and labels that were taken.
         let labelled = |live: &MoEDemand| is_as(&live.metadata, &wanted.metadata);
         if live.is_some_and(|live| live.spec == wanted.spec && labelled(live)) {
-            self.writes.extend(self.demanded.without_dead.clone().map(Box::new).map(Write::ForgetGateways));
+            self.writes
+                .extend(scene.scaled.demanded.without_dead.clone().map(Box::new).map(Write::ForgetGateways));
             return;
         }
         let live = live.cloned().map(Box::new);
         self.writes.push(Write::Demand(Keep { wanted: Box::new(wanted), live }));
-        for happening in self.demanded.happenings.clone() {
+        for happening in scene.scaled.demanded.happenings.clone() {
             self.say(happening);
         }
     }
 
     fn frame(&mut self, scene: Scene<'_>) {
-        if scene.planned.forbidden && scene.observed.services.is_empty() {
+        if scene.planned.forbidden && scene.inputs.observed.services.is_empty() {
             return;
         }
         // Without `..`: a new kind of object does not compile until it is written.
-        let super::manifests::Frame { services, network_policies } = frame(scene.owner, scene.around);
+        let Frame { services, network_policies } = scene.manifests.frame.clone();
         for service in services {
-            self.keep(scene, service, &scene.observed.services, Write::Service);
+            self.keep(scene, service, &scene.inputs.observed.services, Write::Service);
         }
         for policy in network_policies {
-            self.keep(scene, policy, &scene.observed.network_policies, Write::Policy);
+            self.keep(scene, policy, &scene.inputs.observed.network_policies, Write::Policy);
         }
     }
 
     /// The facts of the checkpoint are kept; an inspector is sent where they are not known.
     fn model(&mut self, scene: Scene<'_>) -> Result<(), serde_json::Error> {
-        let Scene { owner, observed, known, around, .. } = scene;
-        let model = &known.model;
+        let Scene { inputs: Inputs { owner, observed, around, .. }, resolved, .. } = scene;
+        let model = &resolved.model;
         let errand = model.inspecting.errand();
         let useful = errand.map(|errand| (model.subject.as_str(), errand));
         let over = useless(&observed.pods, &scene.uid(), Component::Inspector, useful);
@@ -260,8 +262,8 @@ impl Steps {
             self.say(Happening::warning("PlanGivenUp", note));
         }
         let given_up = |plan: &&MoEPlan| scene.planned.given_up.iter().any(|one| one.uid() == plan.uid());
-        let in_use = scene.planned.in_use(scene.owner);
-        let plans = &scene.observed.plans;
+        let in_use = scene.planned.in_use(scene.inputs.owner);
+        let plans = &scene.inputs.observed.plans;
         let kept = KEPT_PLANS.saturating_sub(usize::from(scene.planned.new.is_some()));
         let old = plans.iter().take(plans.len().saturating_sub(kept));
         let unused = old.filter(|plan| !in_use.contains(&plan.name_any()) && !given_up(plan));

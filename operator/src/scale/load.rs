@@ -1,16 +1,15 @@
-//! How many functions run, as load goes: what gateways and main functions said of it, and what follows for the revision that
-//! is to run. Pure.
+//! Replicas by load, as gateways and main functions report it. Pure.
 
-use super::api::MoEDeployment;
-use super::epoch::since_1970;
-use super::events::Happening;
-use super::manifests::{Function, Target, room};
-use super::names::{Component, tier};
-use super::observed::Observed;
-use super::pods::PodView;
-use super::quantity::MB;
+use crate::epoch::since_1970;
+use crate::events::Happening;
+use crate::inputs::Inputs;
+use crate::manifests::{Count, Function, Target, room};
+use crate::names::{Component, tier};
+use crate::observed::Observed;
+use crate::pods::PodView;
+use crate::quantity::MB;
 use remoe_autoscale::replicas::{History, Mains, Policy, Remote, Said, Worked, mains, remote};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// A function of which there are to be more or fewer from now on.
@@ -39,29 +38,34 @@ impl Change {
     }
 }
 
-/// Has `target` run as many functions as the load asks for that `observed`, whose functions are `pods`, and `history`, which
-/// is brought up to date, tell of. What changes by that.
-pub(crate) fn follow(
-    owner: &MoEDeployment,
-    (observed, pods): (&Observed, &[PodView]),
-    history: &mut History,
-    target: Option<&mut Target>,
-) -> Vec<Change> {
+/// Replicas that follow from the load.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct LoadScale {
+    /// Load in the scaling window, with what was reported since.
+    pub(super) history: History,
+    /// Replicas beyond those of the plan, by function.
+    pub(super) extra: BTreeMap<String, u32>,
+    /// Functions whose replicas change.
+    pub(super) changes: Vec<Change>,
+}
+
+/// Returns how many functions the load asks for, whose functions by the plan are `target` and whose pods are `pods`.
+pub(super) fn by_load(inputs: Inputs<'_>, pods: &[PodView], target: Option<&Target>) -> LoadScale {
+    let Inputs { owner, observed, remembered, .. } = inputs;
     let spec = &owner.spec;
-    // Without gateways nobody knows the load.
+    // Without gateways no load is reported.
     if !spec.follows_load() || observed.demand.is_none() {
-        *history = History::default();
-        return Vec::new();
+        return LoadScale::default();
     }
     let window = spec.scaling.window.into();
     let now = since_1970(observed.now);
     let pods: Vec<&PodView> = pods.iter().filter(|pod| pod.owned && pod.ends_by.is_none()).collect();
-    listen(observed, history, &pods, window, now);
-    let Some(target) = target else { return Vec::new() };
+    let mut history = remembered.load.clone();
+    listen(observed, &mut history, &pods, window, now);
+    let Some(target) = target else { return LoadScale { history, ..LoadScale::default() } };
     let policy = Policy { target: f64::from(spec.scaling.target_percent) / 100.0, window };
     let room = u32::try_from(room(&target.plan)).unwrap_or(u32::MAX);
-    let mut changes = Vec::new();
-    let main = &mut target.revision.main;
+    let main = &target.revision.main;
     let there = present(main, &pods);
     let bounds = Mains {
         name: &main.name,
@@ -71,10 +75,9 @@ pub(crate) fn follow(
         room,
         serves: pods.iter().any(|pod| pod.is_main && pod.ready),
     };
-    let wanted = mains(&policy, history, bounds, now);
-    changes.extend(scale(history, main, there, wanted));
+    let mut wanted = vec![(main, there, mains(&policy, &history, bounds, now))];
     if let Some(limits) = &spec.scaling.remote {
-        let functions = &mut target.revision.remote;
+        let functions = &target.revision.remote;
         let there: Vec<(u32, Vec<String>)> =
             functions.iter().map(|function| (present(function, &pods), addresses(function, &pods))).collect();
         let seen: Vec<Remote<'_>> = functions
@@ -90,43 +93,47 @@ pub(crate) fn follow(
             })
             .collect();
         let memory = limits.memory_mb.map_or(u64::MAX, |memory| u64::from(memory) * MB);
-        let wanted = remote(&policy, history, &seen, memory, now);
-        for ((function, (present, _)), wanted) in functions.iter_mut().zip(&there).zip(wanted) {
-            changes.extend(scale(history, function, *present, wanted));
-        }
+        let counts = remote(&policy, &history, &seen, memory, now);
+        let present = there.iter().map(|(present, _)| *present);
+        wanted
+            .extend(functions.iter().zip(present).zip(counts).map(|((of, there), count)| (of, there, count)));
     }
+    let changes: Vec<Change> = wanted
+        .iter()
+        .filter_map(|(function, present, count)| change(&mut history, function, *present, *count))
+        .collect();
     for change in changes.iter().filter(|change| change.to > change.from) {
         history.raised(&change.function, now);
     }
-    changes
+    let extra = |(function, _, count): &(&Function, u32, u32)| {
+        (function.name.clone(), count.saturating_sub(function.replicas))
+    };
+    LoadScale { history, extra: wanted.iter().map(extra).collect(), changes }
 }
 
-/// Has `function`, of which `present` are there, run as many as `wanted`, or as its plan says where these are more. What
-/// changes by that.
-fn scale(history: &mut History, function: &mut Function, present: u32, wanted: u32) -> Option<Change> {
-    function.extra = wanted.saturating_sub(function.replicas);
-    let to = function.most();
-    // What was decided before and is not there yet is no change, whatever keeps it.
+/// Returns the change of `function`, of which `present` replicas are there, to `wanted` replicas, or to those of its plan if
+/// these are more.
+fn change(history: &mut History, function: &Function, present: u32, wanted: u32) -> Option<Change> {
+    let extra = wanted.saturating_sub(function.replicas);
+    let to = Count { replicas: function.replicas, extra }.most();
+    // A count that was decided before and is not reached yet is no change, whatever delays it.
     let from = history.want(&function.name, to).unwrap_or(present.max(function.replicas));
     (from != to).then(|| Change { component: function.component, function: function.name.clone(), from, to })
 }
 
-/// When to look again at the latest, where nobody says anything and functions may be too many by then.
-pub(crate) fn look_again(
-    owner: &MoEDeployment,
-    observed: &Observed,
-    target: Option<&Target>,
-) -> Option<Duration> {
-    let is_more = target.is_some_and(|target| target.revision.functions().any(|function| function.extra > 0));
-    let window: Duration = owner.spec.scaling.window.into();
-    (owner.spec.follows_load() && (is_more || is_busy(observed))).then(|| window / 4)
+/// Returns when to look again at the latest, as functions may be too many by then without a report; `is_more` says that
+/// replicas run because of load.
+pub(super) fn look_again(inputs: Inputs<'_>, is_more: bool) -> Option<Duration> {
+    let scaling = &inputs.owner.spec;
+    let window: Duration = scaling.scaling.window.into();
+    (scaling.follows_load() && (is_more || is_busy(inputs.observed))).then(|| window / 4)
 }
 
 fn is_busy(observed: &Observed) -> bool {
     observed.gateways_alive().any(|entry| entry.waiting > 0 || entry.in_flight > 0)
 }
 
-/// Takes note of what gateways and main functions said.
+/// Adds what gateways and main functions report to `history`.
 fn listen(observed: &Observed, history: &mut History, pods: &[&PodView], window: Duration, now: Duration) {
     history.look(now);
     for entry in observed.gateways_alive() {

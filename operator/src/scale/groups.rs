@@ -1,29 +1,29 @@
-//! Which remote functions sleep while main functions run: those that nobody has used for a window. Pure.
+//! Remote functions that sleep while main functions run: their experts were not used for a window. Pure.
 //!
 //! Main functions count how often the experts of each remote function are used, and the conversations with them remember
-//! when that last grew. Whether a function sleeps stands in the [`MoEDemand`](super::api::MoEDemand) of its deployment, so that
+//! when that last grew. Whether a function sleeps stands in the [`MoEDemand`] of its deployment, so that
 //! a new leader goes on from there; it opens the windows of those that are awake again. A function that sleeps has no
 //! replicas: its pods go when no main function calls them any more, as those of a plan before do, and main functions load its
 //! experts meanwhile.
 
-use super::api::{DemandPhase, GroupDemand, MoEDemand, MoEDeployment};
-use super::epoch::{since_1970, timestamp};
-use super::events::Happening;
-use super::following;
-use super::known::Known;
-use super::mains::Watched;
-use super::manifests::{Function, Target};
-use super::names::tier;
-use super::observed::Observed;
-use super::ownership::is_owned_by;
-use super::pods::PodView;
+use crate::api::{DemandPhase, GroupDemand, MoEDemand};
+use crate::epoch::{since_1970, timestamp};
+use crate::events::Happening;
+use crate::inputs::Inputs;
+use crate::mains::Watched;
+use crate::manifests::{Function, Target};
+use crate::names::tier;
+use crate::observed::Observed;
+use crate::ownership::is_owned_by;
+use crate::pods::PodView;
+use crate::resolve::Resolved;
+use crate::usage;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::ResourceExt;
 use remoe_autoscale::scale_to_zero::groups::{Glance, Group, MOST_STRETCH};
 use remoe_process::format_duration;
 use remoe_proto::format_listing;
 use remoe_proto::v1::LayerExperts;
-
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,61 +32,68 @@ const MOST_LISTED: usize = 65_536;
 /// A window that ends is looked at so long after, and no two looks for windows follow each other faster.
 const AFTER: Duration = Duration::from_secs(1);
 
-/// Which remote functions sleep, and what follows.
+/// Remote functions that sleep while main functions run.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Resting {
-    /// How each remote function is from now on; empty where none may sleep by itself.
+pub(crate) struct Groups {
+    /// State of each remote function from now on; empty if none may sleep by itself.
     pub groups: Vec<GroupDemand>,
-    /// What main functions are to be asked; none: nothing.
+    /// Use of remote functions that main functions are asked for, if any.
     pub watched: Option<Arc<Watched>>,
-    /// What changed, and is worth saying once it is written.
-    pub changes: Vec<Change>,
+    /// Changes, for events once they are written.
+    pub changes: Vec<GroupChange>,
     /// When to look again at the latest.
     pub look_again: Option<Duration>,
 }
 
-/// What became of a remote function.
+/// A remote function that falls asleep or wakes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Change {
-    /// Its name.
+pub(crate) struct GroupChange {
+    /// Name of the function.
     pub function: String,
-    /// What it does from now on.
-    pub to: Turn,
+    /// Reason and direction.
+    pub to: GroupTransition,
     /// Time without use of its experts before it sleeps.
     pub patience: Duration,
 }
 
-/// A way that a remote function goes.
+/// Direction of a change, with its reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Turn {
-    /// Nobody has used it for its window.
+pub(crate) enum GroupTransition {
+    /// It falls asleep: its experts were not used for its window.
     Sleeps,
-    /// It was used.
+    /// It wakes: its experts were used.
     Asked,
-    /// Requests that wait are expected to use it.
+    /// It wakes: waiting requests are predicted to use its experts.
     Predicted,
 }
 
-impl Change {
-    /// What is worth saying of it.
+impl Groups {
+    /// Returns whether the remote function of this name sleeps.
+    pub(super) fn is_asleep(&self, function: &str) -> bool {
+        self.watched.as_ref().is_some_and(|watched| watched.asleep.contains(function))
+    }
+}
+
+impl GroupChange {
+    /// Returns the event of the change.
     pub(crate) fn happening(&self) -> Happening {
         let function = tier(&self.function);
         match self.to {
-            Turn::Sleeps => Happening::normal(
+            GroupTransition::Sleeps => Happening::normal(
                 "GroupAsleep",
                 format!(
                     "Scaled {function} to zero: its experts were not used for {}.",
                     format_duration(self.patience)
                 ),
             ),
-            Turn::Asked => Happening::normal(
+            GroupTransition::Asked => Happening::normal(
                 "GroupWaking",
                 format!(
                     "Waking {function}: its experts were requested; main functions compute them until it is \
                      ready."
                 ),
             ),
-            Turn::Predicted => Happening::normal(
+            GroupTransition::Predicted => Happening::normal(
                 "GroupWaking",
                 format!("Waking {function}: waiting requests are predicted to use its experts."),
             ),
@@ -94,46 +101,46 @@ impl Change {
     }
 }
 
-/// Has the functions of `target` sleep and wake that the use of experts asks for which `observed`, whose functions are `pods`,
-/// tells of.
-pub(crate) fn follow(
-    owner: &MoEDeployment,
-    (observed, pods): (&Observed, &[PodView]),
-    known: &Known,
-    target: Option<&mut Target>,
-) -> Resting {
+/// Returns which remote functions of `target` sleep, by when the experts of each were last used; `pods` are those of
+/// functions.
+pub(super) fn by_use(
+    inputs: Inputs<'_>,
+    pods: &[PodView],
+    resolved: &Resolved,
+    target: Option<&Target>,
+) -> Groups {
+    let Inputs { owner, observed, .. } = inputs;
     let uid = owner.uid().unwrap_or_default();
     let demand = observed.demand.as_ref().filter(|demand| is_owned_by(*demand, &uid));
     let window = owner.spec.scaling.remote_idle_window.map(Duration::from);
     // Without gateways there is nothing that remembers.
     let (Some(window), Some(demand), Some(target)) = (window, demand, target) else {
-        return Resting::default();
+        return Groups::default();
     };
-    let facts = known.model.facts();
-    let expected = facts.and_then(|facts| following::pairs_of_waiting(owner, observed, &facts.inspection));
+    let facts = resolved.model.facts();
+    let expected = facts.and_then(|facts| usage::pairs_of_waiting(owner, observed, &facts.inspection));
     let is_expected = |function: &Function| {
         let hosted = function.hosted.as_ref()?.sets();
         Some(expected.as_ref()?.is_on(hosted))
     };
-    let mut resting = Resting::default();
+    let mut groups = Groups::default();
     let mut watched = Watched::default();
-    for function in &mut target.revision.remote {
+    for function in &target.revision.remote {
         let scene = Scene { observed, demand, pods, window };
         let (group, change) = scene.step(function, is_expected(function));
         if group.awake {
             let used = group.asked.map_or(group.since, |asked| asked.max(group.since));
             let ends = (used + group.patience(window)).saturating_sub(since_1970(observed.now)) + AFTER;
-            resting.look_again = Some(resting.look_again.map_or(ends, |known| known.min(ends)));
+            groups.look_again = Some(groups.look_again.map_or(ends, |known| known.min(ends)));
         } else {
-            (function.replicas, function.extra) = (0, 0);
             watched.asleep.insert(function.name.clone());
         }
         let sets = function.hosted.as_ref().map(|hosted| hosted.sets().to_vec()).unwrap_or_default();
         let experts = listing(&sets);
         watched.hosted.insert(function.name.clone(), sets);
         let patience = group.patience(window);
-        resting.changes.extend(change.map(|to| Change { function: function.name.clone(), to, patience }));
-        resting.groups.push(GroupDemand {
+        groups.changes.extend(change.map(|to| GroupChange { function: function.name.clone(), to, patience }));
+        groups.groups.push(GroupDemand {
             name: function.name.clone(),
             identity: function.identity.clone(),
             asleep: !group.awake,
@@ -143,8 +150,8 @@ pub(crate) fn follow(
             doubted: group.doubted,
         });
     }
-    resting.watched = Some(Arc::new(watched));
-    resting
+    groups.watched = Some(Arc::new(watched));
+    groups
 }
 
 /// What a step of one function is made from.
@@ -158,7 +165,7 @@ struct Scene<'a> {
 
 impl Scene<'_> {
     /// How `function` is from now on, of which those that wait are expected to ask something, or not; none: nobody knows.
-    fn step(self, function: &Function, expected: Option<bool>) -> (Group, Option<Turn>) {
+    fn step(self, function: &Function, expected: Option<bool>) -> (Group, Option<GroupTransition>) {
         let now = since_1970(self.observed.now);
         let mut known = self.demand.spec.groups.iter();
         let known = known.find(|known| known.name == function.name && known.identity == function.identity);
@@ -193,11 +200,15 @@ impl Scene<'_> {
             let opened = if ready { since_1970(self.observed.since) } else { now };
             let seen = Group { since: since.max(opened), ..before };
             let next = seen.step(self.window, Glance::default(), now);
-            return if next.awake { (Group { since, ..next }, None) } else { (next, Some(Turn::Sleeps)) };
+            return if next.awake {
+                (Group { since, ..next }, None)
+            } else {
+                (next, Some(GroupTransition::Sleeps))
+            };
         }
         let seen = Glance { asked: used.is_some(), predicted: expected == Some(true), starting: false };
         let next = before.step(self.window, seen, now);
-        let turn = if seen.asked { Turn::Asked } else { Turn::Predicted };
+        let turn = if seen.asked { GroupTransition::Asked } else { GroupTransition::Predicted };
         (next, next.awake.then_some(turn))
     }
 }

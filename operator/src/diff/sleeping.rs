@@ -1,15 +1,15 @@
 //! Asleep as what is to be: no function runs.
 
-use super::{LATER, Scene, Steps};
+use super::{Diff, LATER, Scene};
 use crate::routing::RoutingTable;
 use crate::write::{Deletion, Write};
 
-impl Steps {
+impl Diff {
     /// Ends all functions. Once no main function is left, nothing is in force any more: those of the next wake begin
     /// anew. The plan that ran stays the deployment's.
     pub(super) fn sleep(&mut self, scene: Scene<'_>, table: RoutingTable) -> Result<(), serde_json::Error> {
-        let now = scene.observed.now;
-        let owned = || self.pods.iter().filter(|pod| pod.owned);
+        let now = scene.inputs.observed.now;
+        let owned = || scene.scaled.pods.iter().filter(|pod| pod.owned);
         // On a node that is lost, a pod is listed for ever.
         let left = owned().filter(|pod| pod.ends_by.is_none_or(|end| now < end)).count();
         let has_main = owned().any(|pod| pod.is_main);
@@ -19,9 +19,9 @@ impl Steps {
         let ending: Vec<Write> = ending.collect();
         self.writes.extend(ending);
         let table = if has_main { table } else { RoutingTable::default() };
-        if !table.spoiled && scene.observed.has_routing(scene.owner) {
-            let there: Vec<_> = scene.observed.routing.iter().cloned().collect();
-            self.keep(scene, table.record(scene.owner), &there, Write::Routing);
+        if !table.spoiled && scene.inputs.observed.has_routing(scene.inputs.owner) {
+            let there: Vec<_> = scene.inputs.observed.routing.iter().cloned().collect();
+            self.keep(scene, table.record(scene.inputs.owner), &there, Write::Routing);
         }
         self.settled = left == 0;
         if !self.settled {

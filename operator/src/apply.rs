@@ -1,9 +1,11 @@
-//! Writes what was decided, one step after the other. It decides nothing.
+//! The apply stage: the only writer of a reconcile, of objects, events and status. It decides nothing.
+//!
+//! Certificates are the exception: [`identity`](super::identity) writes them beside the read stage.
 
-use super::api::{MoEDemand, MoEDeployment, MoEPlan, MoERecord};
+use super::api::{MoEDemand, MoEDeployment, MoEDeploymentStatus, MoEPlan, MoERecord};
 use super::calls::{CallError, Calls, Kind};
 use super::drift::is_as;
-use super::events::Happening;
+use super::events::{Happening, shortened, transitions};
 use super::names::Component;
 use super::ownership::{is_owned_by, name_taken};
 use super::trouble::Trouble;
@@ -11,54 +13,98 @@ use super::write::{Creation, Deletion, Keep, STARTED, Write};
 use futures_util::future::join_all;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use kube::ResourceExt;
+use kube::runtime::events::{Event, EventType, Recorder};
+use kube::{Resource, ResourceExt};
+use std::time::Duration;
+use tokio::time::timeout;
 
-/// What became of the steps.
+/// Limit of one event; later it is not published.
+const DEADLINE: Duration = Duration::from_secs(5);
+/// Bytes of a note; the API takes 1024.
+const MAX_NOTE: usize = 1000;
+/// Bytes of an action; the API takes 128.
+const MAX_ACTION: usize = 128;
+
+/// Outcome of the writes.
 #[derive(Debug, Default)]
 pub(super) struct Applied {
-    /// What the API refused for a reason that a person must mend, with the part that a refused pod plays.
+    /// Refusals of the API that a user must mend, with the component of a refused pod.
     pub(super) refused: Vec<(Option<Component>, Trouble)>,
-    /// What happened by them.
+    /// Events of the writes.
     pub(super) happenings: Vec<Happening>,
-    /// How many of them were made, counted from the first.
+    /// Number of writes that were made, counted from the first.
     pub(super) made: usize,
+    /// Failure of the first write that was not made; those after it are left for the next reconcile.
+    pub(super) failure: Option<ApplyError>,
 }
 
-/// Why not all steps were made.
+/// Failure of a write.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ApplyError {
     /// A call of the API.
     #[error(transparent)]
     Call(#[from] CallError),
-    /// Something is there that was not read: what was decided without it may be wrong.
+    /// An object exists that was not read: a decision without it may be wrong.
     #[error("{0} changed since it was read")]
     Stale(String),
 }
 
-/// Makes `writes` for `owner`, in their order: what became of them, and the first that came to nothing; those after it are
-/// left for the next look. Pods are made and deleted beside each other, so that one which fails keeps no other back.
-pub(super) async fn apply(
-    calls: &Calls,
-    owner: &MoEDeployment,
-    writes: &[Write],
-) -> (Applied, Result<(), ApplyError>) {
-    let writer = Writer { calls, uid: owner.uid().unwrap_or_default() };
-    let mut applied = Applied::default();
-    for together in writes.chunk_by(are_beside_each_other) {
-        let written = join_all(together.iter().map(|write| writer.write(write))).await;
-        let mut failed = None;
-        for written in written {
-            match written {
-                Ok(written) => applied.note(written),
-                Err(error) => failed = failed.or(Some(error)),
-            }
-        }
-        if let Some(error) = failed {
-            return (applied, Err(error));
-        }
-        applied.made += together.len();
+/// Writes for one deployment: its objects, its events and its status.
+pub(super) struct Writer<'a> {
+    calls: &'a Calls,
+    recorder: &'a Recorder,
+    owner: &'a MoEDeployment,
+    uid: String,
+}
+
+impl<'a> Writer<'a> {
+    /// Creates the writer for `owner`.
+    pub(super) fn new(calls: &'a Calls, recorder: &'a Recorder, owner: &'a MoEDeployment) -> Self {
+        Self { calls, recorder, owner, uid: owner.uid().unwrap_or_default() }
     }
-    (applied, Ok(()))
+
+    /// Makes `writes` in their order, up to the first that fails. Pods are made and deleted beside each other: one that fails
+    /// keeps no other back.
+    pub(super) async fn apply(&self, writes: &[Write]) -> Applied {
+        let mut applied = Applied::default();
+        for together in writes.chunk_by(are_beside_each_other) {
+            let written = join_all(together.iter().map(|write| self.write(write))).await;
+            for written in written {
+                match written {
+                    Ok(written) => applied.note(written),
+                    Err(error) => applied.failure = applied.failure.take().or(Some(error)),
+                }
+            }
+            if applied.failure.is_some() {
+                break;
+            }
+            applied.made += together.len();
+        }
+        applied
+    }
+
+    /// Publishes `happenings`.
+    pub(super) async fn publish(&self, happenings: &[Happening]) {
+        publish(self.recorder, self.owner, happenings).await;
+    }
+
+    /// Publishes `happenings`, states `status` where it is not stated yet, and publishes the changes of its conditions.
+    ///
+    /// # Errors
+    /// The status cannot be written.
+    pub(super) async fn report(
+        &self,
+        happenings: &[Happening],
+        status: &MoEDeploymentStatus,
+    ) -> Result<(), CallError> {
+        self.publish(happenings).await;
+        let before = self.owner.status.as_ref();
+        if before != Some(status) {
+            self.calls.apply_status(&self.owner.name_any(), status).await?;
+        }
+        self.publish(&transitions(before, status)).await;
+        Ok(())
+    }
 }
 
 fn are_beside_each_other(one: &Write, other: &Write) -> bool {
@@ -86,11 +132,6 @@ impl Applied {
             },
         }
     }
-}
-
-struct Writer<'a> {
-    calls: &'a Calls,
-    uid: String,
 }
 
 impl Writer<'_> {
@@ -239,6 +280,25 @@ impl Writer<'_> {
             self.calls.merge(&named).await?;
         }
         Ok(Written::Done)
+    }
+}
+
+/// Publishes `happenings` about `owner`. A failure is logged: no reconcile fails for an event.
+pub(super) async fn publish(recorder: &Recorder, owner: &MoEDeployment, happenings: &[Happening]) {
+    let reference = owner.object_ref(&());
+    for happening in happenings {
+        let event = Event {
+            type_: if happening.warning { EventType::Warning } else { EventType::Normal },
+            reason: happening.reason.clone(),
+            note: Some(shortened(&happening.note, MAX_NOTE)),
+            action: shortened(&happening.action, MAX_ACTION),
+            secondary: None,
+        };
+        match timeout(DEADLINE, recorder.publish(&event, &reference)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!(%error, reason = happening.reason, "event not published"),
+            Err(_elapsed) => tracing::warn!(reason = happening.reason, "event not published: timeout"),
+        }
     }
 }
 

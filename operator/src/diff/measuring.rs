@@ -1,14 +1,14 @@
 //! Having the hardware measured where the plan stands on a prior.
 
-use super::{LATER, SUPPLIED, Scene, Steps};
+use super::{Diff, LATER, SUPPLIED, Scene};
 use crate::api::ProfileSource;
 use crate::errand::{Errand, useless};
 use crate::events::Happening;
-use crate::known::{Hardware, Measuring};
 use crate::manifests::profiler;
 use crate::names::Component;
-use crate::planned::PlanState;
+use crate::plan::PlanState;
 use crate::profiling::{ATTEMPTS, record};
+use crate::resolve::{Hardware, Measuring};
 use crate::trouble::Trouble;
 use crate::write::Write;
 use kube::ResourceExt;
@@ -17,12 +17,12 @@ use remoe_autoscale::scale_to_zero::Phase;
 const NOT_MEASURED: &str = "cannot measure the hardware profile";
 const UNDERWAY: &str = "measuring the hardware profile";
 
-impl Steps {
+impl Diff {
     /// The figures of the hardware. A profiler is only started when nothing else starts: it would take
     /// processors from functions.
     pub(super) fn profile(&mut self, scene: Scene<'_>) -> Result<(), serde_json::Error> {
-        let hardware = scene.known.hardware.as_ref();
-        if scene.owner.spec.profile.is_some() && hardware.is_some() {
+        let hardware = scene.resolved.hardware.as_ref();
+        if scene.inputs.owner.spec.profile.is_some() && hardware.is_some() {
             self.look_within(SUPPLIED);
         }
         self.writes
@@ -35,7 +35,7 @@ impl Steps {
             _ => None,
         };
         let useful = measuring.map(|(hardware, measuring)| (hardware.subject.as_str(), &measuring.errand));
-        let over = useless(&scene.observed.pods, &scene.uid(), Component::Profiler, useful);
+        let over = useless(&scene.inputs.observed.pods, &scene.uid(), Component::Profiler, useful);
         self.writes.extend(over.into_iter().map(Write::Delete));
         if let Some((hardware, measuring)) = measuring {
             self.profiling = Some(self.measure(scene, hardware, measuring)?);
@@ -50,8 +50,8 @@ impl Steps {
         hardware: &Hardware,
         measuring: &Measuring,
     ) -> Result<String, serde_json::Error> {
-        let at_rest =
-            (self.settled || scene.planned.target.is_none()) && self.demanded.phase != Phase::Asleep;
+        let at_rest = (self.settled || scene.manifests.target.is_none())
+            && scene.scaled.demanded.phase != Phase::Asleep;
         Ok(match (&measuring.errand, &measuring.printed) {
             (Errand::Start { .. }, _) if !at_rest => {
                 "hardware profile: measured after the rollout".to_owned()
@@ -65,7 +65,11 @@ impl Steps {
                 trouble.as_ref().map_or_else(|| UNDERWAY.to_owned(), waits)
             }
             (Errand::Done { .. }, Some(Ok(profile))) => {
-                self.writes.push(Write::Profile(Box::new(record(scene.owner, &hardware.subject, profile)?)));
+                self.writes.push(Write::Profile(Box::new(record(
+                    scene.inputs.owner,
+                    &hardware.subject,
+                    profile,
+                )?)));
                 self.say(Happening::normal(
                     "HardwareMeasured",
                     format!("Measured the hardware profile: MoERecord {}.", hardware.source),
@@ -79,7 +83,7 @@ impl Steps {
                 format!("{NOT_MEASURED}: {}; the prior stays in use", trouble.message)
             }
             (Errand::Failed { trouble, retry_at, .. }, _) => {
-                self.look_at(*retry_at, scene.observed.now);
+                self.look_at(*retry_at, scene.inputs.observed.now);
                 format!("{NOT_MEASURED}: {}; will retry", trouble.message)
             }
         })
@@ -87,8 +91,8 @@ impl Steps {
 
     fn start_profiler(&mut self, scene: Scene<'_>, hardware: &Hardware, incarnation: u32) -> String {
         let PlanState::Planned { plan, .. } = &scene.planned.state else { return String::new() };
-        let Some(facts) = scene.known.model.facts() else { return String::new() };
-        match profiler(scene.owner, &hardware.subject, incarnation, plan, facts, scene.around) {
+        let Some(facts) = scene.resolved.model.facts() else { return String::new() };
+        match profiler(scene.inputs.owner, &hardware.subject, incarnation, plan, facts, scene.inputs.around) {
             Ok(pod) => {
                 let note = format!("Pod {} measures the hardware profile.", pod.name_any());
                 self.create(pod, Component::Profiler, Happening::normal("ProfilerStarted", note));

@@ -1,16 +1,16 @@
-//! Whether another plan is to be made because of what requests use: for those who wait, when functions wake, and for those
-//! that were answered, while functions serve. Pure.
+//! Expert usage of requests, as gateways report it, and whether another plan is due for it: for requests that wait, when
+//! functions wake, and for answered ones, while functions serve. Pure.
 
 use super::api::{
     DemandPhase, GatewayDemand, MixOf, MoEDeployment, MoEPlan, MoEPlanSpec, Mode, PlannedPrediction,
     PredictionOrder, Privacy, ProfileSource, Replan, RequestMix,
 };
+use super::cooldown::Cooldown;
+use super::inputs::Inputs;
 use super::manifests::plan_name;
 use super::observed::Observed;
-
 use super::planning::Planning;
 use super::pods::PodView;
-use super::rest::Rest;
 use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
 use remoe_api::MOST_SHARES;
@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(300);
 /// By how much the API server's clock may be behind.
 const CLOCKS: SignedDuration = SignedDuration::from_secs(60);
 /// Intervals without another plan after one that could not start.
-const PENANCE: u32 = 10;
+const GIVEN_UP_INTERVALS: u32 = 10;
 
 /// What gateways are to find out; none where plans do not follow.
 pub(crate) fn order(
@@ -50,13 +50,8 @@ fn interval(owner: &MoEDeployment) -> Duration {
 
 /// Whether a plan for other requests than those that `plan`, which is to run, was made for, is worth looking for now;
 /// `running` is the name of the plan that main functions were last told of. Whose requests.
-pub(crate) fn due(
-    owner: &MoEDeployment,
-    observed: &Observed,
-    plan: &MoEPlan,
-    hash: &str,
-    running: Option<&str>,
-) -> Option<MixOf> {
+pub(crate) fn due(inputs: Inputs<'_>, plan: &MoEPlan, hash: &str, running: Option<&str>) -> Option<MixOf> {
+    let Inputs { owner, observed, remembered, .. } = inputs;
     if owner.spec.prediction.replan == Replan::Never {
         return None;
     }
@@ -65,27 +60,31 @@ pub(crate) fn due(
     match demand.spec.phase {
         // A plan that is only proposed serves nobody who waits.
         DemandPhase::Asleep if owner.spec.mode == Mode::Active && waits() => {
-            (observed.now >= observed.rest.wake).then_some(MixOf::Waiting)
+            (observed.now >= remembered.cooldown.wake).then_some(MixOf::Waiting)
         }
         // A prior that nobody has measured yet is no reason to move experts.
         DemandPhase::Active if running == Some(hash) && plan.spec.profile != ProfileSource::Prior => {
             let made = plan.metadata.creation_timestamp.as_ref().map_or(Timestamp::UNIX_EPOCH, |time| time.0);
             let is_old = elapsed(observed, made) >= interval(owner);
-            (is_old && observed.now >= observed.rest.drift).then_some(MixOf::Answered)
+            (is_old && observed.now >= remembered.cooldown.drift).then_some(MixOf::Answered)
         }
         _ => None,
     }
 }
 
-/// Until when nothing is looked for after nothing was found.
-pub(crate) fn rest_after_nothing(owner: &MoEDeployment, observed: &Observed) -> Rest {
-    Rest { drift: later(observed.now, interval(owner)), ..observed.rest }
+/// Returns the cooldown after a search that found no better plan.
+pub(crate) fn cooldown_without_better_plan(
+    owner: &MoEDeployment,
+    observed: &Observed,
+    before: Cooldown,
+) -> Cooldown {
+    Cooldown { drift: later(observed.now, interval(owner)), ..before }
 }
 
-/// Until when nothing is looked for after a plan that could not start.
-pub(crate) fn rest_after_giving_up(owner: &MoEDeployment, observed: &Observed) -> Rest {
-    let until = later(observed.now, interval(owner).saturating_mul(PENANCE));
-    Rest { drift: until, wake: until }
+/// Returns the cooldown after a plan that could not start.
+pub(crate) fn cooldown_after_giving_up(owner: &MoEDeployment, observed: &Observed) -> Cooldown {
+    let until = later(observed.now, interval(owner).saturating_mul(GIVEN_UP_INTERVALS));
+    Cooldown { drift: until, wake: until }
 }
 
 fn earlier(time: Timestamp, by: SignedDuration) -> Timestamp {

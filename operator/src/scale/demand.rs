@@ -4,25 +4,26 @@
 //! (`Draining`) and all that live have to acknowledge it with nothing at hand. What they are told and what they say is
 //! one object, [`MoEDemand`], which is written as it was read or not at all: a request that comes meanwhile is seen.
 
-use super::api::{
+use super::groups::Groups;
+use crate::api::{
     GatewayDemand, MainFunction, MoEDemand, MoEDemandSpec, MoEDeployment, PredictionOrder, WakePlanning,
     WakeTimeline,
 };
-use super::conditions::sentence;
-use super::events::Happening;
-use super::following;
-use super::identity::identity_of;
-use super::known::Known;
-use super::manifests::{Surroundings, room, served_name};
-use super::names::Component;
-use super::observed::Observed;
-use super::ownership::{is_owned_by, owned_meta};
-use super::paid::paid;
-use super::planned::Planned;
-use super::planning::served;
-use super::pods::PodView;
-use super::ports::HTTP_PORT;
-use super::trouble::Trouble;
+use crate::conditions::sentence;
+use crate::events::Happening;
+use crate::identity::identity_of;
+use crate::inputs::Inputs;
+use crate::manifests::{room, served_name};
+use crate::names::Component;
+use crate::ownership::{is_owned_by, owned_meta};
+use crate::paid::paid;
+use crate::plan::Planned;
+use crate::planning::served;
+use crate::pods::PodView;
+use crate::ports::HTTP_PORT;
+use crate::resolve::Resolved;
+use crate::trouble::Trouble;
+use crate::usage;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use remoe_autoscale::scale_to_zero::{Phase, Seen, step};
@@ -100,15 +101,16 @@ impl Demanded {
     }
 }
 
-/// What follows from what `observed` says, with the views of its `pods`.
-pub(crate) fn demanded(
-    owner: &MoEDeployment,
-    observed: &Observed,
-    known: &Known,
+/// Returns whether functions are to run, and what gateways are told of it; `pods` are those of functions, and `groups` the
+/// remote ones that sleep.
+pub(super) fn demanded(
+    inputs: Inputs<'_>,
+    known: &Resolved,
     planned: &Planned,
+    groups: &Groups,
     pods: &[PodView],
-    around: &Surroundings,
 ) -> Demanded {
+    let Inputs { owner, observed, around, .. } = inputs;
     let window = owner.spec.idle_window();
     if around.gateway.is_none() {
         let message = "cannot scale to zero (spec.scaling.min is 0): the operator runs without gateways, which \
@@ -181,7 +183,7 @@ pub(crate) fn demanded(
         sleeps: window.is_some(),
         follows_load: owner.spec.follows_load(),
         mains: if next == Phase::Asleep { Vec::new() } else { mains(owner, planned, pods) },
-        groups: if next == Phase::Asleep { Vec::new() } else { planned.resting.groups.clone() },
+        groups: if next == Phase::Asleep { Vec::new() } else { groups.groups.clone() },
         functions: paid(owner, &observed.pods, matches!(next, Phase::Active | Phase::Waking)),
         prediction: order(owner, known, planned),
     };
@@ -217,9 +219,9 @@ pub(crate) fn demanded(
 }
 
 /// What gateways are to find out about requests.
-fn order(owner: &MoEDeployment, known: &Known, planned: &Planned) -> Option<PredictionOrder> {
+fn order(owner: &MoEDeployment, known: &Resolved, planned: &Planned) -> Option<PredictionOrder> {
     let tokens = planned.target.as_ref().map_or(0, |target| target.plan.workload.typical_output_tokens);
-    following::order(owner, known.model.facts().map(|facts| &facts.inspection), tokens)
+    usage::order(owner, known.model.facts().map(|facts| &facts.inspection), tokens)
 }
 
 fn elapsed(from: Timestamp, to: Timestamp) -> Duration {
@@ -289,7 +291,7 @@ fn told(wake: &WakeTimeline, planning: Option<&WakePlanning>, now: Timestamp) ->
 }
 
 /// Returns the time to the first token of a wake and its parts, for people.
-pub(super) fn timeline(wake: &WakeTimeline, planning: Option<&WakePlanning>) -> String {
+pub(crate) fn timeline(wake: &WakeTimeline, planning: Option<&WakePlanning>) -> String {
     let seconds = |microseconds: u64| format!("{:.3} s", microseconds as f64 / 1e6);
     let parts = wake.parts().map(|(name, part)| format!("{name} {}", seconds(part)));
     let total = seconds(wake.total_us());
@@ -301,7 +303,7 @@ pub(super) fn timeline(wake: &WakeTimeline, planning: Option<&WakePlanning>) -> 
 }
 
 /// Returns why no function runs, for people; `window` is the idle window.
-pub(super) fn scaled_to_zero(window: Option<Duration>) -> String {
+pub(crate) fn scaled_to_zero(window: Option<Duration>) -> String {
     let why = window.map(|window| format!(": no requests for {}", format_duration(window)));
     format!("Scaled to zero{}.", why.unwrap_or_default())
 }

@@ -1,20 +1,19 @@
 //! Pods and routing, one step further.
 
-use super::{LATER, Scene, Steps};
+use super::{Diff, LATER, Scene};
 use crate::conversations::Partner;
 use crate::drift::is_as;
 use crate::events::Happening;
-use crate::following;
 use crate::mains::{Order, Outcome};
-use crate::manifests::{Function, Revision, budgets};
+use crate::manifests::{Function, Revision, find_plan};
 use crate::names::Component;
 use crate::ownership::is_owned_by;
-use crate::planned::find;
 use crate::planning::account;
 use crate::pods::PodView;
 use crate::rollout::{self, orders, step};
 use crate::routing::{Generation, RoutingTable};
 use crate::trouble::Trouble;
+use crate::usage;
 use crate::write::{STARTED, Write};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
@@ -23,34 +22,34 @@ use remoe_rollout::need::{self, Need};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-impl Steps {
+impl Diff {
     /// Brings the revision about that is to run, and tells main functions of it.
     pub(super) fn roll(&mut self, scene: Scene<'_>) -> Result<(), serde_json::Error> {
         let table = scene.table();
         self.report(scene, &table);
-        if self.demanded.phase == Phase::Asleep {
+        if scene.scaled.demanded.phase == Phase::Asleep {
             return self.sleep(scene, table);
         }
-        let Some(target) = &scene.planned.target else {
+        let Some(target) = &scene.manifests.target else {
             self.speak(scene, &table);
             return Ok(());
         };
-        self.budgets(scene, &target.revision);
-        if scene.observed.waits {
+        self.budgets(scene);
+        if self.waits {
             self.speak(scene, &table);
             self.look_within(LATER);
             return Ok(());
         }
-        let name = scene.owner.name_any();
+        let name = scene.inputs.owner.name_any();
         let rollout = step(rollout::Scene {
             deployment: &name,
             target: &target.revision,
-            strategy: scene.owner.spec.strategy(),
-            certified: !scene.observed.uncertified,
+            strategy: scene.inputs.owner.spec.strategy(),
+            certified: scene.inputs.certified,
             table: &table,
-            pods: &self.pods,
-            others: scene.observed.others,
-            now: scene.observed.now,
+            pods: &scene.scaled.pods,
+            others: scene.inputs.remembered.others,
+            now: scene.inputs.observed.now,
         })?;
         let held = scene.planned.remote_waits;
         let remote = |creation: &rollout::Creation| creation.function != rollout::MAIN_FUNCTION;
@@ -66,18 +65,20 @@ impl Steps {
         let table = rollout.table.unwrap_or(table);
         // Written before anybody is told: a number means one thing only, whatever happens next. What was
         // spoiled stays until it is known what to write instead.
-        if !table.spoiled && (!table.entries.is_empty() || scene.observed.has_routing(scene.owner)) {
-            let there: Vec<_> = scene.observed.routing.iter().cloned().collect();
-            self.keep(scene, table.record(scene.owner), &there, Write::Routing);
+        if !table.spoiled
+            && (!table.entries.is_empty() || scene.inputs.observed.has_routing(scene.inputs.owner))
+        {
+            let there: Vec<_> = scene.inputs.observed.routing.iter().cloned().collect();
+            self.keep(scene, table.record(scene.inputs.owner), &there, Write::Routing);
         }
         self.speak(scene, &table);
         if let Some(at) = rollout.look_again {
-            self.look_at(at, scene.observed.now);
+            self.look_at(at, scene.inputs.observed.now);
         }
         if !rollout.settled {
             self.look_within(LATER);
         }
-        if let Some(after) = scene.planned.resting.look_again {
+        if let Some(after) = scene.scaled.groups.look_again {
             self.look_within(after);
         }
         self.settled = rollout.settled;
@@ -85,9 +86,9 @@ impl Steps {
     }
 
     /// Disruption budgets; those of functions that need none any more go.
-    fn budgets(&mut self, scene: Scene<'_>, revision: &Revision) {
-        let wanted = budgets(scene.owner, revision);
-        let there = &scene.observed.budgets;
+    fn budgets(&mut self, scene: Scene<'_>) {
+        let wanted = scene.manifests.budgets.clone();
+        let there = &scene.inputs.observed.budgets;
         let is_over = |name: &String| wanted.iter().all(|budget| budget.name_any() != *name);
         let ours = there.iter().filter(|live| is_owned_by(*live, &scene.uid()));
         let over = ours.map(|live| (live.name_any(), live.uid().unwrap_or_default()));
@@ -105,7 +106,7 @@ impl Steps {
         let functions: Vec<_> = revision.functions().collect();
         for creation in in_order_of_need(scene, &functions, creations) {
             let Some(function) = functions.get(creation.function) else { continue };
-            let pod = function.pod(scene.owner, creation.replica, creation.incarnation);
+            let pod = function.pod(scene.inputs.owner, creation.replica, creation.incarnation);
             let component = if function.hosted.is_some() { Component::RemoteExpert } else { Component::Main };
             let name = pod.name_any();
             let started = Happening::normal("FunctionsStarted", format!("{STARTED}{name}"));
@@ -119,15 +120,15 @@ impl Steps {
 
     /// Gives the pods of the revision the labels back that somebody took or changed.
     fn relabel(&mut self, scene: Scene<'_>, revision: &Revision) {
-        let (name, uid) = (scene.owner.name_any(), scene.uid());
-        for live in &scene.observed.pods {
-            let view = PodView::of(live, &uid, scene.observed.now);
+        let (name, uid) = (scene.inputs.owner.name_any(), scene.uid());
+        for live in &scene.inputs.observed.pods {
+            let view = PodView::of(live, &uid, scene.inputs.observed.now);
             let Some(view) = view.filter(|view| view.owned && view.ends_by.is_none()) else { continue };
             let function = revision.functions().find(|function| {
                 (0..function.most()).any(|replica| view.name.place == function.place(&name, replica))
             });
-            let wanted =
-                function.map(|function| function.pod(scene.owner, view.replica, view.name.incarnation));
+            let wanted = function
+                .map(|function| function.pod(scene.inputs.owner, view.replica, view.name.incarnation));
             let Some(wanted) = wanted else { continue };
             if !is_as(live, &Pod { metadata: wanted.metadata.clone(), ..Pod::default() }) {
                 self.writes.push(Write::Relabel { live: Box::new(live.clone()), wanted: Box::new(wanted) });
@@ -142,10 +143,10 @@ impl Steps {
             .iter()
             .map(|(identity, generation)| (identity, Arc::new(order(scene, generation))))
             .collect();
-        let partners = orders(table, &self.pods).filter_map(|(pod, generation)| {
+        let partners = orders(table, &scene.scaled.pods).filter_map(|(pod, generation)| {
             // What is not written yet, because it is not known what to write, is not told.
             let order = generation.filter(|_| !table.spoiled).and_then(|_| told.get(&pod.identity).cloned());
-            let watched = scene.planned.resting.watched.clone();
+            let watched = scene.scaled.groups.watched.clone();
             Some(Partner { uid: pod.uid.clone(), ip: pod.ip?, order, starting: pod.starting, watched })
         });
         self.partners = partners.collect();
@@ -154,8 +155,8 @@ impl Steps {
     /// What main functions made of what they were told.
     fn report(&mut self, scene: Scene<'_>, table: &RoutingTable) {
         let mut said = Vec::new();
-        for (pod, generation) in orders(table, &self.pods) {
-            let heard = scene.observed.heard.get(&pod.uid);
+        for (pod, generation) in orders(table, &scene.scaled.pods) {
+            let heard = scene.inputs.observed.heard.get(&pod.uid);
             let Some((number, outcome)) = heard.and_then(|heard| heard.told.as_ref()) else { continue };
             match outcome {
                 Outcome::InForce { problems } if problems.is_empty() => {
@@ -195,10 +196,11 @@ fn in_order_of_need<'a>(
     creations: &'a [rollout::Creation],
 ) -> Vec<&'a rollout::Creation> {
     let mut ordered: Vec<&rollout::Creation> = creations.iter().collect();
-    let model = scene.known.model.facts().map(|facts| &facts.inspection);
-    let plan = scene.planned.target.as_ref().map(|target| &target.plan);
-    let expected = model
-        .and_then(|model| Some((model, following::expected(scene.owner, scene.observed, model, plan?)?)));
+    let model = scene.resolved.model.facts().map(|facts| &facts.inspection);
+    let plan = scene.manifests.target.as_ref().map(|target| &target.plan);
+    let expected = model.and_then(|model| {
+        Some((model, usage::expected(scene.inputs.owner, scene.inputs.observed, model, plan?)?))
+    });
     let Some((model, shares)) = expected else { return ordered };
     let layers: Vec<u32> =
         model.moe_layers.iter().map(|layer| u32::try_from(*layer).unwrap_or(u32::MAX)).collect();
@@ -219,8 +221,8 @@ fn in_order_of_need<'a>(
 /// the plan alone, which never changes: a generation is the same whenever it is told. Where a plan says
 /// nothing about it, or something that cannot be, requests are served without.
 fn order(scene: Scene<'_>, generation: &Generation) -> Order {
-    let plans = scene.observed.plans.iter().chain(&scene.planned.new);
-    let plan = find(scene.owner, plans, &generation.plan);
+    let plans = scene.inputs.observed.plans.iter().chain(&scene.planned.new);
+    let plan = find_plan(scene.inputs.owner, plans, &generation.plan);
     let account = plan.and_then(|plan| account(&plan.spec).ok().flatten()).unwrap_or_default();
     let routing = generation.routing(account).map_err(|error| error.to_string());
     Order { number: generation.number, routing }

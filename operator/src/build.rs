@@ -1,0 +1,29 @@
+//! The build stage: manifests of everything that is to exist. Pure: the same values give the same objects.
+
+use super::inputs::Inputs;
+use super::manifests::{Frame, Target, budgets, frame};
+use super::plan::Planned;
+use super::scale::Scaled;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+
+/// Output of the build stage.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Manifests {
+    /// Objects around the pods.
+    pub frame: Frame,
+    /// Plan that is to run, with the pods of its functions as they are scaled.
+    pub target: Option<Target>,
+    /// Disruption budgets of its functions.
+    pub budgets: Vec<PodDisruptionBudget>,
+}
+
+/// Builds the manifests of the plan that is to run, with as many replicas as `scaled` says.
+pub(crate) fn build(inputs: Inputs<'_>, planned: &Planned, scaled: &Scaled) -> Manifests {
+    let Inputs { owner, around, .. } = inputs;
+    let target = planned.target.as_ref().map(|Target { revision, plan }| Target {
+        revision: revision.scaled(&scaled.counts),
+        plan: plan.clone(),
+    });
+    let budgets = target.as_ref().map(|target| budgets(owner, &target.revision)).unwrap_or_default();
+    Manifests { frame: frame(owner, around), target, budgets }
+}

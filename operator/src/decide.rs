@@ -1,0 +1,98 @@
+//! The pure stages of a reconcile, in their order.
+
+use super::api::MixOf;
+use super::build::{Manifests, build};
+use super::diff::{Diff, Scene, diff};
+use super::events::Happening;
+use super::fleet::Silence;
+use super::inputs::Inputs;
+use super::memory::Learned;
+use super::plan::{Planned, Planner, plan};
+use super::resolve::{Resolved, resolve};
+use super::scale::{Change, GroupChange, PhaseChange, Scaled, scale};
+use super::write::Write;
+use remoe_autoscale::scale_to_zero::Phase;
+
+/// Outputs of the pure stages.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Decided {
+    /// Output of the resolve stage.
+    pub resolved: Resolved,
+    /// Output of the plan stage.
+    pub planned: Planned,
+    /// Output of the scale stage.
+    pub scaled: Scaled,
+    /// Output of the build stage.
+    pub manifests: Manifests,
+    /// Output of the diff stage.
+    pub diff: Diff,
+}
+
+/// Changes that the first writes bring about, for events and metrics.
+#[derive(Debug, Default)]
+pub(crate) struct Effects {
+    /// Events.
+    pub happenings: Vec<Happening>,
+    /// Requests whose expert usage a new plan is for.
+    pub replanned: Option<MixOf>,
+    /// Change of the phase.
+    pub phase: Option<PhaseChange>,
+    /// Functions whose replicas change because of load.
+    pub scaled: Vec<Change>,
+    /// Remote functions that fall asleep or wake by themselves.
+    pub groups: Vec<GroupChange>,
+}
+
+/// Runs the stages from resolve to diff.
+///
+/// # Errors
+/// A value cannot be written as JSON.
+pub(crate) fn decide(inputs: Inputs<'_>, planner: &mut impl Planner) -> Result<Decided, serde_json::Error> {
+    let resolved = resolve(inputs)?;
+    let planned = plan(inputs, &resolved, planner)?;
+    let scaled = scale(inputs, &resolved, &planned);
+    let manifests = build(inputs, &planned, &scaled);
+    let diff = diff(Scene {
+        inputs,
+        resolved: &resolved,
+        planned: &planned,
+        scaled: &scaled,
+        manifests: &manifests,
+    })?;
+    Ok(Decided { resolved, planned, scaled, manifests, diff })
+}
+
+impl Decided {
+    /// Returns the soft state that the reconcile ends with.
+    pub(crate) fn learned(&self) -> Learned {
+        Learned {
+            load: self.scaled.load.clone(),
+            cooldown: self.planned.cooldown,
+            silence: Silence::among(&self.scaled.pods),
+            takes_turn: self.diff.takes_turn,
+            settled: self.diff.settled,
+        }
+    }
+
+    /// Returns the effects of the first `made` writes. They are told even if later writes failed: the next reconcile finds
+    /// the objects written, and tells nothing of them.
+    pub(crate) fn effects(&self, made: usize) -> Effects {
+        let Self { planned, scaled, diff, .. } = self;
+        let has_made = |is: fn(&Write) -> bool| diff.writes.iter().take(made).any(is);
+        let is_told = has_made(|write| matches!(write, Write::Demand(_)));
+        let is_planned = has_made(|write| matches!(write, Write::Plan(_)));
+        let awake = scaled.demanded.phase != Phase::Asleep;
+        let changes = if awake { scaled.changes.clone() } else { Vec::new() };
+        let groups = if is_told { scaled.groups.changes.clone() } else { Vec::new() };
+        let mut happenings = diff.said(made);
+        happenings.extend(changes.iter().map(Change::happening));
+        happenings.extend(groups.iter().map(GroupChange::happening));
+        Effects {
+            happenings,
+            replanned: planned.cause.filter(|_| is_planned),
+            phase: scaled.demanded.change.filter(|_| is_told),
+            scaled: changes,
+            groups,
+        }
+    }
+}

@@ -1,0 +1,23 @@
+//! Input of the pure stages of one reconcile.
+
+use super::api::MoEDeployment;
+use super::manifests::Surroundings;
+use super::memory::Remembered;
+use super::observed::Observed;
+
+/// Everything that a reconcile decides from. Nothing in it is a decision, and nothing of it changes after the read stage.
+#[derive(Clone, Copy)]
+pub(crate) struct Inputs<'a> {
+    /// The resource, with the prices that apply.
+    pub owner: &'a MoEDeployment,
+    /// Prices of the platform apply, and differ from those of the spec.
+    pub repriced: bool,
+    /// Settings of the operator.
+    pub around: &'a Surroundings,
+    /// Objects in the cluster, and answers of functions.
+    pub observed: &'a Observed,
+    /// Soft state.
+    pub remembered: &'a Remembered,
+    /// Main functions that start now find their certificates, or need none.
+    pub certified: bool,
+}

@@ -1,0 +1,230 @@
+//! The plan stage: which plan is to run. Pure, but for the time that a solution takes.
+
+mod planner;
+mod task;
+
+#[cfg(any(test, fuzzing))]
+pub(crate) use planner::Question;
+pub(crate) use planner::{Planner, Pooled};
+pub(crate) use task::PlanState;
+
+use self::planner::{Decision, answer};
+use self::task::task;
+use super::api::{MixOf, MoEDeployment, MoEPlan, MoEPlanSpec, Mode, WakePlanning};
+use super::cooldown::Cooldown;
+use super::events::Happening;
+use super::facts::ModelFacts;
+use super::inputs::Inputs;
+use super::manifests::{Surroundings, Target, find_plan, plan_name, revision};
+use super::observed::Observed;
+use super::planning::check_hosted;
+use super::pods::PodView;
+use super::resolve::Resolved;
+use super::trouble::Trouble;
+use super::usage::{
+    cooldown_after_giving_up, cooldown_without_better_plan, failed_plan, is_given_up, revision_of,
+};
+use kube::ResourceExt;
+use std::time::Duration;
+
+/// Output of the plan stage.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Planned {
+    /// State of planning.
+    pub state: PlanState,
+    /// A new plan.
+    pub new: Option<MoEPlan>,
+    /// Events, once the new plan is written.
+    pub happenings: Vec<Happening>,
+    /// Times of the chain at the latest wake, if they are new.
+    pub chain: Option<WakePlanning>,
+    /// Time for which remote functions still wait for the plan of a wake.
+    pub remote_waits: Option<Duration>,
+    /// Plan that main functions were last told of.
+    pub running: Option<String>,
+    /// Plan that is to run, with its functions as it sizes them.
+    pub target: Option<Target>,
+    /// Plans for the expert usage of requests that could not start: they are deleted.
+    pub given_up: Vec<MoEPlan>,
+    /// The deployment asks for something that is not allowed: nothing is created for it.
+    pub forbidden: bool,
+    /// Requests whose expert usage the new plan is for.
+    pub cause: Option<MixOf>,
+    /// Times before which no other plan is looked for from now on.
+    pub cooldown: Cooldown,
+    /// Faults of the plan that is to run.
+    pub troubles: Vec<Trouble>,
+}
+
+/// Decides which plan is to run: the plan for the present spec, or in mode Advisory the accepted one; while there is none,
+/// the one that runs already.
+///
+/// # Errors
+/// A plan cannot be written as JSON.
+pub(crate) fn plan(
+    inputs: Inputs<'_>,
+    resolved: &Resolved,
+    planner: &mut impl Planner,
+) -> Result<Planned, serde_json::Error> {
+    let task = task(inputs, resolved, planner.wake().as_ref());
+    let decision = answer(inputs, task, planner)?;
+    // The question may be as new as this reconcile.
+    let wake_plan = planner.wake();
+    let remote_waits = wake_plan.and_then(|plan| plan.holds_remote(inputs.observed.demand.as_ref()));
+    Ok(Planned { remote_waits, ..Planned::new(inputs, resolved, decision) })
+}
+
+impl Planned {
+    fn new(inputs: Inputs<'_>, resolved: &Resolved, decision: Decision) -> Self {
+        let Inputs { owner, observed, around, remembered, .. } = inputs;
+        let Decision { state, new, happenings, chain, cause, is_fruitless } = decision;
+        let cooldown = match is_fruitless {
+            true => cooldown_without_better_plan(owner, observed, remembered.cooldown),
+            false => remembered.cooldown,
+        };
+        let mut planned = Self {
+            state,
+            new,
+            happenings,
+            chain,
+            remote_waits: None,
+            running: running(owner, observed),
+            target: None,
+            given_up: Vec::new(),
+            forbidden: around.allowed.refusal(owner).is_some(),
+            cause,
+            cooldown,
+            troubles: Vec::new(),
+        };
+        // Pods that run stay as they are: those of the spec may not be made.
+        if planned.forbidden {
+            return planned;
+        }
+        planned.give_up(owner, observed);
+        let wanted = planned.wanted(owner, observed);
+        let wanted = wanted.map(|wanted| planned.instead_of_failed(owner, observed, wanted));
+        planned.target = wanted.and_then(|(hash, plan)| {
+            if !planned.is_of_model(&hash, &plan, resolved.model.facts()) {
+                return None;
+            }
+            let strange_gateways = observed.strange_gateways;
+            match revision(owner, &hash, &plan, &Surroundings { strange_gateways, ..around.clone() }) {
+                Ok(revision) => Some(Target { revision, plan }),
+                Err(error) => {
+                    planned.troubles.push(Trouble::new(error.reason(), error.to_string()));
+                    None
+                }
+            }
+        });
+        planned
+    }
+
+    /// Gives up plans for the expert usage of requests that could not start, if there is another plan.
+    fn give_up(&mut self, owner: &MoEDeployment, observed: &Observed) {
+        let PlanState::Planned { plan: stays, .. } = &self.state else { return };
+        let newer = observed.plans.iter().filter(|plan| revision_of(&plan.spec) > revision_of(stays));
+        self.given_up = newer.filter(|plan| is_given_up(owner, observed, plan)).cloned().collect();
+        if !self.given_up.is_empty() {
+            self.cooldown = cooldown_after_giving_up(owner, observed);
+        }
+        if self.running.as_ref().is_some_and(|running| self.has_given_up(owner, running)) {
+            self.running = None;
+        }
+    }
+
+    fn has_given_up(&self, owner: &MoEDeployment, hash: &str) -> bool {
+        let name = plan_name(&owner.name_any(), hash);
+        self.given_up.iter().any(|plan| plan.name_any() == name)
+    }
+
+    fn wanted(&mut self, owner: &MoEDeployment, observed: &Observed) -> Option<(String, MoEPlanSpec)> {
+        let plans = || observed.plans.iter().chain(&self.new);
+        let stored = |hash: &str| Some((hash.to_owned(), find_plan(owner, plans(), hash)?.spec.clone()));
+        let keep = || self.running.as_deref().and_then(stored);
+        match owner.spec.mode {
+            Mode::Active => match &self.state {
+                PlanState::Planned { hash, plan } => Some((hash.clone(), plan.as_ref().clone())),
+                PlanState::Inspecting { .. } | PlanState::Planning | PlanState::Refused(_) => keep(),
+            },
+            Mode::Advisory => {
+                let Some(accepted) = &owner.spec.accepted_plan else { return keep() };
+                let found = stored(accepted);
+                if found.is_some() {
+                    return found;
+                }
+                let kept = keep();
+                let message = format!(
+                    "invalid spec.acceptedPlan: unknown plan {accepted}; use the hash of a plan of this \
+                     deployment, such as status.proposedPlan"
+                );
+                self.troubles.push(Trouble::new("PlanUnknown", message));
+                kept
+            }
+        }
+    }
+
+    /// Returns the plan that serves, in place of one that did not become ready in time under the present spec.
+    fn instead_of_failed(
+        &mut self,
+        owner: &MoEDeployment,
+        observed: &Observed,
+        (hash, plan): (String, MoEPlanSpec),
+    ) -> (String, MoEPlanSpec) {
+        let serving = serving(owner, observed).filter(|serving| *serving != hash);
+        let found = serving.and_then(|serving| {
+            let plan = find_plan(owner, &observed.plans, &serving)?.spec.clone();
+            Some((serving, plan))
+        });
+        match found {
+            Some((serving, plan)) if failed_plan(owner) == Some(&hash) => {
+                let message = format!(
+                    "plan {hash} did not become ready in time; rolled back to plan {serving}; change the spec \
+                     to retry"
+                );
+                self.troubles.push(Trouble::new("RolledBack", message));
+                (serving, plan)
+            }
+            _ => (hash, plan),
+        }
+    }
+
+    /// Returns whether the functions of a plan for this model are those of the model.
+    fn is_of_model(&mut self, hash: &str, plan: &MoEPlanSpec, facts: Option<&ModelFacts>) -> bool {
+        let Some(facts) = facts.filter(|facts| plan.model.digest == facts.inspection.fingerprint) else {
+            return true;
+        };
+        let checked = check_hosted(plan, &facts.inspection);
+        let trouble = |message| Trouble::new("InvalidPlan", format!("invalid plan {hash}: {message}"));
+        self.troubles.extend(checked.as_ref().err().map(trouble));
+        checked.is_ok()
+    }
+
+    /// Returns the names of the plans that are proposed, to run or running.
+    pub(crate) fn in_use(&self, owner: &MoEDeployment) -> Vec<String> {
+        let planned = match &self.state {
+            PlanState::Planned { hash, .. } => Some(hash),
+            PlanState::Inspecting { .. } | PlanState::Planning | PlanState::Refused(_) => None,
+        };
+        let target = self.target.as_ref().map(|target| &target.revision.plan);
+        let in_use = [planned, target, self.running.as_ref()].into_iter().flatten();
+        in_use.map(|hash| plan_name(&owner.name_any(), hash)).collect()
+    }
+}
+
+/// Returns the plan that main functions were last told of.
+fn running(owner: &MoEDeployment, observed: &Observed) -> Option<String> {
+    let table = observed.table(owner);
+    let newest = table.entries.into_values().max_by_key(|generation| generation.number);
+    newest.map(|generation| generation.plan).or_else(|| owner.status.as_ref()?.plan.clone())
+}
+
+/// Returns the plan by which main functions serve.
+pub(crate) fn serving(owner: &MoEDeployment, observed: &Observed) -> Option<String> {
+    let uid = owner.uid().unwrap_or_default();
+    let table = observed.table(owner);
+    let views = observed.pods.iter().filter_map(|pod| PodView::of(pod, &uid, observed.now));
+    let mains: Vec<PodView> = views.filter(|pod| pod.is_main && pod.is_sound() && pod.ready).collect();
+    let serves = |identity: &String| mains.iter().any(|main| main.identity == *identity);
+    let entries = table.entries.into_iter().filter(|(identity, _)| serves(identity));
+    entries.max_by_key(|(_, generation)| generation.number).map(|(_, generation)| generation.plan)
+}

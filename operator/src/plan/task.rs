@@ -1,0 +1,218 @@
+//! Work that the plan for the present spec takes. Pure.
+
+use super::running;
+use crate::api::{DemandPhase, MixOf, MoEDeployment, MoEPlan, MoEPlanSpec, Mode, PlannedPrediction, Replan};
+use crate::errand::Errand;
+use crate::inputs::Inputs;
+use crate::inspection::Inspecting;
+use crate::manifests::{Surroundings, find_plan, inspector};
+use crate::observed::Observed;
+use crate::planning::{Planning, PlanningError, check_hosted};
+use crate::planning_pool::{Progress, WakePlan};
+use crate::resolve::Resolved;
+use crate::trouble::Trouble;
+use crate::usage::{due, heard, is_given_up, is_of_spec, next_revision, of_spec, revision_of};
+use kube::ResourceExt;
+use std::time::Duration;
+
+/// State of planning.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum PlanState {
+    /// The model is being inspected.
+    Inspecting {
+        /// Fault that delays the inspector.
+        trouble: Option<Trouble>,
+    },
+    /// The first plan for the present spec is being made.
+    Planning,
+    /// There is no plan for the present spec.
+    Refused(Trouble),
+    /// There is a plan for the present spec.
+    Planned {
+        /// Hash of the plan.
+        hash: String,
+        /// Plan itself.
+        plan: Box<MoEPlanSpec>,
+    },
+}
+
+/// Work that the plan for the present spec takes.
+#[derive(Debug)]
+pub(crate) enum Task {
+    /// No work: there is a plan, or there can be none.
+    Done(PlanState),
+    /// A search for the first plan.
+    Solve {
+        /// Planning problem.
+        planning: Box<Planning>,
+        /// Plan that runs.
+        previous: Option<Box<MoEPlanSpec>>,
+    },
+    /// A search for a plan that is better for the expert usage of requests than the one that there is.
+    Improve(Box<Improvement>),
+    /// The plan for the requests that woke functions is there.
+    Take(Box<Take>),
+}
+
+/// A plan that there is, and the problem of a better one.
+#[derive(Debug)]
+pub(crate) struct Improvement {
+    /// Planning problem for the present expert usage.
+    pub planning: Planning,
+    /// Hash of the plan that there is.
+    pub hash: String,
+    /// Plan that there is.
+    pub plan: MoEPlanSpec,
+    /// Requests whose usage it is for: those that wake functions, or answered ones (drift).
+    pub cause: MixOf,
+}
+
+/// The plan for the requests that woke functions.
+#[derive(Debug)]
+pub(crate) struct Take {
+    /// Planning problem of the spec, without a prediction.
+    pub planning: Planning,
+    /// Hash of the plan by which functions start.
+    pub hash: String,
+    /// Plan by which functions start.
+    pub plan: MoEPlanSpec,
+    /// Plan that replaces it, if it is not good enough.
+    pub better: Option<MoEPlanSpec>,
+    /// Time from the question to the answer.
+    pub elapsed: Duration,
+    /// Number of the wake.
+    pub wake: u64,
+}
+
+/// Returns the work that the plan for the present spec takes; `wake_plan` is the plan for the latest wake, as far as the
+/// pool has it.
+pub(super) fn task(inputs: Inputs<'_>, known: &Resolved, wake_plan: Option<&WakePlan>) -> Task {
+    let Inputs { owner, observed, around, .. } = inputs;
+    if let Some(trouble) = around.allowed.refusal(owner) {
+        return Task::Done(PlanState::Refused(trouble));
+    }
+    if let Err(refusal) = around.sources.check_spec(&owner.spec.model) {
+        return Task::Done(PlanState::Refused(Trouble::new(refusal.reason(), refusal.to_string())));
+    }
+    let (Some(facts), Some(hardware)) = (known.model.facts(), &known.hardware) else {
+        return Task::Done(uninspected(owner, known, around));
+    };
+    let profile = match &hardware.profile {
+        Ok(profile) => profile,
+        Err(trouble) => return Task::Done(PlanState::Refused(trouble.clone())),
+    };
+    let planning = match Planning::new(&owner.name_any(), &owner.spec, facts, profile) {
+        Ok(planning) => planning,
+        Err(error) => return Task::Done(PlanState::Refused(refused(&error))),
+    };
+    let model = &facts.inspection;
+    let sound = observed.plans.iter().filter(|plan| check_hosted(&plan.spec, model).is_ok());
+    let plans = of_spec(sound, &planning);
+    let (given_up, left): (Vec<&MoEPlan>, _) =
+        plans.into_iter().partition(|plan| is_given_up(owner, observed, plan));
+    // Where none can start the newest is as good as any.
+    let made = left.first().or(given_up.first()).copied();
+    let made = made.and_then(|plan| Some((hash_of(owner, plan)?, plan)));
+    let hash = running(owner, observed);
+    let revision = next_revision(&observed.plans);
+    if let Some((made, plan)) = made {
+        if let Some((wake, better, elapsed)) = arrived(inputs, wake_plan, &planning, plan) {
+            let (hash, plan) = (made, plan.spec.clone());
+            return Task::Take(Box::new(Take { planning, hash, plan, better, elapsed, wake }));
+        }
+        // Not in the reconcile that takes one back.
+        let cause = due(inputs, plan, &made, hash.as_deref()).filter(|_| given_up.is_empty());
+        let heard = cause.and_then(|of| Some((of, heard(owner, observed, model, of, revision)?)));
+        let improvement = heard.map(|(cause, heard)| (cause, planning.expecting(heard)));
+        return match improvement {
+            Some((cause, Ok(planning))) => {
+                Task::Improve(Box::new(Improvement { planning, hash: made, plan: plan.spec.clone(), cause }))
+            }
+            _ => Task::Done(PlanState::Planned { hash: made, plan: Box::new(plan.spec.clone()) }),
+        };
+    }
+    let previous = hash.as_ref().and_then(|hash| find_plan(owner, &observed.plans, hash));
+    let previous = previous.map(|plan| Box::new(plan.spec.clone()));
+    if let (Some(hash), Some(plan), true) = (&hash, &previous, is_waking(observed)) {
+        // Requests wait for functions, not for a plan.
+        return Task::Done(PlanState::Planned { hash: hash.clone(), plan: plan.clone() });
+    }
+    // What requests use does not change with the spec.
+    let expected = heard(owner, observed, model, MixOf::Answered, revision).or_else(|| {
+        let before = previous.as_ref().filter(|plan| plan.model.digest == model.fingerprint);
+        Some(PlannedPrediction { revision, ..before?.prediction.clone()? })
+    });
+    let is_wanted = owner.spec.prediction.replan == Replan::Auto;
+    let expecting = expected.filter(|_| is_wanted).and_then(|it| planning.clone().expecting(it).ok());
+    Task::Solve { planning: Box::new(expecting.unwrap_or(planning)), previous }
+}
+
+/// Returns the number of the present wake, the plan for it, if it is not `plan` or an earlier one, and the time that it
+/// took. Main functions have started by `plan`: one with another size of theirs comes too late.
+fn arrived(
+    inputs: Inputs<'_>,
+    wake_plan: Option<&WakePlan>,
+    planning: &Planning,
+    plan: &MoEPlan,
+) -> Option<(u64, Option<MoEPlanSpec>, Duration)> {
+    let demand = inputs.observed.demand.as_ref().filter(|demand| demand.spec.phase == DemandPhase::Waking)?;
+    let wake_plan = wake_plan.filter(|plan| plan.wake == demand.spec.wakes)?;
+    let is_told = demand.spec.planning.is_some_and(|told| told.wake == wake_plan.wake && told.plan_us > 0);
+    let Progress::Done { outcome, elapsed } = &wake_plan.progress else { return None };
+    if is_told || inputs.owner.spec.mode != Mode::Active {
+        return None;
+    }
+    let better = outcome.as_ref().ok().and_then(Option::as_deref).filter(|better| {
+        revision_of(better) > revision_of(&plan.spec)
+            && better.main == plan.spec.main
+            && is_of_spec(better, planning)
+    });
+    Some((wake_plan.wake, better.cloned(), *elapsed))
+}
+
+/// Returns whether requests wait, or waited a moment ago, for functions that do not run.
+fn is_waking(observed: &Observed) -> bool {
+    observed.demand.as_ref().is_some_and(|demand| match demand.spec.phase {
+        DemandPhase::Waking => demand.spec.wakes > 0,
+        DemandPhase::Asleep => demand.gateways().iter().any(|entry| entry.waiting > 0),
+        DemandPhase::Active | DemandPhase::Draining => false,
+    })
+}
+
+/// Returns the state of planning while the model is not known.
+fn uninspected(owner: &MoEDeployment, known: &Resolved, around: &Surroundings) -> PlanState {
+    if let Some(trouble) = known.model.refused() {
+        return PlanState::Refused(trouble.clone());
+    }
+    match &known.model.inspecting {
+        Inspecting::Sent(Errand::Failed { trouble, .. }) => PlanState::Refused(trouble.clone()),
+        Inspecting::Sent(Errand::Waiting { trouble }) => PlanState::Inspecting { trouble: trouble.clone() },
+        Inspecting::Sent(Errand::Start { incarnation, after }) => {
+            match inspector(owner, &known.model.subject, *incarnation, around) {
+                Ok(_) => PlanState::Inspecting { trouble: after.clone() },
+                Err(error) => PlanState::Refused(Trouble::new(error.reason(), error.to_string())),
+            }
+        }
+        Inspecting::Known(_) | Inspecting::Sent(Errand::Done { .. }) => {
+            PlanState::Inspecting { trouble: None }
+        }
+    }
+}
+
+/// Returns the hash in a plan's name.
+fn hash_of(owner: &MoEDeployment, plan: &MoEPlan) -> Option<String> {
+    let name = plan.name_any();
+    let hash = name.strip_prefix(&owner.name_any())?.strip_prefix('-')?;
+    Some(hash.to_owned())
+}
+
+/// Returns the fault of a spec without a plan.
+pub(super) fn refused(error: &PlanningError) -> Trouble {
+    let reason = match error {
+        PlanningError::Spec { .. } | PlanningError::Json(_) => "InvalidSpec",
+        PlanningError::Profile(_) => "ProfileInvalid",
+        PlanningError::Infeasible(_) => "Infeasible",
+        PlanningError::Aborted(_) => "PlanningAborted",
+    };
+    Trouble::new(reason, error.to_string())
+}

@@ -1,0 +1,29 @@
+//! The resolve stage: what is known of model and hardware, and what is done to know more. Pure.
+
+mod hardware;
+mod model;
+
+use super::inputs::Inputs;
+
+pub(crate) use hardware::{Hardware, Measuring};
+pub(crate) use model::Model;
+
+/// Output of the resolve stage.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Resolved {
+    /// Checkpoint.
+    pub model: Model,
+    /// Hardware, once the checkpoint is known.
+    pub hardware: Option<Hardware>,
+}
+
+/// Resolves model and hardware from what is stored about them.
+///
+/// # Errors
+/// A value cannot be written as JSON.
+pub(crate) fn resolve(inputs: Inputs<'_>) -> Result<Resolved, serde_json::Error> {
+    let (owner, records) = (inputs.owner, inputs.observed.records());
+    let model = Model::of(owner, records)?;
+    let hardware = model.facts().map(|facts| Hardware::of(owner, facts, records)).transpose()?;
+    Ok(Resolved { model, hardware })
+}

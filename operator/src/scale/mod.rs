@@ -1,0 +1,81 @@
+//! The scale stage: how many replicas of each function run, and whether any runs at all. Pure.
+//!
+//! Three rules decide. Load adds replicas ([`load`]), unused remote functions sleep ([`groups`]), and a deployment without
+//! requests scales to zero ([`demand`]).
+
+mod demand;
+mod groups;
+mod load;
+
+pub(crate) use demand::{Demanded, PhaseChange, scaled_to_zero, timeline};
+pub(crate) use groups::{GroupChange, GroupTransition, Groups};
+pub(crate) use load::Change;
+
+use self::demand::demanded;
+use self::groups::by_use;
+use self::load::{by_load, look_again};
+use super::altered;
+use super::inputs::Inputs;
+use super::manifests::{Count, Function, Target};
+use super::plan::Planned;
+use super::pods::PodView;
+use super::resolve::Resolved;
+use remoe_autoscale::replicas::History;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Output of the scale stage.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Scaled {
+    /// Replicas by function.
+    pub counts: BTreeMap<String, Count>,
+    /// Load in the scaling window, to be remembered.
+    pub load: History,
+    /// Functions whose replicas change because of load.
+    pub changes: Vec<Change>,
+    /// Remote functions that sleep while main functions run.
+    pub groups: Groups,
+    /// Phase of the deployment, and the object that tells gateways.
+    pub demanded: Demanded,
+    /// Pods of functions; those that do not run what was written are faulty.
+    pub pods: Vec<PodView>,
+    /// When to look again at the latest because of load.
+    pub look_again: Option<Duration>,
+}
+
+/// Decides how many replicas of the functions of the plan are to run.
+pub(crate) fn scale(inputs: Inputs<'_>, resolved: &Resolved, planned: &Planned) -> Scaled {
+    let (target, pods) = (planned.target.as_ref(), inputs.observed.functions(inputs.owner));
+    let load = by_load(inputs, &pods, target);
+    let groups = by_use(inputs, &pods, resolved, target);
+    let functions = target.into_iter().flat_map(|target| target.revision.functions());
+    let count = |function: &Function| match groups.is_asleep(&function.name) {
+        true => Count { replicas: 0, extra: 0 },
+        false => Count {
+            replicas: function.replicas,
+            extra: load.extra.get(&function.name).copied().unwrap_or(function.extra),
+        },
+    };
+    let counts: BTreeMap<String, Count> =
+        functions.map(|function| (function.name.clone(), count(function))).collect();
+    let pods = checked(inputs, pods, target);
+    let is_more = counts.values().any(|count| count.extra > 0);
+    Scaled {
+        demanded: demanded(inputs, resolved, planned, &groups, &pods),
+        look_again: look_again(inputs, is_more),
+        counts,
+        load: load.history,
+        changes: load.changes,
+        groups,
+        pods,
+    }
+}
+
+/// Returns `pods` with those marked as faulty that do not run what was written.
+fn checked(inputs: Inputs<'_>, mut pods: Vec<PodView>, target: Option<&Target>) -> Vec<PodView> {
+    let Inputs { owner, observed, around, .. } = inputs;
+    if let Some(target) = target {
+        altered::mark(&mut pods, &observed.pods, owner, &target.revision, around.exact_images);
+    }
+    pods
+}
