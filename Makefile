@@ -137,6 +137,7 @@ check-image-cuda: image-cuda ## Start that image's program where no GPU is: it s
 monitoring: programs ## Lint the dashboards, and have a real Prometheus (Debian's package) evaluate every expression of them and of every rule under load
 	tests/monitoring/lint.py
 	tests/monitoring/forged.py
+	tests/monitoring/podmonitor.py
 	REMOE_BIN_DIR="$(PROGRAMS)" tests/monitoring/check.py
 
 # Linked by zig, which has the symbols of every glibc, so that the programs run on older systems than this one.
