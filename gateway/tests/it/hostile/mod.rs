@@ -1,5 +1,6 @@
 //! The gateway and hostile clients: what is no request reaches no function, and no client keeps others out.
 
+mod answers;
 mod functions;
 mod latency;
 mod requests;
