@@ -259,7 +259,7 @@ async fn attempt(owner: &MoEDeployment, context: &Context) -> Result<Duration, R
     let mut refused = applied.refused;
     let troubles = certified.iter().flat_map(|certified| certified.troubles.clone());
     refused.extend(troubles.map(|trouble| (None, trouble)));
-    let status = status(&Findings::of(owner, &observed, &known, &planned, &steps, refused));
+    let status = status(&Findings::of(owner, &observed, &known, &planned, &steps, refused, around));
     if owner.status.as_ref() != Some(&status) {
         calls.apply_status(&owner.name_any(), &status).await?;
     }

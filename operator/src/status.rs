@@ -3,9 +3,10 @@
 use super::api::{
     ConditionType, MoEDeployment, MoEDeploymentStatus, MoEPlanSpec, Mode, ModelStatus, ProfileSource,
 };
-use super::build::{HTTP_PORT, LOAD_SECONDS, Revision};
+use super::build::{HTTP_PORT, LOAD_SECONDS, Revision, Surroundings};
 use super::conditions::{Verdict, sentence, whole_seconds};
 use super::demanded::{Demanded, scaled_to_zero, timeline};
+use super::exposure::{GatewayService, exposed};
 use super::known::Known;
 use super::names::{Component, component_selector, selector_text};
 use super::observed::Observed;
@@ -64,6 +65,8 @@ pub(crate) struct Findings<'a> {
     pub waits: bool,
     /// Prices of the platform apply in place of those of the spec.
     pub repriced: bool,
+    /// Gateways, if there are any.
+    pub gateway: Option<&'a GatewayService>,
     /// When.
     pub now: Timestamp,
 }
@@ -77,6 +80,7 @@ impl<'a> Findings<'a> {
         planned: &'a Planned,
         steps: &'a Steps,
         refused: Vec<(Option<Component>, Trouble)>,
+        around: &'a Surroundings,
     ) -> Self {
         let mut found = Self {
             deployment,
@@ -98,6 +102,7 @@ impl<'a> Findings<'a> {
             settled: steps.settled,
             waits: observed.waits,
             repriced: planned.repriced,
+            gateway: around.gateway.as_ref(),
             now: observed.now,
         };
         for (component, trouble) in refused {
@@ -156,6 +161,7 @@ pub(crate) fn status(findings: &Findings<'_>) -> MoEDeploymentStatus {
         (ConditionType::Progressing, progressing),
         (ConditionType::Degraded, degraded(&troubles)),
         (ConditionType::Active, active(findings)),
+        (ConditionType::Exposed, exposed(findings.gateway)),
     ];
     let conditions = verdicts.map(|(of, verdict)| {
         verdict.condition(of, before.condition(of), owner.metadata.generation, findings.now)
@@ -167,8 +173,10 @@ pub(crate) fn status(findings: &Findings<'_>) -> MoEDeploymentStatus {
     MoEDeploymentStatus {
         observed_generation: owner.metadata.generation,
         conditions: conditions.to_vec(),
-        url: target
-            .map(|_| format!("http://{name}.{}.svc:{HTTP_PORT}", owner.namespace().unwrap_or_default())),
+        url: target.map(|_| {
+            let scheme = if findings.gateway.is_some_and(|gateway| gateway.tls) { "https" } else { "http" };
+            format!("{scheme}://{name}.{}.svc:{HTTP_PORT}", owner.namespace().unwrap_or_default())
+        }),
         model: findings.model.clone().or(before.model),
         proposed_plan: proposed.filter(|proposed| shown.as_ref() != Some(proposed)),
         plan: shown,

@@ -155,7 +155,7 @@ pub(crate) fn steps(
     let scene = Scene { owner, observed, known, planned, around };
     let mut pods = pods;
     if let Some(target) = &planned.target {
-        altered::mark(&mut pods, &observed.pods, owner, &target.revision, around.exact_images);
+        altered::mark(&mut pods, &observed.pods, owner, &target.revision, &around.comparison);
     }
     let mut steps = Steps {
         writes: Vec::new(),

@@ -134,6 +134,11 @@ $$(NAME). */}}
 {{- end }}
 {{- end }}
 
+{{- /* "yes" if that matters: a release that serves one namespace has one owner of names. */}}
+{{- define "remoe.namesCanBeTaken" -}}
+{{- if and (include "remoe.anyShortName" .) (ne (len (include "remoe.scopes" . | fromJsonArray | compact)) 1) }}yes{{ end }}
+{{- end }}
+
 {{- /* "yes" if a NetworkPolicy stands before the gateways. */}}
 {{- define "remoe.gatewayPolicy" -}}
 {{- $policy := .Values.gateway.networkPolicy | default dict }}

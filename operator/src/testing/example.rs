@@ -4,8 +4,10 @@ use crate::SignerName;
 use crate::allowed::Allowed;
 use crate::api::{MixOf, MoEDeployment, MoEPlanSpec, ProfileSource, RemotePlan, RequestMix};
 use crate::build::{PodExtras, Revision, Surroundings, plan_hash, revision};
+use crate::exposure::GatewayService;
 use crate::facts::ModelFacts;
 use crate::planning::{KnownProfile, Planning};
+use crate::rewritten::Comparison;
 use crate::sources::Sources;
 use crate::testing::solutions;
 use remoe_planner::{Group, Options, Remote, solve};
@@ -14,6 +16,11 @@ use remoe_profile::Profile;
 use remoe_wire::format_listing;
 use remoe_wire::v1::LayerExperts;
 use serde_json::{Value, json};
+
+/// Gateways behind `name` that require keys.
+pub fn gateway_service(name: &str) -> GatewayService {
+    GatewayService { name: name.to_owned(), ..GatewayService::default() }
+}
 
 pub fn around() -> Surroundings {
     Surroundings {
@@ -30,7 +37,7 @@ pub fn around() -> Surroundings {
         gateway: None,
         strange_gateways: false,
         collector: None,
-        exact_images: false,
+        comparison: Comparison::default(),
         allowed: Allowed {
             prices: None,
             priority_classes: "*".parse().unwrap(),

@@ -17,7 +17,7 @@ use crate::resting;
 use crate::routing::RoutingTable;
 use crate::status::{Findings, status};
 use crate::steps::{Keep, Steps, Write, steps};
-use crate::testing::example::{around, deployment, facts};
+use crate::testing::example::{around, deployment, facts, gateway_service};
 use crate::testing::solutions;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
@@ -151,7 +151,7 @@ impl World {
     /// One whose operator has gateways.
     pub fn with_gateways(spec: Value, gateways: &[&str]) -> Self {
         let mut world = Self::new(spec);
-        world.around.gateway = Some("gateway".to_owned());
+        world.around.gateway = Some(gateway_service("gateway"));
         world.there.gateways = gateways.iter().map(|uid| (*uid).to_owned()).collect();
         world.there.since = world.there.now;
         world
@@ -220,7 +220,8 @@ impl World {
         let steps = steps(owner, (&observed, pods), &known, &planned, &self.around).unwrap();
         // When that is says nothing here: time passes as the test has it.
         let _again = load::look_again(owner, &observed, planned.target.as_ref());
-        let stated = status(&Findings::of(owner, &observed, &known, &planned, &steps, Vec::new()));
+        let stated =
+            status(&Findings::of(owner, &observed, &known, &planned, &steps, Vec::new(), &self.around));
         (planned, steps, stated)
     }
 
