@@ -19,7 +19,7 @@ PYTHON_PACKAGES := target/python
 E2E_EVERY_CHANGE := demo gateway
 E2E_PARTS := 1 2 3
 E2E_PART_1 := deployments images profile sources
-E2E_PART_2 := election guides identity ledger namespaces operator partition permissions
+E2E_PART_2 := drawn_keys election guides identity ledger namespaces operator partition permissions tenants
 E2E_PART_3 := chain follows scales upgrade wakes demo gateway mission
 
 .PHONY: help
