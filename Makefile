@@ -19,7 +19,7 @@ PYTHON_PACKAGES := target/python
 E2E_EVERY_CHANGE := demo gateway
 E2E_PARTS := 1 2 3
 E2E_PART_1 := deployments images profile sources
-E2E_PART_2 := election guides identity ledger namespaces operator partition permissions
+E2E_PART_2 := drawn_keys election guides identity ledger namespaces operator partition permissions tenants
 E2E_PART_3 := chain follows scales upgrade wakes demo gateway mission
 
 .PHONY: help
@@ -137,6 +137,7 @@ check-image-cuda: image-cuda ## Start that image's program where no GPU is: it s
 monitoring: programs ## Lint the dashboards, and have a real Prometheus (Debian's package) evaluate every expression of them and of every rule under load
 	tests/monitoring/lint.py
 	tests/monitoring/forged.py
+	tests/monitoring/podmonitor.py
 	REMOE_BIN_DIR="$(PROGRAMS)" tests/monitoring/check.py
 
 # Linked by zig, which has the symbols of every glibc, so that the programs run on older systems than this one.
@@ -231,7 +232,7 @@ nightly-families: families ## Random models of every family beside transformers
 .PHONY: nightly-long
 nightly-long: ## Long forms of tests: schemas, costs, connections, overload, a large store, all problems of planner and operator
 	$(MAKE) test PROFILE=release \
-		TESTS="--profile long -E 'package(tests) & test(/^(structured|cost|overload)::/) | package(remoe-gateway-core) & test(/^hostile::/) | package(remoe-rollout) & test(/^hostile::/) | package(main-model-fn) & test(/hostile::|generated_replies/) | test(/^bounded::/) | package(remoe-planner) | test(/^tests::(tenants|hostile)::/)'" \
+		TESTS="--profile long -E 'package(tests) & test(/^(structured|cost|overload)::/) | package(remoe-gateway-core) & test(/^hostile::/) | package(gateway) & test(/^hostile::program/) | package(remoe-rollout) & test(/^hostile::/) | package(main-model-fn) & test(/hostile::|generated_replies/) | test(/^bounded::/) | package(remoe-planner) | test(/^tests::(tenants|hostile)::/)'" \
 		REMOE_ALL_PROBLEMS=1 REMOE_HOSTILE_CASES=10000 REMOE_RANDOM_SCHEMAS=1000 REMOE_COST_REQUESTS=10000 REMOE_CONNECTIONS=50000 REMOE_OVERLOAD_SECONDS=120 REMOE_STORE_RECORDS=10000000
 
 .PHONY: nightly-clients

@@ -20,6 +20,7 @@ RELEASE, NAMESPACE = "remoe", "remoe-system"
 # By file, the values that it is about.
 VARIANTS = {
     "cluster.txt": [],
+    "all-namespaces.txt": ["identity.allNamespaces=true"],
     "namespaces.txt": ["watchNamespaces={models}"],
     "cert-manager.txt": ["watchNamespaces={models}", "identity.signer=cert-manager"],
     "no-gateways.txt": ["watchNamespaces={models}", "gateway.enabled=false", "identity.signer=none"],

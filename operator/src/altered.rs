@@ -3,11 +3,15 @@
 //! An account with rights on pods may change the image of a running one, or put another pod under its name. Labels and
 //! annotations tell nothing about that, because they can be written as well: the spec itself is compared. Admission adds
 //! to specs (sidecars, variables, volumes, tolerations), so additions are no alteration.
+//!
+//! Admission may also rewrite what was written, and does so to the pod that replaces an altered one. After
+//! [`MOST_REPLACEMENTS`] at a place, an altered pod stays and gets no work, until the settings name the field.
 
 use super::api::MoEDeployment;
 use super::drift::covers;
 use super::manifests::Revision;
 use super::pods::PodView;
+use super::rewritten::{Comparison, PodField};
 use super::trouble::Trouble;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, Volume, VolumeMount};
 use kube::ResourceExt;
@@ -16,18 +20,21 @@ use serde_json::Value;
 
 /// The reason of a pod that is not as it was written.
 const ALTERED: &str = "PodAltered";
+/// The reason of a pod that is not as it was written although it replaced others that were not.
+const REWRITTEN: &str = "PodRewritten";
+/// Pods at one place that are replaced before an altered one stays.
+const MOST_REPLACEMENTS: u32 = 4;
 /// Flag that a main function gets after its identity is fixed: its value may differ from the present plan's.
 const DRAIN: &str = "--drain-seconds";
 
-/// Marks those of `views` as faulty whose pods are not as `revision` has them. With `exact_images` an image must be the
-/// one that was written from the start. Without, it may be another one until its container was started again:
-/// admission of a cluster may name images otherwise when pods are created.
+/// Marks those of `views` as faulty whose pods are not as `revision` has them, by `comparison`. Those that replaced
+/// [`MOST_REPLACEMENTS`] others stay in trouble instead.
 pub(crate) fn mark(
     views: &mut [PodView],
     pods: &[Pod],
     owner: &MoEDeployment,
     revision: &Revision,
-    exact_images: bool,
+    comparison: &Comparison,
 ) {
     let name = owner.name_any();
     for view in views.iter_mut().filter(|view| view.is_sound()) {
@@ -39,51 +46,98 @@ pub(crate) fn mark(
             continue;
         };
         let wanted = function.pod(owner, view.replica, view.name.incarnation).spec.unwrap_or_default();
-        let exact_image = exact_images || view.restarts > 0;
-        if let Some(what) = alteration(live, &wanted, exact_image) {
-            view.fault = Some(Trouble::new(ALTERED, format!("{what}; replacing the pod")));
+        let Some(what) = alteration(live, &wanted, &comparison.of(view.restarts)) else { continue };
+        // No admission changes an image later.
+        let is_later = what.field == Some(PodField::Image) && view.restarts > 0;
+        if is_later || view.name.incarnation < MOST_REPLACEMENTS {
+            view.fault = Some(Trouble::new(ALTERED, format!("{}; replacing the pod", what.message)));
+            continue;
         }
+        // Accounts that may write pods may choose such a name: neither gateways nor main functions learn its address.
+        (view.ready, view.ip) = (false, None);
+        view.trouble = Some(Trouble::new(REWRITTEN, what.advice()));
     }
 }
 
-/// Returns what is otherwise in `live` than in `wanted`.
-fn alteration(live: &PodSpec, wanted: &PodSpec, exact_image: bool) -> Option<String> {
+/// A difference from what was written.
+struct Alteration {
+    /// Field, unless no admission may rewrite it.
+    field: Option<PodField>,
+    /// Field and values, as a clause.
+    message: String,
+}
+
+impl Alteration {
+    /// One of a field that settings may name.
+    fn of(field: PodField, message: impl Into<String>) -> Self {
+        Self { field: Some(field), message: message.into() }
+    }
+
+    /// Returns what to do once replacing did not help.
+    fn advice(&self) -> String {
+        let rewritten = self.field.map_or_else(String::new, |field| {
+            format!(
+                "; if admission of the cluster rewrites this field, have {field} added to \
+                 functions.rewrittenFields of the operator's chart"
+            )
+        });
+        format!(
+            "{} in {MOST_REPLACEMENTS} pods that were replaced too; the pod gets no requests{rewritten}; else find \
+             out who writes pods in the namespace, and delete the pod",
+            self.message
+        )
+    }
+}
+
+/// Returns what is otherwise in `live` than in `wanted`, of the fields that `is_compared` names.
+fn alteration(
+    live: &PodSpec,
+    wanted: &PodSpec,
+    is_compared: &impl Fn(PodField) -> bool,
+) -> Option<Alteration> {
     let host = [live.host_network, live.host_pid, live.host_ipc, live.share_process_namespace];
     let ours = [wanted.host_network, wanted.host_pid, wanted.host_ipc, wanted.share_process_namespace];
     if host.map(Option::unwrap_or_default) != ours.map(Option::unwrap_or_default) {
-        return Some("namespaces of the host changed".to_owned());
+        return Some(Alteration { field: None, message: "namespaces of the host changed".to_owned() });
     }
     let is_kept = |live: &Option<String>, wanted: &Option<String>| wanted.is_none() || live == wanted;
     let fields = [
-        ("serviceAccountName", is_kept(&live.service_account_name, &wanted.service_account_name)),
-        ("runtimeClassName", is_kept(&live.runtime_class_name, &wanted.runtime_class_name)),
+        (PodField::ServiceAccountName, is_kept(&live.service_account_name, &wanted.service_account_name)),
+        (PodField::RuntimeClassName, is_kept(&live.runtime_class_name, &wanted.runtime_class_name)),
         (
-            "automountServiceAccountToken",
+            PodField::AutomountServiceAccountToken,
             live.automount_service_account_token == wanted.automount_service_account_token,
         ),
-        ("securityContext", says(&live.security_context, &wanted.security_context)),
+        (PodField::SecurityContext, says(&live.security_context, &wanted.security_context)),
     ];
-    if let Some((field, _)) = fields.iter().find(|(_, kept)| !kept) {
-        return Some(format!("{field} changed"));
+    if let Some((field, _)) = fields.iter().find(|(field, kept)| !kept && is_compared(*field)) {
+        return Some(Alteration::of(*field, format!("{field} changed")));
     }
     for volume in wanted.volumes.iter().flatten() {
         let found = live.volumes.iter().flatten().find(|live| live.name == volume.name);
-        if !found.is_some_and(|live| is_volume(live, volume)) {
-            return Some(format!("volume {} changed", volume.name));
+        if !found.is_some_and(|live| is_volume(live, volume)) && is_compared(PodField::Volumes) {
+            return Some(Alteration::of(PodField::Volumes, format!("volume {} changed", volume.name)));
         }
     }
     wanted.containers.iter().find_map(|wanted| {
         match live.containers.iter().find(|live| live.name == wanted.name) {
-            Some(live) => altered_container(live, wanted, exact_image),
-            None => Some(format!("container {} is missing", wanted.name)),
+            Some(live) => altered_container(live, wanted, is_compared),
+            None => {
+                Some(Alteration { field: None, message: format!("container {} is missing", wanted.name) })
+            }
         }
     })
 }
 
-fn altered_container(live: &Container, wanted: &Container, exact_image: bool) -> Option<String> {
-    if exact_image && live.image != wanted.image {
+fn altered_container(
+    live: &Container,
+    wanted: &Container,
+    is_compared: &impl Fn(PodField) -> bool,
+) -> Option<Alteration> {
+    if is_compared(PodField::Image) && live.image != wanted.image {
         let shown = |image: &Option<String>| image.clone().unwrap_or_default();
-        return Some(format!("image changed to {} from {}", shown(&live.image), shown(&wanted.image)));
+        let message = format!("image changed to {} from {}", shown(&live.image), shown(&wanted.image));
+        return Some(Alteration::of(PodField::Image, message));
     }
     let mounts = |container: &Container| container.volume_mounts.clone().unwrap_or_default();
     let variables = |container: &Container| {
@@ -95,10 +149,10 @@ fn altered_container(live: &Container, wanted: &Container, exact_image: bool) ->
     };
     let (live_mounts, live_variables) = (mounts(live), variables(live));
     let fields = [
-        ("command", live.command == wanted.command),
-        ("args", arguments(live) == arguments(wanted)),
+        (PodField::Command, live.command == wanted.command),
+        (PodField::Args, arguments(live) == arguments(wanted)),
         (
-            "env",
+            PodField::Env,
             variables(wanted).iter().all(|variable| {
                 let mut named = live_variables.iter().filter(|live| live.name == variable.name);
                 // The last of several counts.
@@ -106,7 +160,7 @@ fn altered_container(live: &Container, wanted: &Container, exact_image: bool) ->
             }),
         ),
         (
-            "envFrom",
+            PodField::EnvFrom,
             wanted
                 .env_from
                 .iter()
@@ -114,15 +168,15 @@ fn altered_container(live: &Container, wanted: &Container, exact_image: bool) ->
                 .all(|source| live.env_from.iter().flatten().any(|live| says(live, source))),
         ),
         (
-            "volumeMounts",
+            PodField::VolumeMounts,
             mounts(wanted).iter().all(|mount| {
                 live_mounts.iter().any(|live| live.mount_path == mount.mount_path && is_mount(live, mount))
             }),
         ),
-        ("securityContext", says(&live.security_context, &wanted.security_context)),
+        (PodField::SecurityContext, says(&live.security_context, &wanted.security_context)),
     ];
-    let (field, _) = fields.iter().find(|(_, kept)| !kept)?;
-    Some(format!("{field} of container {} changed", wanted.name))
+    let (field, _) = fields.iter().find(|(field, kept)| !kept && is_compared(*field))?;
+    Some(Alteration::of(*field, format!("{field} of container {} changed", wanted.name)))
 }
 
 /// The arguments without those that are no part of a function's identity.

@@ -65,7 +65,7 @@ fn happening(of: ConditionType, then: Option<&Condition>, now: &Condition) -> Op
         ConditionType::Degraded => held.then(|| Happening::normal("Recovered", note)),
         ConditionType::Ready if holds => (!held).then(|| Happening::normal("Ready", note)),
         ConditionType::Ready => held.then(|| Happening::warning("NotReady", note)),
-        ConditionType::Progressing | ConditionType::Active => None,
+        ConditionType::Progressing | ConditionType::Active | ConditionType::Exposed => None,
     }
 }
 

@@ -1,7 +1,9 @@
 use super::allowed::{Allowed, Names, PriceList};
 use super::collector::{Collector, Endpoint, Peers, Ratio, UnknownCollector};
+use super::exposure::GatewayService;
 use super::identity::{Identities, IssuerRef, Signer, SignerName};
 use super::manifests::{PodExtras, Surroundings};
+use super::rewritten::{Comparison, PodField};
 use super::sources::Sources;
 use clap::{Parser, Subcommand};
 use kube::Client;
@@ -110,6 +112,15 @@ pub struct RunSettings {
     /// and scale to zero works. Default: clients reach main functions directly.
     #[arg(long, env = "REMOE_GATEWAY", value_name = "NAME")]
     pub gateway: Option<String>,
+    /// Those gateways serve TLS: status.url begins with https.
+    #[arg(long, env = "REMOE_GATEWAY_TLS", requires = "gateway")]
+    pub gateway_tls: bool,
+    /// Those gateways take requests without keys: the condition Exposed says so.
+    #[arg(long, env = "REMOE_GATEWAY_OPEN", requires = "gateway")]
+    pub gateway_open: bool,
+    /// Any namespace can take a short name at those gateways: the condition Exposed says so.
+    #[arg(long, env = "REMOE_GATEWAY_ANY_SHORT_NAME", requires = "gateway")]
+    pub gateway_any_short_name: bool,
     /// Collector of request traces, by OTLP over gRPC, as http://HOST:PORT. Default: none.
     #[arg(long, env = "REMOE_TRACING_ENDPOINT", value_name = "URL")]
     pub tracing_endpoint: Option<Endpoint>,
@@ -134,6 +145,10 @@ pub struct RunSettings {
     /// whose image changed after their creation. For clusters whose admission leaves images as they are.
     #[arg(long, env = "REMOE_EXACT_IMAGES")]
     pub exact_images: bool,
+    /// Fields of pods that admission of the cluster rewrites, separated by commas: they are not compared with what the
+    /// operator wrote. Precedes --exact-images.
+    #[arg(long, env = "REMOE_REWRITTEN_FIELDS", value_name = "FIELDS", value_delimiter = ',')]
+    pub rewritten_fields: Vec<PodField>,
     /// Concurrent reconciles.
     #[arg(long, env = "REMOE_CONCURRENCY", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub concurrency: u16,
@@ -175,10 +190,18 @@ impl RunSettings {
             metrics_namespace: self.metrics_namespace.clone(),
             release: self.release.clone(),
             signer: self.signer,
-            gateway: self.gateway.clone(),
+            gateway: self.gateway.clone().map(|name| GatewayService {
+                name,
+                tls: self.gateway_tls,
+                open: self.gateway_open,
+                any_short_name: self.gateway_any_short_name,
+            }),
             strange_gateways: false,
             collector: self.tracing_endpoint.as_ref().map(collector).transpose()?,
-            exact_images: self.exact_images,
+            comparison: Comparison {
+                exact_images: self.exact_images,
+                rewritten: self.rewritten_fields.clone(),
+            },
             allowed: Allowed {
                 prices: self.prices.clone(),
                 priority_classes: self.allowed_priority_classes.clone(),

@@ -6,6 +6,7 @@ use super::api::{
 use super::conditions::{Verdict, sentence, whole_seconds};
 use super::decide::Decided;
 use super::diff::waits;
+use super::exposure::{GatewayService, exposed};
 use super::inputs::Inputs;
 use super::manifests::{LOAD_SECONDS, Revision};
 use super::names::{Component, component_selector, selector_text};
@@ -68,6 +69,8 @@ pub(crate) struct Findings<'a> {
     pub waits: bool,
     /// Prices of the platform apply in place of those of the spec.
     pub repriced: bool,
+    /// Gateways, if there are any.
+    pub gateway: Option<&'a GatewayService>,
     /// When.
     pub now: Timestamp,
 }
@@ -101,6 +104,7 @@ impl<'a> Findings<'a> {
             settled: diff.settled,
             waits: diff.waits,
             repriced,
+            gateway: inputs.around.gateway.as_ref(),
             now: observed.now,
         };
         for (component, trouble) in refused {
@@ -159,6 +163,7 @@ pub(crate) fn status(findings: &Findings<'_>) -> MoEDeploymentStatus {
         (ConditionType::Progressing, progressing),
         (ConditionType::Degraded, degraded(&troubles)),
         (ConditionType::Active, active(findings)),
+        (ConditionType::Exposed, exposed(findings.gateway)),
     ];
     let conditions = verdicts.map(|(of, verdict)| {
         verdict.condition(of, before.condition(of), owner.metadata.generation, findings.now)
@@ -170,8 +175,10 @@ pub(crate) fn status(findings: &Findings<'_>) -> MoEDeploymentStatus {
     MoEDeploymentStatus {
         observed_generation: owner.metadata.generation,
         conditions: conditions.to_vec(),
-        url: target
-            .map(|_| format!("http://{name}.{}.svc:{HTTP_PORT}", owner.namespace().unwrap_or_default())),
+        url: target.map(|_| {
+            let scheme = if findings.gateway.is_some_and(|gateway| gateway.tls) { "https" } else { "http" };
+            format!("{scheme}://{name}.{}.svc:{HTTP_PORT}", owner.namespace().unwrap_or_default())
+        }),
         model: findings.model.clone().or(before.model),
         proposed_plan: proposed.filter(|proposed| shown.as_ref() != Some(proposed)),
         plan: shown,

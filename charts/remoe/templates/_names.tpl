@@ -32,6 +32,16 @@
 {{- default (list "") $scopes | toJson }}
 {{- end }}
 
+{{- /* Namespaces in which functions can run, as a list in JSON: those whose deployments get certificates. An empty name stands for
+all namespaces. */}}
+{{- define "remoe.functionScopes" -}}
+{{- $scopes := include "remoe.scopes" . | fromJsonArray }}
+{{- if and (include "remoe.signer" .) (not (compact $scopes)) (not .Values.identity.allNamespaces) }}
+{{- $scopes = .Values.identity.namespaces | default list }}
+{{- end }}
+{{- toJson $scopes }}
+{{- end }}
+
 {{- /* User of the pods. If the cluster chooses it, as OpenShift does, none is set. */}}
 {{- define "remoe.user" -}}
 runAsNonRoot: true
@@ -132,6 +142,11 @@ $$(NAME). */}}
 {{- $live := include "remoe.gatewayArguments" . | fromJsonArray }}
 {{- if and $live (not (has "--short-names=scoped" $live)) }}yes{{ end }}
 {{- end }}
+{{- end }}
+
+{{- /* "yes" if that matters: a release that serves one namespace has one owner of names. */}}
+{{- define "remoe.namesCanBeTaken" -}}
+{{- if and (include "remoe.anyShortName" .) (ne (len (include "remoe.scopes" . | fromJsonArray | compact)) 1) }}yes{{ end }}
 {{- end }}
 
 {{- /* "yes" if a NetworkPolicy stands before the gateways. */}}

@@ -29,14 +29,18 @@ impl ShortNames {
         name: &str,
         home: Option<&str>,
     ) -> Result<&'a Arc<Model>, usize> {
-        if let Some(model) = models.iter().find(|model| model.name() == name) {
+        let granted = match self {
+            Self::Scoped(granted) if home.is_none() => granted.get(name).map(String::as_str),
+            Self::Scoped(_) | Self::Any => None,
+        };
+        // A granted name may be the full name of a model in another owner's namespace.
+        let full = models.iter().find(|model| model.name() == name).filter(|_| granted.is_none());
+        if let Some(model) = full {
             return Ok(model);
         }
         let scope = match self {
             Self::Any => None,
-            Self::Scoped(granted) => {
-                Some(home.or_else(|| granted.get(name).map(String::as_str)).ok_or(0_usize)?)
-            }
+            Self::Scoped(_) => Some(home.or(granted).ok_or(0_usize)?),
         };
         let is_in_scope = |model: &Model| scope.is_none_or(|scope| namespace(model.name()) == Some(scope));
         let has_name = |model: &Model| model.described().0.iter().any(|short| short == name);
@@ -131,6 +135,15 @@ mod tests {
         let left = [model("b/demo", "gpt")];
         assert_eq!(found(&granted, &left, "gpt", None), Err(0));
         assert_eq!(found(&ShortNames::Any, &left, "gpt", None), Ok("b/demo".to_owned()));
+    }
+
+    #[test]
+    fn granted_name_is_not_taken_by_a_namespace_of_its_first_part() {
+        let models = [model("a/demo", "openai/gpt"), model("openai/gpt", "gpt")];
+        let granted = ShortNames::Scoped([("openai/gpt".to_owned(), "a".to_owned())].into());
+        assert_eq!(found(&granted, &models, "openai/gpt", None), Ok("a/demo".to_owned()));
+        assert_eq!(found(&granted, &models[1..], "openai/gpt", None), Err(0), "nor inherited");
+        assert_eq!(found(&granted, &models, "openai/gpt", Some("openai")), Ok("openai/gpt".to_owned()));
     }
 
     #[test]

@@ -18,6 +18,7 @@ pub mod fixture;
 pub mod function;
 pub mod guide;
 pub mod hostile;
+pub mod hostile_answers;
 pub mod http;
 pub mod main_http;
 pub mod many_experts;

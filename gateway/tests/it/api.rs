@@ -66,6 +66,18 @@ impl Api {
         self.put(DEMAND, namespace, own, json!({"spec": spec}));
     }
 
+    /// Writes a deployment that `main` serves. Its pod costs `rate` nano-dollars per hour.
+    pub(crate) fn deploy_priced(&self, name: &str, main: SocketAddr, rate: u64) {
+        let (namespace, own) = name.split_once('/').unwrap();
+        let (uid, since) = (format!("{name}-main"), "2026-01-01T00:00:00.000000Z");
+        let spec = json!({
+            "servedName": own, "contextLength": 64, "turn": 1, "since": since, "phase": "Active", "sleeps": false,
+            "mains": [{"uid": uid, "pod": "main", "address": main, "room": 100}],
+            "functions": [{"uid": uid, "pod": "main", "tier": "main", "rate": rate, "started": since}],
+        });
+        self.put(DEMAND, namespace, own, json!({"spec": spec}));
+    }
+
     /// Deletes a deployment.
     pub(crate) fn delete(&self, name: &str) {
         let (namespace, own) = name.split_once('/').unwrap();

@@ -22,7 +22,7 @@ pub(crate) struct Gateway {
     pub(crate) address: SocketAddr,
     pub(crate) metrics: SocketAddr,
     _folder: TempDir,
-    _process: Process,
+    pub(crate) process: Process,
 }
 
 impl Gateway {
@@ -66,7 +66,7 @@ impl Gateway {
         }
         command.args(flags);
         let process = Process::start(pod, command, |_line| ());
-        Self { address, metrics, _folder: folder, _process: process }
+        Self { address, metrics, _folder: folder, process }
     }
 
     /// Asks for a completion of `model` with `key`.

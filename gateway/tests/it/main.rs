@@ -4,5 +4,6 @@
 mod api;
 mod budgets;
 mod gateway;
+mod hostile;
 mod keys;
 mod names;

@@ -14,7 +14,7 @@ pub struct MoEDeploymentStatus {
     /// Generation of the spec that this status is about.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Conditions Ready, Planned, Progressing, Degraded and Active.
+    /// Conditions Ready, Planned, Progressing, Degraded, Active and Exposed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
@@ -89,11 +89,14 @@ pub enum ConditionType {
     Degraded,
     /// Functions run.
     Active,
+    /// Clients without keys reach the endpoint, or its name can be taken.
+    Exposed,
 }
 
 impl ConditionType {
     /// All conditions, in the order of the status.
-    pub const ALL: [Self; 5] = [Self::Ready, Self::Planned, Self::Progressing, Self::Degraded, Self::Active];
+    pub const ALL: [Self; 6] =
+        [Self::Ready, Self::Planned, Self::Progressing, Self::Degraded, Self::Active, Self::Exposed];
 
     /// Returns the type in the resource.
     pub fn name(self) -> &'static str {
@@ -103,6 +106,7 @@ impl ConditionType {
             Self::Progressing => "Progressing",
             Self::Degraded => "Degraded",
             Self::Active => "Active",
+            Self::Exposed => "Exposed",
         }
     }
 }

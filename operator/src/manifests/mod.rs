@@ -29,7 +29,9 @@ pub(crate) use remote::Hosted;
 use super::allowed::Allowed;
 use super::api::{Device, MoEDeployment};
 use super::collector::Collector;
+use super::exposure::GatewayService;
 use super::identity::SignerName;
+use super::rewritten::Comparison;
 use super::sources::Sources;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
@@ -57,14 +59,14 @@ pub(crate) struct Surroundings {
     pub release: String,
     /// Who signs the certificates of functions.
     pub signer: SignerName,
-    /// The DNS name of the gateways' Service; none: clients reach main functions directly, and nothing sleeps.
-    pub gateway: Option<String>,
+    /// Service of the gateways; none: clients reach main functions directly, and nothing sleeps.
+    pub gateway: Option<GatewayService>,
     /// Some of them show no certificate yet: main functions do not ask for one.
     pub strange_gateways: bool,
     /// Where functions export traces to, if anywhere.
     pub collector: Option<Collector>,
-    /// Images of pods must be those that were written, from the start.
-    pub exact_images: bool,
+    /// How pods are compared with what was written.
+    pub comparison: Comparison,
     /// Limits on what deployments may ask for.
     pub allowed: Allowed,
 }

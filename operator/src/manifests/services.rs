@@ -12,7 +12,7 @@ use kube::ResourceExt;
 pub(super) fn services(owner: &MoEDeployment, around: &Surroundings) -> Vec<Service> {
     let (http, metrics) = (("http", HTTP_PORT), ("metrics", METRICS_PORT));
     let front = match &around.gateway {
-        Some(gateway) => another_name(owner, gateway),
+        Some(gateway) => another_name(owner, &gateway.name),
         None => service(owner, String::new(), Component::Main, &[http]),
     };
     vec![

@@ -75,7 +75,7 @@ pub(crate) fn scale(inputs: Inputs<'_>, resolved: &Resolved, planned: &Planned) 
 fn checked(inputs: Inputs<'_>, mut pods: Vec<PodView>, target: Option<&Target>) -> Vec<PodView> {
     let Inputs { owner, observed, around, .. } = inputs;
     if let Some(target) = target {
-        altered::mark(&mut pods, &observed.pods, owner, &target.revision, around.exact_images);
+        altered::mark(&mut pods, &observed.pods, owner, &target.revision, &around.comparison);
     }
     pods
 }

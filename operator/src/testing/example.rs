@@ -3,9 +3,11 @@
 use crate::SignerName;
 use crate::allowed::Allowed;
 use crate::api::{MixOf, MoEDeployment, MoEPlanSpec, ProfileSource, RemotePlan, RequestMix};
+use crate::exposure::GatewayService;
 use crate::facts::ModelFacts;
 use crate::manifests::{PodExtras, Revision, Surroundings, plan_hash, revision};
 use crate::planning::{KnownProfile, Planning};
+use crate::rewritten::Comparison;
 use crate::sources::Sources;
 use crate::testing::solutions;
 use remoe_hardware::Profile;
@@ -14,6 +16,11 @@ use remoe_predictor::Shares;
 use remoe_proto::format_listing;
 use remoe_proto::v1::LayerExperts;
 use serde_json::{Value, json};
+
+/// Gateways behind `name` that require keys.
+pub fn gateway_service(name: &str) -> GatewayService {
+    GatewayService { name: name.to_owned(), ..GatewayService::default() }
+}
 
 pub fn around() -> Surroundings {
     Surroundings {
@@ -30,7 +37,7 @@ pub fn around() -> Surroundings {
         gateway: None,
         strange_gateways: false,
         collector: None,
-        exact_images: false,
+        comparison: Comparison::default(),
         allowed: Allowed {
             prices: None,
             priority_classes: "*".parse().unwrap(),

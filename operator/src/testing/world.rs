@@ -18,7 +18,7 @@ use crate::planning_pool::{Lane, Progress, WakePlan};
 use crate::routing::RoutingTable;
 use crate::scale::Groups;
 use crate::status::{Findings, status};
-use crate::testing::example::{around, deployment, facts};
+use crate::testing::example::{around, deployment, facts, gateway_service};
 use crate::testing::solutions;
 use crate::write::{Keep, Write};
 use jiff::{SignedDuration, Timestamp};
@@ -158,7 +158,7 @@ impl World {
     /// One whose operator has gateways.
     pub fn with_gateways(spec: Value, gateways: &[&str]) -> Self {
         let mut world = Self::new(spec);
-        world.around.gateway = Some("gateway".to_owned());
+        world.around.gateway = Some(gateway_service("gateway"));
         world.there.gateways = gateways.iter().map(|uid| (*uid).to_owned()).collect();
         world.there.since = world.there.now;
         world

@@ -1,9 +1,12 @@
 //! Pods of functions that others changed.
 
+use crate::api::ConditionType;
 use crate::diff::Diff;
 use crate::names::{FUNCTION, MAIN, label};
+use crate::rewritten::PodField;
 use crate::testing::world::World;
 use crate::write::Write;
+use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::{Container, EnvVar, Pod, PodSpec, Volume, VolumeMount};
 use kube::ResourceExt;
 use serde_json::{Value, json};
@@ -141,7 +144,7 @@ fn another_drain_time_is_no_alteration() {
 fn changed_image_replaces_the_pod_once_it_runs() {
     let image = |restarts: u32, exact: bool| {
         let mut world = settled();
-        world.around.exact_images = exact;
+        world.around.comparison.exact_images = exact;
         let pod = main_pod(&mut world);
         pod.spec.as_mut().unwrap().containers[0].image = Some("mirror/main:1".to_owned());
         restarted(pod, restarts);
@@ -167,4 +170,72 @@ fn altered_main_function_gets_no_requests() {
     world.settle();
     assert!(world.there.pods.iter().all(|pod| pod.name_any() != name));
     assert_eq!(world.demand().spec.mains.len(), 1);
+}
+
+/// Rewrites every pod as admission of the cluster would when it is created.
+fn rewrite(world: &mut World) {
+    for pod in &mut world.there.pods {
+        let spec = pod.spec.as_mut().unwrap();
+        container(spec).command = Some(vec!["/wrapper".to_owned()]);
+    }
+}
+
+/// Looks, writes and lets time pass until pauses between replacements are over, many times. Returns pods that were made.
+fn let_admission_rewrite(world: &mut World) -> usize {
+    let mut made = 0;
+    for _ in 0..60 {
+        let (_, steps) = world.look();
+        made += replaced(&steps).0;
+        world.write(&steps, usize::MAX);
+        rewrite(world);
+        world.there.now = world.there.now.checked_add(SignedDuration::from_secs(60)).unwrap();
+        world.run();
+    }
+    made
+}
+
+#[test]
+fn admission_that_rewrites_commands_ends_replacement() {
+    let mut world = World::with_gateways(json!({}), &["g1"]);
+    world.settle();
+    rewrite(&mut world);
+    let functions = world.there.pods.len();
+    assert_eq!(let_admission_rewrite(&mut world), 4 * functions, "of each function four");
+    assert_eq!(let_admission_rewrite(&mut world), 0);
+    assert_eq!(world.there.pods.len(), functions);
+    assert_eq!(world.demand().spec.mains, [], "it gets no requests");
+    let (_, _, status) = world.look_and_state();
+    let degraded = status.condition(ConditionType::Degraded).unwrap();
+    assert_eq!((degraded.status.as_str(), degraded.reason.as_str()), ("True", "PodRewritten"));
+    let message = &degraded.message;
+    assert!(
+        message.contains("command of container") && message.contains("functions.rewrittenFields"),
+        "{message}"
+    );
+
+    // The administrator knows of it: the pods that are there work.
+    world.around.comparison.rewritten = vec![PodField::Command];
+    assert_eq!(let_admission_rewrite(&mut world), 0);
+    world.settle();
+    assert_eq!(world.demand().spec.mains.len(), 1);
+}
+
+#[test]
+fn fields_that_admission_rewrites_are_not_compared_and_others_are() {
+    let made = |rewritten: &[PodField], change: Change| {
+        let mut world = settled();
+        world.around.comparison.rewritten = rewritten.to_vec();
+        let pod = main_pod(&mut world);
+        restarted(pod, 1);
+        change(pod.spec.as_mut().unwrap());
+        let (_, steps) = world.look();
+        replaced(&steps)
+    };
+    let image: Change = |spec| container(spec).image = Some("mirror/main:1".to_owned());
+    let arguments: Change = |spec| container(spec).args.as_mut().unwrap().push("--more".to_owned());
+    let host: Change = |spec| spec.host_network = Some(true);
+    assert_eq!(made(&[PodField::Image], image), (0, false));
+    assert_eq!(made(&[PodField::Args], arguments), (0, false));
+    assert_eq!(made(&[PodField::Args], image), (1, true));
+    assert_eq!(made(&[PodField::Image, PodField::Args], host), (1, true));
 }

@@ -5,7 +5,7 @@ use crate::identity::{IssuerRef, certificate, identity_of, knows_gateways};
 use crate::manifests::{Revision, Surroundings, budgets, frame, inspector, revision};
 use crate::names::{COMPONENT, Component, FUNCTION, PodName};
 use crate::quantity::amount;
-use crate::testing::example::{around, built, deployment, plan};
+use crate::testing::example::{around, built, deployment, gateway_service, plan};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use proptest::prelude::*;
@@ -265,7 +265,7 @@ fn only_the_operator_and_the_gateways_of_the_release_are_let_in() {
     let owner = deployment(json!({}));
     let around = Surroundings {
         release: "one".to_owned(),
-        gateway: Some("gateway.system.svc".to_owned()),
+        gateway: Some(gateway_service("gateway.system.svc")),
         ..around()
     };
     let policies = frame(&owner, &around).network_policies;
@@ -392,7 +392,7 @@ fn functions_of_one_part_have_the_certificate_of_no_other() {
 #[test]
 fn main_functions_know_gateways_where_there_are_any_and_somebody_signs() {
     let owner = deployment(json!({}));
-    let gateway = Some("gateway.system.svc".to_owned());
+    let gateway = Some(gateway_service("gateway.system.svc"));
     for (gateway, signer, strange_gateways, knows) in [
         (gateway.clone(), SignerName::Operator, false, true),
         (gateway.clone(), SignerName::CertManager, false, true),

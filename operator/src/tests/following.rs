@@ -4,7 +4,9 @@ use crate::api::{DemandPhase, MixOf, MoEDeploymentStatus, MoEPlanSpec, Predictio
 use crate::diff::Diff;
 use crate::names::{Component, FUNCTION, REPLICA, label};
 use crate::planning_pool::SOON;
-use crate::testing::example::{EXPERTS, LAYERS, around, built, deployment, large, mix, plan};
+use crate::testing::example::{
+    EXPERTS, LAYERS, around, built, deployment, gateway_service, large, mix, plan,
+};
 use crate::tests::scene::{ENOUGH, Scene, spec};
 use crate::write::Write;
 use kube::ResourceExt;
@@ -307,7 +309,7 @@ fn without_it_plans_stay_and_nobody_is_asked() {
     // Main functions tell a primer where there are gateways to ask for it.
     let arguments = |gateway: Option<&str>, spec: Value| {
         let (owner, mut around) = (deployment(spec), around());
-        around.gateway = gateway.map(str::to_owned);
+        around.gateway = gateway.map(gateway_service);
         let plan = plan(&owner);
         let revision = crate::manifests::revision(&owner, "0123456789", &plan, &around).unwrap();
         revision.main.pod(&owner, 0, 0).spec.unwrap().containers[0].args.clone().unwrap()

@@ -1,6 +1,7 @@
 //! What the status says, from one look to the next.
 
 use crate::api::{Condition, ConditionType, MoEDeployment, MoEDeploymentStatus, MoEPlanSpec, PlanVerdict};
+use crate::exposure::GatewayService;
 use crate::manifests::{LOAD_SECONDS, Revision};
 use crate::names::PodName;
 use crate::plan::PlanState;
@@ -17,6 +18,7 @@ struct Scene {
     revision: Revision,
     pods: Vec<PodView>,
     serving: Option<String>,
+    gateway: Option<GatewayService>,
     now: Timestamp,
 }
 
@@ -26,7 +28,7 @@ impl Scene {
         let plan = plan(&owner);
         let revision = built(&owner, &plan);
         let now = "2026-01-01T00:00:00Z".parse().unwrap();
-        let mut scene = Self { owner, plan, revision, pods: Vec::new(), serving: None, now };
+        let mut scene = Self { owner, plan, revision, pods: Vec::new(), serving: None, gateway: None, now };
         for function in scene.revision.functions() {
             for replica in 0..function.replicas {
                 scene.pods.push(PodView {
@@ -74,6 +76,7 @@ impl Scene {
             settled,
             waits: false,
             repriced: false,
+            gateway: self.gateway.as_ref(),
             now: self.now,
         });
         self.owner.status = Some(found.clone());
@@ -88,6 +91,34 @@ impl Scene {
 fn said(status: &MoEDeploymentStatus, of: ConditionType) -> (String, String, String) {
     let Condition { status, reason, message, .. } = status.condition(of).unwrap().clone();
     (status, reason, message)
+}
+
+#[test]
+fn url_and_exposure_follow_the_gateways() {
+    let mut scene = Scene::new(1);
+    let mut look = |gateway: Option<(bool, bool, bool)>| {
+        scene.gateway = gateway.map(|(tls, open, any_short_name)| GatewayService {
+            name: "gateway".to_owned(),
+            tls,
+            open,
+            any_short_name,
+        });
+        let status = scene.look(true);
+        let (exposed, reason, message) = said(&status, ConditionType::Exposed);
+        (status.url.unwrap(), exposed, reason, message)
+    };
+    let (url, exposed, reason, _) = look(Some((true, false, false)));
+    assert_eq!(url, "https://demo.test.svc:8000");
+    assert_eq!((exposed.as_str(), reason.as_str()), ("False", "KeysRequired"));
+    let (url, exposed, reason, message) = look(Some((false, true, true)));
+    assert_eq!(url, "http://demo.test.svc:8000");
+    assert_eq!((exposed.as_str(), reason.as_str()), ("True", "GatewayOpen"));
+    assert!(
+        message.contains("gateway.keysSecretName") && message.contains("gateway.scopedNames=true"),
+        "{message}"
+    );
+    assert_eq!(look(Some((false, false, true))).2, "AnyShortName");
+    assert_eq!(look(None).2, "WithoutGateways");
 }
 
 #[test]

@@ -19,6 +19,8 @@ pub const NAMESPACE: &str = "remoe-system";
 pub const NAME: &str = "remoe";
 /// The operator's ClusterRole.
 pub const ROLE: &str = "remoe-system:remoe";
+/// The operator's ClusterRole for pods of functions, where the release serves all namespaces.
+pub const FUNCTIONS_ROLE: &str = "remoe-system:remoe-functions";
 /// How the API server knows the operator.
 pub const ACCOUNT: &str = "system:serviceaccount:remoe-system:remoe";
 

@@ -5,6 +5,7 @@
 mod chain;
 mod demo;
 mod deployments;
+mod drawn_keys;
 mod election;
 mod follows;
 mod gateway;
@@ -20,5 +21,6 @@ mod permissions;
 mod profile;
 mod scales;
 mod sources;
+mod tenants;
 mod upgrade;
 mod wakes;

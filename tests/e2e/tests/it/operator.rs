@@ -195,10 +195,10 @@ async fn another_tag_of_the_images_costs_no_token() {
     .await;
 }
 
-/// Takes `verb` on `resource` from the operator's role.
-async fn forbid(cluster: &Cluster, verb: &str, resource: &str) -> ClusterRole {
+/// Takes `verb` on `resource` from the operator's role `name`.
+async fn forbid(cluster: &Cluster, name: &str, verb: &str, resource: &str) -> ClusterRole {
     let roles = Api::<ClusterRole>::all(cluster.client.clone());
-    let role = roles.get(release::ROLE).await.unwrap();
+    let role = roles.get(name).await.unwrap();
     let mut less = role.clone();
     let rules = less.rules.iter_mut().flatten();
     let about = |resources: &Option<Vec<String>>| resources.iter().flatten().any(|each| each == resource);
@@ -208,15 +208,16 @@ async fn forbid(cluster: &Cluster, verb: &str, resource: &str) -> ClusterRole {
     }
     // A rule without a verb is none.
     less.rules.iter_mut().for_each(|rules| rules.retain(|rule| !rule.verbs.is_empty()));
-    roles.replace(release::ROLE, &PostParams::default(), &less).await.unwrap();
+    roles.replace(name, &PostParams::default(), &less).await.unwrap();
     role
 }
 
 async fn restore(cluster: &Cluster, role: ClusterRole) {
     let roles = Api::<ClusterRole>::all(cluster.client.clone());
-    let mut live = roles.get(release::ROLE).await.unwrap();
+    let name = role.name_any();
+    let mut live = roles.get(&name).await.unwrap();
     live.rules = role.rules;
-    roles.replace(release::ROLE, &PostParams::default(), &live).await.unwrap();
+    roles.replace(&name, &PostParams::default(), &live).await.unwrap();
 }
 
 /// A role that lacks a verb is found out from the deployment: by its conditions, or by its events where
@@ -229,7 +230,7 @@ async fn a_verb_that_the_role_lacks_is_named() {
         // The role is the chart's again for whoever comes next, also after a failure.
         alone.install(cluster, &["replicas=1"]).await;
         claim::with_demo_model(scene, "models").await;
-        let role = forbid(cluster, "create", "pods").await;
+        let role = forbid(cluster, release::FUNCTIONS_ROLE, "create", "pods").await;
         let deployment = Deployment::apply(scene, "demo", &demo("Never")).await;
         let planned = deployment.reason("Planned", "NotPermitted").await;
         assert!(
@@ -243,7 +244,7 @@ async fn a_verb_that_the_role_lacks_is_named() {
             ("patch", "moedeployments/status", json!({"spec": {"replicas": 2}})),
             ("create", "moeplans", json!({"spec": {"pricing": {"cpuCoreHour": "0.3"}}})),
         ] {
-            let role = forbid(cluster, verb, resource).await;
+            let role = forbid(cluster, release::ROLE, verb, resource).await;
             deployment.patch(&change).await;
             let what = format!("an event about {verb} on {resource}");
             until(LONG, &what, async || {

@@ -1,4 +1,4 @@
-//! Rights of the release's service accounts, as the API server answers: those of charts/permissions/namespaces.txt.
+//! Rights of the release's service accounts, as the API server answers: those of charts/permissions.
 
 use remoe_e2e::cluster::Cluster;
 use remoe_e2e::release::{self, ACCOUNT, GATEWAY_ACCOUNT, NAMESPACE};
@@ -31,9 +31,9 @@ async fn answered(cluster: &Cluster, account: &str, namespace: &str) -> BTreeSet
     rights
 }
 
-/// The rights of `account` in the scope that the file calls `scope`, in the same form.
-fn expected(account: &str, scope: &str) -> BTreeSet<String> {
-    let path = workspace().join("charts/permissions/namespaces.txt");
+/// The rights of `account` in the scopes that the file calls `scopes`, in the same form.
+fn expected(file: &str, account: &str, scopes: &[&str]) -> BTreeSet<String> {
+    let path = workspace().join("charts/permissions").join(file);
     let text = std::fs::read_to_string(&path).expect("the file of rights can be read");
     let mut rights = BTreeSet::new();
     for line in text.lines().filter(|line| !line.starts_with('#')) {
@@ -41,7 +41,7 @@ fn expected(account: &str, scope: &str) -> BTreeSet<String> {
         let [of, within, group, resource, names, verbs] = fields[..] else {
             panic!("{line:?} has not six fields")
         };
-        if (of, within) != (account, scope) {
+        if of != account || !scopes.contains(&within) {
             continue;
         }
         let resource = if group == "core" { resource.to_owned() } else { of_group(resource, group) };
@@ -73,8 +73,19 @@ async fn accounts_have_the_rights_of_the_golden_file() {
                 let common = answered(cluster, STRANGER, namespace).await;
                 let rights = answered(cluster, account, namespace).await;
                 let own: BTreeSet<String> = rights.difference(&common).cloned().collect();
-                assert_eq!(own, expected(name, scope), "{name} in {namespace}");
+                assert_eq!(own, expected("namespaces.txt", name, &[scope]), "{name} in {namespace}");
             }
+        }
+        // Of all namespaces, pods are written and logs read in those that are listed alone.
+        let list = format!("identity.namespaces={{{}}}", scene.namespace);
+        installed.install(cluster, &["replicas=1", &list, "identity.allNamespaces=false"]).await;
+        for (namespace, scopes) in
+            [(scene.namespace.as_str(), &["cluster", "default"][..]), ("default", &["cluster"])]
+        {
+            let common = answered(cluster, STRANGER, namespace).await;
+            let rights = answered(cluster, ACCOUNT, namespace).await;
+            let own: BTreeSet<String> = rights.difference(&common).cloned().collect();
+            assert_eq!(own, expected("cluster.txt", "operator", scopes), "operator in {namespace}");
         }
         // A gateway cannot take the operators' Lease.
         let kubectl = cluster.tool("kubectl");
