@@ -182,7 +182,10 @@ pub async fn honest(bytes: usize) -> SocketAddr {
         );
         std::future::ready(([("x-remoe-tokens", "3, 4".to_owned()), ("x-remoe-told", told)], body.clone()))
     };
-    let router = axum::Router::new().fallback(answer);
+    let paths = ["/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"];
+    let router = paths
+        .into_iter()
+        .fold(axum::Router::new(), |router, path| router.route(path, axum::routing::post(answer.clone())));
     tokio::spawn(async move { drop(axum::serve(listener, router).await) });
     address
 }
