@@ -1,6 +1,7 @@
 //! Servers of a gateway: for clients, and for scrapers of metrics.
 
 use crate::gateway::Gateway;
+use crate::model::Model;
 use crate::router::{metrics_routes, own_metrics_routes, routes};
 use axum::Router;
 use futures_util::future::BoxFuture;
@@ -12,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 impl Gateway {
     /// Serves clients on `listener` until `stop`, and answers the requests that are there by then. Meanwhile keeps the time of
-    /// the models that it was made with.
+    /// the models that it has at the call; those that replace them keep their own.
     ///
     /// The future is boxed, as [`remoe_http::serve`]'s.
     ///
@@ -23,15 +24,17 @@ impl Gateway {
         listener: TcpListener,
         stop: CancellationToken,
     ) -> BoxFuture<'static, io::Result<()>> {
-        Box::pin(self.serve_and_keep_time(listener, stop))
+        // Not in the future: by its first poll they may have been replaced, and would be held as long as it lives.
+        let models = self.models();
+        Box::pin(self.serve_and_keep_time(models, listener, stop))
     }
 
     async fn serve_and_keep_time(
         self: Arc<Self>,
+        models: Arc<[Arc<Model>]>,
         listener: TcpListener,
         stop: CancellationToken,
     ) -> io::Result<()> {
-        let models = self.models();
         let clocks = models.iter().cloned().map(|model| async move { model.keep_time().await });
         let clocks = futures_util::future::join_all(clocks);
         let (limits, metrics) = (self.options().connections, self.metrics().connections.clone());

@@ -170,6 +170,25 @@ async fn generated_answers_harm_no_honest_neighbour() {
     over.unwrap_or_else(|_| panic!("series of models that are gone stay: {:?}", of_models(&metrics)));
 }
 
+/// A server may be polled for the first time after the models of its gateway were replaced.
+#[tokio::test]
+async fn serve_keeps_no_model_that_came_after_its_call() {
+    let metrics = GatewayMetrics::new().unwrap();
+    let gateway = Gateway::new(GatewayOptions::default(), Vec::new(), metrics.clone());
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let stop = CancellationToken::new();
+    let serving = gateway.clone().serve(listener, stop.clone());
+    let model = model("later", SocketAddr::from(([127, 0, 0, 1], 1)), &metrics);
+    gateway.replace_models(vec![model.clone()]);
+    let serving = tokio::spawn(serving);
+    // On this runtime of one thread the server runs meanwhile.
+    tokio::task::yield_now().await;
+    gateway.replace_models(Vec::new());
+    assert_eq!(Arc::strong_count(&model), 1);
+    stop.cancel();
+    serving.await.unwrap().unwrap();
+}
+
 /// Nano-dollars that `tenant` has to pay.
 fn booked(metrics: &GatewayMetrics, tenant: &str) -> u64 {
     let families = metrics.registry().gather();
