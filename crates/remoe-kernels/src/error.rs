@@ -1,5 +1,7 @@
 //! What can go wrong; every variant carries the numbers that explain it.
 
+use std::str::FromStr;
+
 use crate::{Dtype, InstructionPath, Matrix, NumericsClass, WeightFormat};
 
 /// Failure of packing, of starting a pool or of a forward call. Nothing is computed when one is returned, except for [`KernelError::Panicked`].
@@ -191,4 +193,15 @@ pub enum KernelError {
     /// Suspended rows belong to the pool that has begun them.
     #[error("suspended rows were begun by another pool")]
     OtherPool,
+}
+
+impl FromStr for InstructionPath {
+    type Err = KernelError;
+
+    fn from_str(name: &str) -> Result<Self, KernelError> {
+        Self::ALL
+            .into_iter()
+            .find(|path| path.name() == name)
+            .ok_or_else(|| KernelError::UnknownPath { name: name.to_owned() })
+    }
 }

@@ -4,7 +4,7 @@
 //!
 //! A step of K has 32 codes of each of a panel's 64 columns, `[32][64]` bytes, then 16 float32: the scales of four columns each, times 2^8, because a code becomes a number by way of binary16, in whose exponent it means 2^-8 of itself. The end of a row is filled up with codes that add nothing to a sum, not even to the sign of a zero.
 
-use crate::pack::Panels;
+use crate::panels::Panels;
 use crate::quantise::GROUP;
 use crate::shape::{PANEL, SCALE_COLUMNS, step_words};
 use crate::{Dtype, KernelError, WeightFormat};
@@ -15,24 +15,6 @@ const UNIT: f32 = 256.0;
 const LEAST: f32 = f32::from_bits((127 - 100) << 23);
 /// Scales below this have no product that is too large: 2^119, as codes reach 448.
 const LARGEST: f32 = f32::from_bits((127 + 119) << 23);
-
-/// Numbers of e4m3 by their codes, times 2^-8; 0x7f and 0xff, which are none, as if they were.
-pub(crate) const E4M3: [f32; 256] = {
-    let mut numbers = [0.0; 256];
-    let mut code = 0;
-    while code < 256 {
-        let (exponent, fraction) = ((code as u32 >> 3) & 15, code as u32 & 7);
-        // Times 2^-8: exponents of 1 to 15 mean 2^-6 to 2^8.
-        let magnitude = if exponent == 0 {
-            fraction as f32 * f32::from_bits((127 - 17) << 23)
-        } else {
-            f32::from_bits((exponent + 127 - 7 - 8) << 23 | fraction << 20)
-        };
-        numbers[code] = if code < 128 { magnitude } else { -magnitude };
-        code += 1;
-    }
-    numbers
-};
 
 /// The scales of a matrix whose weights are fp8.
 #[derive(Clone, Debug)]

@@ -23,7 +23,7 @@
 //!
 //! 1. Sums are float32 and start at +0. K ascends in pairs; of each pair the odd element comes first: `acc = fma(x[2p+1], w[2p+1], acc)`, then `acc = fma(x[2p], w[2p], acc)`. K is never split; where it is odd, a zero element is appended to both sides.
 //! 2. Every operation rounds to nearest even. Denormal operands count as zero, and results that are tiny after rounding become zero, both with their sign. That is what the bfloat16 dot product of AVX-512 does; the other vector paths set the processor's flush modes while they run, and the portable path computes it.
-//! 3. `e^x` is computed by this crate, by one sequence of operations ([`numerics::exp`]); the activations are built on it, with IEEE division.
+//! 3. `e^x` is computed by this crate, by one sequence of operations ([`activations::exp`]); the activations are built on it, with IEEE division.
 //! 4. In float32, `h = act(gate) * up`, and the sum of the down projection is the result. In bfloat16, the sums of gate and up are rounded to bfloat16, then the activation, then the product `h`, then the sum of the down projection: each once, to nearest even. A bias is added to a sum after it was rounded, and rounded again; what a clamped SwiGLU makes of the up projection is rounded, too. Where there is no gate, `h = act(up)`, rounded alike.
 //! 5. Every NaN that is stored is the same one (0x7fc00000, 0x7fc0).
 //!
@@ -48,19 +48,26 @@
 #[cfg(not(target_endian = "little"))]
 compile_error!("weights and rows are little-endian and used in place");
 
+pub mod activations;
 mod attention;
+mod attention_shape;
 mod class;
 #[cfg(target_os = "linux")]
 mod cores;
 mod dtype;
+mod elements;
 pub mod elementwise;
 mod error;
+mod expert_matrix;
 mod fp8;
+mod instruction_path;
 mod matrix;
 mod memory;
 pub mod numerics;
 mod pack;
+mod panels;
 mod paths;
+mod phase;
 mod plan;
 mod pool;
 pub mod quantise;
@@ -71,17 +78,20 @@ mod threads;
 mod transpose;
 mod vectors;
 
-pub use attention::{AttentionShape, AttentionSpan, KvPage, PAGE_POSITIONS};
+pub use attention::{AttentionSpan, KvPage};
+pub use attention_shape::{AttentionShape, PAGE_POSITIONS};
 pub use class::{NumericsClass, WeightFormat};
 pub use dtype::{Activation, Dtype, StoredDtype};
 pub use error::KernelError;
+pub use expert_matrix::Matrix;
 pub use fp8::Fp8Scales;
+pub use instruction_path::InstructionPath;
 pub use matrix::{MAX_OUTPUTS, MatrixPart, PackedMatrix, PackedMatrixBuilder};
 pub use memory::spread_over_nodes;
 pub use pack::{PackedExpert, PackedExpertBuilder};
-pub use paths::{InstructionPath, PathChoice, wrong_paths};
+pub use paths::{PathChoice, wrong_paths};
 pub use plan::{Job, MAX_JOBS, MAX_ROWS, Product};
 pub use pool::{DEFAULT_POLL, MAX_THREADS, Pool, PoolConfig};
-pub use shape::{ExpertShape, MAX_DIMENSION, Matrix};
+pub use shape::{ExpertShape, MAX_DIMENSION};
 pub use suspended::SuspendedRows;
 pub use vectors::{Loops, by_vectors};

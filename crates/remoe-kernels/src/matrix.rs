@@ -1,7 +1,7 @@
 //! Weight matrices in panels, outside of experts.
 
 use crate::memory::Buffer;
-use crate::pack::Panels;
+use crate::panels::Panels;
 use crate::quantise::{GROUP, WeightGroup};
 use crate::shape::{PANEL, row_copy_bytes, step_words, steps};
 use crate::{Dtype, KernelError, MAX_DIMENSION, NumericsClass, StoredDtype, WeightFormat};

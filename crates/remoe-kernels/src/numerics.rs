@@ -3,9 +3,6 @@
 //! Written with float64 and integer operations only, so that it gives the same bits on every processor, whatever its own rules for denormals are. Functions treat denormal operands as zero of the same sign, round to nearest even, and turn results that are still below 2^-126 after rounding to 24 bits into zero of
 //! the same sign (x86 decides "tiny" after rounding, as if the exponent had no bound).
 
-use crate::Activation;
-use crate::paths::{activation, portable::Portable};
-
 /// The bits of the one NaN that is ever stored.
 pub(crate) const NAN_BITS: u32 = 0x7fc0_0000;
 
@@ -104,20 +101,20 @@ pub(crate) fn canonical(x: f32) -> f32 {
     if x.is_nan() { f32::from_bits(NAN_BITS) } else { x }
 }
 
-/// `e^x` as every path computes it: within 1 unit in the last place of the true value; 0 where that is below 2^-126.
-pub fn exp(x: f32) -> f32 {
-    // SAFETY: the portable path needs no CPU feature.
-    unsafe { activation::exp::<Portable>(Portable::all(flush(x))) }.first()
-}
-
-/// What an activation is multiplied with, of the up projection, as every path computes it, in float32.
-pub fn factor(activation: Activation, up: f32) -> f32 {
-    // SAFETY: the portable path needs no CPU feature.
-    unsafe { activation::factor::<Portable>(activation, Portable::all(flush(up))) }.first()
-}
-
-/// An activation as every path computes it, in float32.
-pub fn activate(activation: Activation, x: f32) -> f32 {
-    // SAFETY: the portable path needs no CPU feature.
-    unsafe { activation::activate::<Portable>(activation, Portable::all(flush(x))) }.first()
-}
+/// Numbers of e4m3 by their codes, times 2^-8; 0x7f and 0xff, which are none, as if they were.
+pub(crate) const E4M3: [f32; 256] = {
+    let mut numbers = [0.0; 256];
+    let mut code = 0;
+    while code < 256 {
+        let (exponent, fraction) = ((code as u32 >> 3) & 15, code as u32 & 7);
+        // Times 2^-8: exponents of 1 to 15 mean 2^-6 to 2^8.
+        let magnitude = if exponent == 0 {
+            fraction as f32 * f32::from_bits((127 - 17) << 23)
+        } else {
+            f32::from_bits((exponent + 127 - 7 - 8) << 23 | fraction << 20)
+        };
+        numbers[code] = if code < 128 { magnitude } else { -magnitude };
+        code += 1;
+    }
+    numbers
+};

@@ -3,6 +3,7 @@
 use crate::memory::Buffer;
 use crate::numerics::from_bf16;
 use crate::paths::panel::Panel;
+use crate::phase::Phase;
 use crate::quantise::write_row;
 use crate::shape::PANEL;
 use crate::{
@@ -37,17 +38,6 @@ pub struct Product<'a> {
     pub inputs: &'a [u8],
     /// One row of [`PackedMatrix::outputs`] elements for each input row, little-endian, with any alignment.
     pub output: &'a mut [u8],
-}
-
-/// The two halves of a call: everything of the first is done before anything of the second begins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Phase {
-    GateUp,
-    Down,
-}
-
-impl Phase {
-    pub(crate) const ALL: [Self; 2] = [Self::GateUp, Self::Down];
 }
 
 /// A validated call. Kept between calls for its memory.

@@ -2,7 +2,7 @@
 
 use crate::memory::Buffer;
 use crate::quantise::{self, GROUP, RowGroup};
-use crate::{Activation, Dtype, KernelError, NumericsClass, WeightFormat};
+use crate::{Activation, Dtype, KernelError, Matrix, NumericsClass, WeightFormat};
 
 /// Largest legal `hidden` or `width`. Shapes come from files, so there is a limit; real ones are below 2^16.
 pub const MAX_DIMENSION: usize = 1 << 18;
@@ -36,22 +36,6 @@ enum Biases {
     /// Those whose sums are activated or gated.
     Inner,
     All,
-}
-
-/// One of the weight matrices, row-major as checkpoints store them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Matrix {
-    /// `[width, hidden]`; no rows where the expert has no gate.
-    Gate,
-    /// `[width, hidden]`.
-    Up,
-    /// `[hidden, width]`.
-    Down,
-}
-
-impl Matrix {
-    /// All three, in the order in which [`crate::PackedExpert::pack`] takes them.
-    pub const ALL: [Self; 3] = [Self::Gate, Self::Up, Self::Down];
 }
 
 impl ExpertShape {

@@ -17,8 +17,9 @@ use crate::device::{DeviceError, DeviceName};
 use embedding::NativeEmbedding;
 use heads::NativeHeads;
 use pages::{NativePages, PagePart};
+use remoe_kernels::activations::exp;
 use remoe_kernels::elementwise::{self, Norm, NormForm, Rotation, RowOperation};
-use remoe_kernels::numerics::{exp, round_bf16};
+use remoe_kernels::numerics::round_bf16;
 use remoe_kernels::{
     AttentionShape, AttentionSpan, Dtype, Job, KernelError, NumericsClass, PackedExpert, PackedMatrix, Pool,
     Product,

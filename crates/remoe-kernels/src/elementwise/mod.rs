@@ -1,7 +1,6 @@
 //! Operations on rows of elements, by the widest vectors of the processor at hand: norms, rotations, sums.
 
-pub(crate) mod elements;
-
+use crate::elements;
 use crate::vectors::{Loops, by_vectors};
 use crate::{Dtype, KernelError, Pool};
 

@@ -7,7 +7,7 @@ use super::codes::{Codes, TABLE_VECTORS};
 use super::floats::Floats;
 use super::integers::{E2M1_AND_OFFSET, Integers};
 use super::steps::{F32Step, WidenedStep};
-use crate::fp8::E4M3;
+use crate::numerics::E4M3;
 use crate::numerics::NAN_BITS;
 use crate::transpose::transposed_half;
 

@@ -14,7 +14,7 @@ use crate::{Dtype, WeightFormat};
 /// # Safety
 /// As for [`Floats`].
 pub(crate) trait Codes: Floats {
-    /// Reads `LANES` codes of e4m3, a byte each, none of which stands for no number: the numbers times 2^-8 ([`crate::fp8::E4M3`]).
+    /// Reads `LANES` codes of e4m3, a byte each, none of which stands for no number: the numbers times 2^-8 ([`crate::numerics::E4M3`]).
     unsafe fn e4m3(from: *const u8) -> Self::V;
     /// Reads `LANES / 4` float32, each for four lanes.
     unsafe fn fourfold(from: *const f32) -> Self::V;

@@ -16,7 +16,6 @@ mod codes;
 mod contest;
 pub(crate) mod float_mode;
 pub(crate) mod floats;
-mod instruction_path;
 mod integers;
 pub(crate) mod panel;
 pub(crate) mod portable;
@@ -28,12 +27,11 @@ mod widened;
 
 pub(crate) use choice::{Computing, is_right};
 pub use choice::{PathChoice, wrong_paths};
-pub use instruction_path::InstructionPath;
 
 use panel::Panel;
 
-use crate::plan::Phase;
-use crate::{Dtype, NumericsClass, WeightFormat};
+use crate::phase::Phase;
+use crate::{Dtype, InstructionPath, NumericsClass, WeightFormat};
 
 /// A compiled kernel.
 ///

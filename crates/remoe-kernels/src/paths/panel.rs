@@ -9,7 +9,7 @@ use super::floats::Floats;
 use super::steps::Step;
 use super::streams::follows_groups;
 use super::widened::{self, Widened};
-use crate::plan::Phase;
+use crate::phase::Phase;
 use crate::quantise::RowGroup;
 use crate::shape::{HALF, PANEL};
 use crate::{Activation, Dtype, WeightFormat};

@@ -8,7 +8,7 @@ use super::float_mode::FloatMode;
 use super::panel::{Panel, ROWS};
 use super::steps::UNWIDENED;
 use super::{InstructionPath, kernels};
-use crate::plan::Phase;
+use crate::phase::Phase;
 use crate::quantise::{self, GROUP, write_row};
 use crate::shape::{HALF, PANEL, SCALE_COLUMNS, step_words, steps};
 use crate::{Activation, Dtype, NumericsClass, WeightFormat};

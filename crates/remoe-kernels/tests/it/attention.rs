@@ -3,7 +3,8 @@
 use crate::common;
 
 use common::Random;
-use remoe_kernels::numerics::{add, div, exp, fma, from_bf16, mul, to_bf16};
+use remoe_kernels::activations::exp;
+use remoe_kernels::numerics::{add, div, fma, from_bf16, mul, to_bf16};
 use remoe_kernels::{
     AttentionShape, AttentionSpan, Dtype, InstructionPath, PAGE_POSITIONS, Pool, PoolConfig,
 };

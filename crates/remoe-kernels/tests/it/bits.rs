@@ -227,8 +227,8 @@ fn activations_agree_over_the_whole_range() {
                     let gate = round(common::dot(&[v, 1.0], &[1.0, 0.0]));
                     let up = round(common::dot(&[v, 1.0], &[0.0, 1.0]));
                     let h = round(remoe_kernels::numerics::mul(
-                        round(remoe_kernels::numerics::activate(activation, gate)),
-                        round(remoe_kernels::numerics::factor(activation, up)),
+                        round(remoe_kernels::activations::activate(activation, gate)),
+                        round(remoe_kernels::activations::factor(activation, up)),
                     ));
                     let expected = stored_bits(common::dot(&[h], &[1.0]), dtype);
                     assert_eq!(out[0], expected, "{} {activation:?} {dtype} {v:e}", pool.paths(dtype));

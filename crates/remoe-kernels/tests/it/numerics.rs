@@ -3,9 +3,8 @@
 use crate::common;
 
 use common::{Data, Random, bits, forward, pool, stored_bits, to_bytes};
-use remoe_kernels::numerics::{
-    activate, add, div, exp, flush, fma, from_bf16, from_f16, mul, round_bf16, to_bf16,
-};
+use remoe_kernels::activations::{activate, exp};
+use remoe_kernels::numerics::{add, div, flush, fma, from_bf16, from_f16, mul, round_bf16, to_bf16};
 use remoe_kernels::{Activation, Dtype, ExpertShape, InstructionPath, PackedExpert};
 
 const LEAST: f32 = f32::MIN_POSITIVE;

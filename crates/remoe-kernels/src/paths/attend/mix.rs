@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::score::few_rows;
 use super::{BLOCK_ROWS, Element, PAGE_POSITIONS, Parts, TILE_VECTORS};
-use crate::attention::AttentionShape;
+use crate::attention_shape::AttentionShape;
 use crate::paths::floats::Floats;
 use crate::paths::panel::{FAR, LINE, prefetch};
 

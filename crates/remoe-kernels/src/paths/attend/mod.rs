@@ -5,8 +5,8 @@ mod score;
 
 use super::floats::Floats;
 use crate::Dtype;
-use crate::attention::{AttentionShape, PAGE_POSITIONS};
-use crate::elementwise::elements;
+use crate::attention_shape::{AttentionShape, PAGE_POSITIONS};
+use crate::elements;
 use mix::{Weights, mix_page};
 use score::{score_page, weigh};
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{Element, PAGE_POSITIONS, Parts, SUM_LANES, TILE_DIMS};
-use crate::attention::AttentionShape;
+use crate::attention_shape::AttentionShape;
 use crate::paths::activation::exp;
 use crate::paths::floats::Floats;
 use crate::paths::panel::{FAR, LINE, prefetch};

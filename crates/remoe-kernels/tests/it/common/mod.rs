@@ -1,7 +1,8 @@
 #![allow(dead_code, reason = "every test binary uses a part of it")]
 //! An expert written down naively from the crate's documentation, without panels, vectors or threads, and data to try it on.
 
-use remoe_kernels::numerics::{activate, add, factor, flush, fma, from_bf16, mul, round_bf16, to_bf16};
+use remoe_kernels::activations::{activate, factor};
+use remoe_kernels::numerics::{add, flush, fma, from_bf16, mul, round_bf16, to_bf16};
 use remoe_kernels::{
     Activation, Dtype, ExpertShape, InstructionPath, Job, Matrix, NumericsClass, PackedExpert,
     PackedExpertBuilder, Pool, PoolConfig, WeightFormat,

@@ -1,9 +1,6 @@
 //! Which instructions a pool uses.
 
 use std::fmt;
-use std::str::FromStr;
-
-use crate::KernelError;
 
 /// A set of CPU instructions. All of them give the same bits; they differ in speed only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -70,16 +67,5 @@ impl InstructionPath {
 impl fmt::Display for InstructionPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
-    }
-}
-
-impl FromStr for InstructionPath {
-    type Err = KernelError;
-
-    fn from_str(name: &str) -> Result<Self, KernelError> {
-        Self::ALL
-            .into_iter()
-            .find(|path| path.name() == name)
-            .ok_or_else(|| KernelError::UnknownPath { name: name.to_owned() })
     }
 }

@@ -1,0 +1,177 @@
+//! Rows of matrices as columns of panels.
+
+use crate::numerics::{from_bf16, from_f16, to_bf16};
+use crate::quantise::{GROUP, WeightGroup};
+use crate::shape::{PANEL, step_words};
+use crate::transpose::{TILE, tiles};
+use crate::{Dtype, NumericsClass, StoredDtype, WeightFormat};
+
+/// Columns of panels that the rows of a matrix become.
+#[derive(Clone, Copy)]
+pub(crate) struct Panels {
+    /// 32-bit words of a panel.
+    pub(crate) panel_words: usize,
+    /// Rows of the matrix that a panel holds.
+    pub(crate) columns: usize,
+    /// The panel's column that the first of them becomes.
+    pub(crate) shift: usize,
+}
+
+impl Panels {
+    /// Writes whole rows of `row_bytes` bytes from `first_row` on into `packed`, which begins with the first panel.
+    pub(crate) fn write(
+        self,
+        packed: &mut [u32],
+        stored: StoredDtype,
+        class: NumericsClass,
+        first_row: usize,
+        row_bytes: usize,
+        bytes: &[u8],
+    ) {
+        let rows = Rows { first: first_row, row_bytes, bytes };
+        if class.weights.has_integers() {
+            let words = step_words(class.dtype, class.weights);
+            return match stored {
+                StoredDtype::F32 => self.quantise(packed, rows, class.weights, words, f32::from_le_bytes),
+                StoredDtype::Bf16 => {
+                    let decode = |half| from_bf16(u16::from_le_bytes(half));
+                    self.quantise(packed, rows, class.weights, words, decode);
+                }
+                StoredDtype::F16 => {
+                    let decode = |half| from_f16(u16::from_le_bytes(half));
+                    self.quantise(packed, rows, class.weights, words, decode);
+                }
+            };
+        }
+        // Distinct loops for each pair of types, so that the conversion is decided outside of them.
+        match (stored, class.dtype) {
+            (StoredDtype::Bf16, Dtype::Bf16) => self.transpose(packed, rows, tiles, pair),
+            (StoredDtype::F32, Dtype::F32) => self.transpose(packed, rows, tiles, word),
+            (StoredDtype::F32, Dtype::Bf16) => {
+                self.transpose(packed, rows, none, |row, m| round_pair(m, |k| f32::from_bits(word(row, k))));
+            }
+            (StoredDtype::F16, Dtype::Bf16) => {
+                self.transpose(packed, rows, none, |row, m| round_pair(m, |k| from_f16(half(row, k))));
+            }
+            (StoredDtype::Bf16, Dtype::F32) => {
+                self.transpose(packed, rows, none, |row, m| from_bf16(half(row, m)).to_bits());
+            }
+            (StoredDtype::F16, Dtype::F32) => {
+                self.transpose(packed, rows, none, |row, m| from_f16(half(row, m)).to_bits());
+            }
+        }
+    }
+
+    /// `decode(row, m)` is word `m` of a packed column: a pair of bfloat16, or one float32; zero beyond the row's end. `whole` writes
+    /// the first words of whole groups of rows faster, and says how many.
+    fn transpose(
+        self,
+        packed: &mut [u32],
+        rows: Rows<'_>,
+        whole: impl Fn(&[u8], usize, &mut [u32]) -> usize,
+        decode: impl Fn(&[u8], usize) -> u32,
+    ) {
+        let Self { panel_words, columns, shift } = self;
+        let words = panel_words / PANEL;
+        let row_bytes = rows.row_bytes;
+        let mut row = rows.first;
+        let mut rest = rows.bytes;
+        while !rest.is_empty() {
+            // Up to the next multiple of TILE rows: such a group never crosses a panel's edge.
+            let count = (rest.len() / row_bytes).min(TILE - row % TILE);
+            let (group, after) = rest.split_at(count * row_bytes);
+            let column = row % columns + shift;
+            let panel = &mut packed[row / columns * panel_words..][..panel_words];
+            let done = if count == TILE { whole(group, row_bytes, &mut panel[column..]) } else { 0 };
+            for first_word in (done..words).step_by(TILE) {
+                let mut tile = [[0u32; TILE]; TILE];
+                for (source, target) in group.chunks_exact(row_bytes).zip(&mut tile) {
+                    for (m, word) in target.iter_mut().enumerate() {
+                        *word = decode(source, first_word + m);
+                    }
+                }
+                for m in 0..TILE.min(words - first_word) {
+                    let line = &mut panel[(first_word + m) * PANEL + column..][..count];
+                    for (word, source) in line.iter_mut().zip(&tile) {
+                        *word = source[m];
+                    }
+                }
+            }
+            row += count;
+            rest = after;
+        }
+    }
+}
+
+impl Panels {
+    /// As [`Self::write`] with groups of integers, `step_words` to a group of a panel; `decode` makes a number of the bytes of a stored element.
+    fn quantise<const BYTES: usize>(
+        self,
+        packed: &mut [u32],
+        rows: Rows<'_>,
+        format: WeightFormat,
+        step_words: usize,
+        decode: impl Fn([u8; BYTES]) -> f32,
+    ) {
+        let lines = step_words / PANEL;
+        for (row, source) in (rows.first..).zip(rows.bytes.chunks_exact(rows.row_bytes)) {
+            let column = row % self.columns + self.shift;
+            let panel = &mut packed[row / self.columns * self.panel_words..][..self.panel_words];
+            let (elements, _) = source.as_chunks::<BYTES>();
+            for (step, elements) in panel.chunks_exact_mut(step_words).zip(elements.chunks(GROUP)) {
+                let group = match <&[[u8; BYTES]; GROUP]>::try_from(elements) {
+                    Ok(whole) => whole.map(&decode),
+                    // The end of a row is filled up with zeros.
+                    Err(_) => {
+                        std::array::from_fn(|k| elements.get(k).map_or(0.0, |element| decode(*element)))
+                    }
+                };
+                let group = WeightGroup::of(&group, format);
+                let (quads, scales) = step.split_at_mut(lines * PANEL);
+                for (words, word) in quads.chunks_exact_mut(PANEL).zip(group.stored(format)) {
+                    words[column] = word;
+                }
+                let shift = column % 2 * 16;
+                let pair = &mut scales[column / 2];
+                *pair = *pair & !(0xffff << shift) | u32::from(group.scale) << shift;
+            }
+        }
+    }
+}
+
+/// Rows as a checkpoint stores them.
+#[derive(Clone, Copy)]
+struct Rows<'a> {
+    first: usize,
+    row_bytes: usize,
+    bytes: &'a [u8],
+}
+
+/// No words are written ahead: each is decoded.
+fn none(_rows: &[u8], _row_bytes: usize, _panel: &mut [u32]) -> usize {
+    0
+}
+
+/// Two stored bytes, or zero beyond the row's end.
+#[inline(always)]
+fn half(row: &[u8], k: usize) -> u16 {
+    row.get(2 * k..2 * k + 2).map_or(0, |b| u16::from_le_bytes([b[0], b[1]]))
+}
+
+/// Four stored bytes, or zero beyond the row's end.
+#[inline(always)]
+fn word(row: &[u8], k: usize) -> u32 {
+    row.get(4 * k..4 * k + 4).map_or(0, |b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+}
+
+/// A pair of stored bfloat16: the even one in the lower half.
+#[inline(always)]
+fn pair(row: &[u8], m: usize) -> u32 {
+    u32::from(half(row, 2 * m)) | u32::from(half(row, 2 * m + 1)) << 16
+}
+
+/// A pair of elements rounded to bfloat16.
+#[inline(always)]
+fn round_pair(m: usize, element: impl Fn(usize) -> f32) -> u32 {
+    u32::from(to_bf16(element(2 * m))) | u32::from(to_bf16(element(2 * m + 1))) << 16
+}

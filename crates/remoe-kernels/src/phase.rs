@@ -1,0 +1,12 @@
+//! Phases of a call.
+
+/// The two halves of a call: everything of the first is done before anything of the second begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    GateUp,
+    Down,
+}
+
+impl Phase {
+    pub(crate) const ALL: [Self; 2] = [Self::GateUp, Self::Down];
+}
