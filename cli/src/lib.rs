@@ -15,6 +15,7 @@ mod figures;
 mod files;
 mod flags;
 mod loading;
+mod local;
 mod machine;
 mod output;
 mod plan_report;

@@ -1,45 +1,37 @@
 //! `remoe up`: models as a service, until it is asked to end.
 
 mod args;
-mod cashier;
 mod event;
-mod following;
 mod front;
-mod keeper;
 mod keys;
 mod manifest;
-mod measuring;
-mod replan;
 mod report;
-mod seer;
 mod start;
-mod statement;
 mod summary;
-mod tariff;
-mod tiers;
 
 pub(crate) use args::UpArgs;
 pub(crate) use manifest::{fill, fill_from_file};
 
 use crate::deployment::Wanted;
 use crate::exit::CliError;
+use crate::local::cost::CostRecorder;
+use crate::local::following::Following;
+use crate::local::measuring::Measuring;
+use crate::local::report::Report;
+use crate::local::supervisor::{End, Keeper};
+use crate::local::usage::{Memory, UsageLearner};
 use crate::output::progress::{Progress, print_warning};
 use crate::programs;
 use crate::running;
 use crate::signals::{EndSignals, Ended};
 use axum::http::HeaderValue;
-use cashier::Cashier;
-use following::Following;
 use front::{DRAIN, END, Front, listen};
-use keeper::{End, Keeper};
 use keys::keys;
-use measuring::Measuring;
 use remoe_gateway_core::{Books, Model};
 use remoe_otel::{Traces, TracesError};
 use remoe_planner::Pricing;
 use remoe_predictor::ByPhase;
-use report::Report;
-use seer::Seer;
+use report::Printer;
 use start::{Asked, Started};
 use std::io::Read;
 use std::net::SocketAddr;
@@ -171,9 +163,9 @@ async fn start(
     let mut unmeasured = Vec::new();
     for (asked, model) in asked.into_iter().zip(&front.models) {
         let (books, name) = (front.books.clone(), model.name().to_owned());
-        let cashier = Cashier { books, model: name, run: run.clone() };
-        let seer = seer(args, &asked.wanted, front, model)?;
-        let remembered = seer.as_ref().and_then(|(seer, _)| seer.remembered.as_ref());
+        let costs = CostRecorder { books, model: name, run: run.clone() };
+        let usage = usage(args, &asked.wanted, front, model)?;
+        let remembered = usage.as_ref().and_then(|(usage, _)| usage.remembered.as_ref());
         let Started {
             wanted,
             supervisor,
@@ -185,15 +177,14 @@ async fn start(
             basis,
             choice,
             measurement,
-        } = start::start(args, asked, (&cashier, pricing), remembered, as_json, progress).await?;
-        let following = seer.map(|(seer, pause)| Following {
-            seer,
+        } = start::start(args, asked, (&costs, pricing), remembered, as_json, progress).await?;
+        let following = usage.map(|(usage, pause)| Following {
+            usage,
             pause,
             metrics: front.foresight.of_model(model.name()),
         });
         let (subject, measured) = measurement.unzip();
-        let report = Report {
-            wanted,
+        let printer = Printer {
             times,
             address: front.address,
             has_key: front.has_key,
@@ -204,6 +195,7 @@ async fn start(
             as_json,
             progress: progress.clone(),
         };
+        let report = Report { wanted, reporter: Box::new(printer) };
         unmeasured.extend(subject);
         let keeper = Keeper {
             model: model.clone(),
@@ -212,7 +204,7 @@ async fn start(
             authorization: authorization.clone(),
             idle: args.idle,
             remote_idle: args.planning.remote_idle(args.remote_idle)?,
-            cashier,
+            costs,
             tariff,
             accounted,
             basis,
@@ -230,18 +222,24 @@ async fn start(
     Ok(Some(Measuring::start(unmeasured, front.models.clone(), progress.clone())))
 }
 
-/// Who follows the requests of `model`, and the time between two revisions; none where its placement stays.
-fn seer(
+/// Opens the learner of a model's usage, with the time between two revisions; `None` if its placement stays.
+fn usage(
     args: &UpArgs,
     wanted: &Wanted,
     front: &Front,
     model: &Model,
-) -> Result<Option<(Seer, Duration)>, CliError> {
+) -> Result<Option<(UsageLearner, Duration)>, CliError> {
     let Some(pause) = args.follow.replan.filter(|_| !wanted.moe_layers.is_empty()) else { return Ok(None) };
     let request = args.planning.workload.request(&wanted.inspection, None)?;
     let tokens = ByPhase { prefill: request.input_tokens, decode: request.output_tokens };
     let predictor = args.planning.predictor.as_deref();
-    let seer = Seer::open(wanted, &args.follow, predictor, tokens, &front.foresight)?;
-    model.tell(seer.witness());
-    Ok(Some((seer, pause)))
+    let follow = &args.follow;
+    let memory = Memory {
+        folder: follow.experience.as_deref(),
+        folder_bytes: follow.experience_bytes,
+        forgets: follow.forget,
+    };
+    let usage = UsageLearner::open(wanted, memory, predictor, tokens, &front.foresight)?;
+    model.tell(usage.witness());
+    Ok(Some((usage, pause)))
 }

@@ -6,20 +6,19 @@ use super::summary::Summary;
 use crate::choice::Choice;
 use crate::deployment::Wanted;
 use crate::exit::{CliError, Code};
+use crate::local::report::Reporter;
 use crate::machine;
 use crate::output::json;
 use crate::output::progress::Progress;
 use crate::output::table;
 use remoe_process::Role;
-use remoe_rollout::{FunctionState, Status, placement};
-use std::collections::BTreeMap;
+use remoe_rollout::{Status, placement};
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
-/// How one model is reported.
-pub(super) struct Report {
-    pub(super) wanted: Wanted,
+/// Prints reports of one model.
+pub(super) struct Printer {
     pub(super) times: StartTimes,
     /// Where users reach it.
     pub(super) address: SocketAddr,
@@ -37,24 +36,25 @@ pub(super) struct Report {
     pub(super) progress: Arc<Progress>,
 }
 
-impl Report {
-    /// Prints an event. A service does not end because nobody reads any more what becomes of it.
-    pub(super) fn say(&self, event: &str, status: &Status) -> Result<(), CliError> {
-        match self.print(event, status) {
+impl Reporter for Printer {
+    // A service does not end because its output is closed.
+    fn say(&self, wanted: &Wanted, event: &str, status: &Status) -> Result<(), CliError> {
+        match self.print(wanted, event, status) {
             Err(error) if error.code == Code::ClosedOutput => Ok(()),
             printed => printed,
         }
     }
 
-    /// Says something beside the events.
-    pub(super) fn note(&self, text: &str) {
+    fn note(&self, text: &str) {
         self.progress.line(text);
     }
+}
 
-    fn print(&self, event: &str, status: &Status) -> Result<(), CliError> {
+impl Printer {
+    fn print(&self, wanted: &Wanted, event: &str, status: &Status) -> Result<(), CliError> {
         let endpoint = &format!("http://{}", self.address);
-        let model = self.wanted.name();
-        let remote = self.wanted.placement.remote();
+        let model = wanted.name();
+        let remote = wanted.placement.remote();
         if self.as_json {
             let functions = status.functions.iter();
             json::print(&Event {
@@ -64,9 +64,9 @@ impl Report {
                 endpoint,
                 generation: status.generation,
                 start: (event == "ready").then_some(&self.times),
-                main: self.wanted.main_report().filter(|_| event == "ready"),
+                main: wanted.main_report().filter(|_| event == "ready"),
                 functions: functions
-                    .map(|function| Function::of(function, &self.wanted.moe_layers, &remote, self.address))
+                    .map(|function| Function::of(function, &wanted.moe_layers, &remote, self.address))
                     .collect(),
             })?;
             return Ok(());
@@ -74,7 +74,7 @@ impl Report {
         let mut out = anstream::stdout().lock();
         if event == "ready" {
             let summary = Summary {
-                wanted: &self.wanted,
+                wanted,
                 choice: &self.choice,
                 address: self.address,
                 seconds: self.times.whole(),
@@ -88,7 +88,7 @@ impl Report {
             writeln!(out, "{}: {model} at {endpoint}, {}", title(event), states(status))?;
         }
         if self.progress.is_verbose() {
-            writeln!(out, "\n{}", self.table(status))?;
+            writeln!(out, "\n{}", Self::table(wanted, status))?;
             let StartTimes { facts_s, plan_s, functions_s, placement_s } = &self.times;
             if event == "ready" {
                 writeln!(
@@ -102,12 +102,12 @@ impl Report {
         Ok(())
     }
 
-    fn table(&self, status: &Status) -> String {
+    fn table(wanted: &Wanted, status: &Status) -> String {
         let rows = status.functions.iter().map(|function| {
             let experts = match function.role {
                 Role::Main => {
-                    let remote = self.wanted.placement.remote();
-                    table::experts(&placement::local_experts(&self.wanted.moe_layers, &remote))
+                    let remote = wanted.placement.remote();
+                    table::experts(&placement::local_experts(&wanted.moe_layers, &remote))
                 }
                 Role::Remote => table::experts(&function.hosted),
             };
@@ -143,13 +143,6 @@ fn title(event: &str) -> &str {
         "resumed" => "group awake",
         other => other,
     }
-}
-
-/// The processes that the generation in force relies on, with the names of their functions.
-pub(super) fn serving(status: &Status) -> BTreeMap<u32, String> {
-    let functions = status.functions.iter();
-    let serving = functions.filter(|function| function.state == FunctionState::Serving);
-    serving.filter_map(|function| Some((function.pid?, function.name.clone()))).collect()
 }
 
 /// The address to reach a listener at from this machine.

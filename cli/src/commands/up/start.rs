@@ -1,16 +1,16 @@
 //! One model of `up`: what runs where is decided, and started.
 
 use super::args::{StartOrder, UpArgs};
-use super::cashier::Cashier;
-use super::measuring::{Measured, Subject};
-use super::replan::Basis;
-use super::statement::Statement;
-use super::tariff::Tariff;
 use crate::choice::Choice;
 use crate::deployment::{RatioArgs, Wanted};
 use crate::exit::CliError;
 use crate::figures::{Unmeasured, check_contention};
 use crate::flags::DeploymentArgs;
+use crate::local::cost::CostRecorder;
+use crate::local::measuring::{Measured, Subject};
+use crate::local::rates::Tariff;
+use crate::local::replan::Basis;
+use crate::local::statement::Statement;
 use crate::output::progress::Progress;
 use crate::plan_report;
 use crate::planning::plan;
@@ -119,7 +119,7 @@ pub(super) fn ask(
 pub(super) async fn start(
     args: &UpArgs,
     asked: Asked,
-    (cashier, pricing): (&Cashier, &Pricing),
+    (costs, pricing): (&CostRecorder, &Pricing),
     remembered: Option<&Shares>,
     as_json: bool,
     progress: &Arc<Progress>,
@@ -136,7 +136,7 @@ pub(super) async fn start(
     times.facts_s = facts.as_secs_f64() + clock.lap();
     let tell = watch::Sender::new(None);
     let account =
-        |supervisor: &Supervisor| tokio::spawn(cashier.clone().follow(supervisor.status(), tell.subscribe()));
+        |supervisor: &Supervisor| tokio::spawn(costs.clone().follow(supervisor.status(), tell.subscribe()));
     let origin = stated.as_ref().map_or(Origin::Measured, |stated| stated.origin);
     let (supervisor, accounted) = match (&problem, args.start) {
         // Bounds on assumed speeds say nothing.
@@ -209,7 +209,15 @@ impl Stated {
     ) -> Result<Self, CliError> {
         let unmeasured = if args.profile_first { Unmeasured::Measure } else { Unmeasured::Assume };
         let profile = args.planning.profile_of(wanted, deployment, unmeasured, progress).await?;
-        let statement = Statement::new(args, deployment, remembered);
+        let statement = Statement {
+            planning: args.planning.clone(),
+            deployment: deployment.clone(),
+            remote: args.remote,
+            concurrency: args.concurrency.concurrency,
+            idle: args.idle,
+            remote_idle: args.remote_idle,
+            remembered: remembered.cloned(),
+        };
         let problem = statement.problem(&profile, wanted)?;
         check_contention(&profile, &problem, progress);
         let disturbed = profile.disturbed.is_some() && args.planning.profile.is_none();

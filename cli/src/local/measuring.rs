@@ -22,24 +22,24 @@ const QUIET: Duration = Duration::from_secs(1);
 const LATE: Duration = Duration::from_secs(600);
 
 /// A model whose plan stands on assumed figures, or on ones that were disturbed.
-pub(super) struct Subject {
-    pub(super) statement: Statement,
-    pub(super) wanted: Wanted,
-    pub(super) request: Request,
+pub(crate) struct Subject {
+    pub(crate) statement: Statement,
+    pub(crate) wanted: Wanted,
+    pub(crate) request: Request,
     /// Takes what was measured.
-    pub(super) tell: oneshot::Sender<Measured>,
+    pub(crate) tell: oneshot::Sender<Measured>,
 }
 
 /// Result of the measurements.
-pub(super) struct Measured {
+pub(crate) struct Measured {
     /// The problem on these figures.
-    pub(super) problem: Problem,
+    pub(crate) problem: Problem,
     /// Time that it took, pauses included.
-    pub(super) took: Duration,
+    pub(crate) took: Duration,
 }
 
 /// Measurements that go on. Dropping this ends them.
-pub(super) struct Measuring {
+pub(crate) struct Measuring {
     gate: Arc<Gate>,
     tasks: [JoinHandle<()>; 2],
 }
@@ -53,7 +53,7 @@ impl Drop for Measuring {
 
 impl Measuring {
     /// Measures for each of `subjects` in turn while none of `models` has a request.
-    pub(super) fn start(subjects: Vec<Subject>, models: Vec<Arc<Model>>, progress: Arc<Progress>) -> Self {
+    pub(crate) fn start(subjects: Vec<Subject>, models: Vec<Arc<Model>>, progress: Arc<Progress>) -> Self {
         let gate = Gate::new(false);
         let watching = tokio::spawn(open_while_idle(models, gate.clone()));
         let shared = gate.clone();

@@ -1,4 +1,4 @@
-//! Whether a placement is to be another one, now that something is known of requests.
+//! Decision if a placement is replaced, now that something is known of requests.
 
 use crate::deployment::{RatioArgs, Wanted};
 use crate::exit::CliError;
@@ -16,9 +16,9 @@ use remoe_rollout::placement::RemoteProcess;
 /// By which share a new placement must be better to replace the one that there is.
 const HYSTERESIS: f64 = 0.05;
 
-/// What placements are made from.
+/// Basis of placements.
 #[derive(Debug, Clone)]
-pub(super) enum Basis {
+pub(crate) enum Basis {
     /// The planner's problem and whether experts may be remote.
     Planned(Box<Problem>, RemoteArg),
     /// A number of the least used experts.
@@ -27,7 +27,7 @@ pub(super) enum Basis {
 
 /// A question that can be answered by any thread.
 #[derive(Debug, Clone)]
-pub(super) struct Question {
+pub(crate) struct Question {
     basis: Basis,
     wanted: Wanted,
     shares: Shares,
@@ -36,7 +36,7 @@ pub(super) struct Question {
 
 /// When a placement is asked for. The main function keeps its size in any case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Moment {
+pub(crate) enum Moment {
     /// A wake: requests wait.
     Wakes,
     /// The main function serves.
@@ -45,22 +45,22 @@ pub(super) enum Moment {
 
 /// A placement that is better than the one that there is.
 #[derive(Debug)]
-pub(super) struct Better {
+pub(crate) struct Better {
     /// With it.
-    pub(super) wanted: Wanted,
+    pub(crate) wanted: Wanted,
     /// Why, for people.
-    pub(super) why: String,
+    pub(crate) why: String,
 }
 
 impl Question {
-    /// Whether `wanted` is to be placed in another way where requests use experts by `shares`.
-    pub(super) fn new(basis: &Basis, wanted: &Wanted, shares: Shares, moment: Moment) -> Self {
+    /// Asks if `wanted` is to be placed in another way where requests use experts by `shares`.
+    pub(crate) fn new(basis: &Basis, wanted: &Wanted, shares: Shares, moment: Moment) -> Self {
         Self { basis: basis.clone(), wanted: wanted.clone(), shares, moment }
     }
 
     /// Returns the present placement with the memory that MMP gives the main function (Remoe paper, Algorithm 2); `None` if it
     /// has that, or nothing was planned.
-    pub(super) fn preallocated(self) -> Result<Option<Better>, CliError> {
+    pub(crate) fn preallocated(self) -> Result<Option<Better>, CliError> {
         let usage = self.shares.to_rows();
         let Self { basis: Basis::Planned(problem, _), mut wanted, .. } = self else { return Ok(None) };
         let Some(plan) = wanted.account.as_ref().map(|account| account.plan().clone()) else {
@@ -85,7 +85,7 @@ impl Question {
     }
 
     /// Returns the better placement that is found within `budget`; `None` where the one that there is stays.
-    pub(super) fn answer(self, budget: Budget<'_>) -> Result<Option<Better>, CliError> {
+    pub(crate) fn answer(self, budget: Budget<'_>) -> Result<Option<Better>, CliError> {
         let usage = self.shares.to_rows();
         let Self { basis, mut wanted, moment, .. } = self;
         match basis {
@@ -170,17 +170,17 @@ fn compared(change: &Change) -> String {
 
 /// Changes that measured figures lead to.
 #[derive(Debug)]
-pub(super) struct OnMeasurements {
+pub(crate) struct OnMeasurements {
     /// A placement beside the main function as it runs.
-    pub(super) now: Option<Better>,
+    pub(crate) now: Option<Better>,
     /// A plan with a main function of another size, for its next start.
-    pub(super) next: Option<Better>,
+    pub(crate) next: Option<Better>,
     /// The outcome, for people.
-    pub(super) line: String,
+    pub(crate) line: String,
 }
 
 /// Plans `wanted`'s model again, for a `problem` that stands on measurements.
-pub(super) fn on_measurements(
+pub(crate) fn on_measurements(
     problem: &Problem,
     remote: RemoteArg,
     wanted: &Wanted,
@@ -211,7 +211,7 @@ pub(super) fn on_measurements(
         let line = format!("placement revised: {why}");
         return Ok(OnMeasurements { now: Some(Better { wanted: planned, why }), next: None, line });
     }
-    // Another main function begins anew, and with it what it serves: that waits for its next start.
+    // Another main function starts from nothing, and so do its requests: that waits for its next start.
     let mut now = beside_main(problem, remote, wanted.clone(), Moment::Serves, Budget::UNLIMITED)?;
     if let Some(better) = &mut now {
         better.wanted.keep_main_of(wanted);

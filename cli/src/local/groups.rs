@@ -1,7 +1,7 @@
 //! Which remote groups of a model run while its main function does: asks that what they are used for, and has the pure
 //! step decide.
 
-use super::seer::Present;
+use super::usage::Present;
 use crate::deployment::Wanted;
 use remoe_autoscale::scale_to_zero::groups::{Glance, Group};
 use remoe_gateway_core::{ApartGroup, WakeCause};
@@ -16,7 +16,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
 
-/// What the main function may take to say what was used.
+/// Longest time in which the main function answers which experts were used.
 const ASK: Duration = Duration::from_secs(1);
 /// Between two looks, at least and at most ..
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
@@ -24,7 +24,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_
 const WHILE_ASLEEP: Duration = Duration::from_millis(100);
 
 /// The remote groups of one model.
-pub(super) struct Tiers {
+pub(crate) struct Tiers {
     /// Without use for so long a group sleeps.
     window: Duration,
     began: Instant,
@@ -42,29 +42,29 @@ struct Tier {
     state: Group,
 }
 
-/// What a look found out.
-pub(super) struct Looked {
+/// Result of a look.
+pub(crate) struct Looked {
     main: u32,
-    /// None: it did not answer.
+    /// Absent if the main function did not answer.
     pairs: Option<Vec<LayerPairs>>,
-    /// What the requests that are there will use, where that is known.
+    /// Experts that present requests will use, where that is known.
     expected: Option<Mix>,
 }
 
-/// What follows from a look.
+/// Changes after a look.
 #[derive(Debug, Default)]
-pub(super) struct Change {
+pub(crate) struct Change {
     /// Why each group wakes that does.
-    pub(super) wakes: Vec<WakeCause>,
-    /// Whether any falls asleep.
-    pub(super) sleeps: bool,
+    pub(crate) wakes: Vec<WakeCause>,
+    /// Some group falls asleep.
+    pub(crate) sleeps: bool,
     /// Pairs that asked for groups that slept.
-    pub(super) pairs: u64,
+    pub(crate) pairs: u64,
 }
 
 impl Tiers {
-    /// Of no model yet.
-    pub(super) fn new(window: Duration) -> Self {
+    /// Groups of no model yet.
+    pub(crate) fn new(window: Duration) -> Self {
         let now = Instant::now();
         let (groups, told) = (Vec::new(), Told::default());
         Self { window, began: now, groups, told, looking: None, next: now }
@@ -72,7 +72,7 @@ impl Tiers {
 
     /// The functions of `wanted` start: all of them, but groups that requests are known not to need which use experts by
     /// `expected`.
-    pub(super) fn begin(&mut self, wanted: &Wanted, expected: Option<&Mix>) {
+    pub(crate) fn begin(&mut self, wanted: &Wanted, expected: Option<&Mix>) {
         let now = self.began.elapsed();
         let groups = groups::groups(&wanted.desired().functions).into_iter();
         let processes = wanted.placement.processes();
@@ -90,13 +90,13 @@ impl Tiers {
     }
 
     /// Places that nothing is to fill now.
-    pub(super) fn resting(&self) -> BTreeSet<String> {
+    pub(crate) fn resting(&self) -> BTreeSet<String> {
         let asleep = self.groups.iter().filter(|tier| !tier.state.awake);
         asleep.flat_map(|tier| tier.group.places.iter().cloned()).collect()
     }
 
     /// The experts of each group, and whether it sleeps.
-    pub(super) fn groups(&self) -> Vec<ApartGroup> {
+    pub(crate) fn groups(&self) -> Vec<ApartGroup> {
         let group = |tier: &Tier| ApartGroup {
             name: tier.name.clone(),
             experts: format_listing(&tier.group.hosted),
@@ -116,7 +116,7 @@ impl Tiers {
 
     /// Waits until it is time to look, and looks while `main` is given: the process and address of the main function. Nothing
     /// is lost where this is dropped.
-    pub(super) async fn look(
+    pub(crate) async fn look(
         &mut self,
         main: Option<(u32, SocketAddr)>,
         present: Option<Present>,
@@ -147,8 +147,8 @@ impl Tiers {
         looked
     }
 
-    /// What follows from what was found out, where functions are as `status` says.
-    pub(super) fn note(&mut self, looked: &Looked, wanted: &Wanted, status: &Status) -> Change {
+    /// Returns the changes after a look, where functions are as `status` says.
+    pub(crate) fn note(&mut self, looked: &Looked, wanted: &Wanted, status: &Status) -> Change {
         let mut change = Change::default();
         // Who says nothing has not been used any less for that.
         let Some(pairs) = &looked.pairs else { return change };

@@ -1,6 +1,5 @@
 //! How the problem of a plan is stated, for figures that are known at the start or measured later.
 
-use super::args::UpArgs;
 use crate::deployment::Wanted;
 use crate::exit::CliError;
 use crate::figures::measurement;
@@ -13,33 +12,20 @@ use remoe_predictor::Shares;
 use std::time::Duration;
 
 /// Flags and past requests that state a problem.
-pub(super) struct Statement {
-    planning: PlanningArgs,
-    deployment: DeploymentArgs,
-    pub(super) remote: RemoteArg,
-    concurrency: Option<u32>,
-    idle: Option<Duration>,
-    remote_idle: Option<Duration>,
+pub(crate) struct Statement {
+    pub(crate) planning: PlanningArgs,
+    pub(crate) deployment: DeploymentArgs,
+    pub(crate) remote: RemoteArg,
+    pub(crate) concurrency: Option<u32>,
+    pub(crate) idle: Option<Duration>,
+    pub(crate) remote_idle: Option<Duration>,
     /// Expert usage of requests to this service, where it remembers any.
-    remembered: Option<Shares>,
+    pub(crate) remembered: Option<Shares>,
 }
 
 impl Statement {
-    /// Takes the flags of one model of `args`, with its own `deployment`.
-    pub(super) fn new(args: &UpArgs, deployment: &DeploymentArgs, remembered: Option<&Shares>) -> Self {
-        Self {
-            planning: args.planning.clone(),
-            deployment: deployment.clone(),
-            remote: args.remote,
-            concurrency: args.concurrency.concurrency,
-            idle: args.idle,
-            remote_idle: args.remote_idle,
-            remembered: remembered.cloned(),
-        }
-    }
-
     /// States the problem of serving `wanted`'s model on the machine of `profile`.
-    pub(super) fn problem(&self, profile: &Profile, wanted: &Wanted) -> Result<Problem, CliError> {
+    pub(crate) fn problem(&self, profile: &Profile, wanted: &Wanted) -> Result<Problem, CliError> {
         let asked = Asked {
             prompt: None,
             concurrency: self.concurrency,
@@ -58,7 +44,7 @@ impl Statement {
     }
 
     /// Requests the measurement for plans as `problem`.
-    pub(super) fn measurement(&self, problem: &Problem, wanted: &Wanted) -> Request {
+    pub(crate) fn measurement(&self, problem: &Problem, wanted: &Wanted) -> Request {
         measurement(wanted, &self.deployment, BelowOne::of(problem, self.remote))
     }
 }

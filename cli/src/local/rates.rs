@@ -1,4 +1,4 @@
-//! What the functions of a model cost while they are alive.
+//! Rates of the functions of a model while they are alive.
 
 use crate::deployment::Wanted;
 use crate::flags::default_dtype;
@@ -7,7 +7,7 @@ use remoe_hardware::Profile;
 use remoe_planner::{Billing, Pricing};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Sizes in which memory is sold, as plans have them where nobody says otherwise.
+/// Sizes in which memory is sold, as plans have them by default.
 const STEP: f64 = 100e6;
 
 fn sold(bytes: f64) -> f64 {
@@ -16,23 +16,23 @@ fn sold(bytes: f64) -> f64 {
 
 /// Rates by the places of functions.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Tariff(BTreeMap<String, Place>);
+pub(crate) struct Tariff(BTreeMap<String, Place>);
 
 /// A function's place.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Place {
+pub(crate) struct Place {
     /// `main`, or the function that it is a replica of: `group-0`, `layer-3`.
-    pub(super) tier: String,
-    pub(super) rate: Rate,
-    pub(super) basis: Basis,
+    pub(crate) tier: String,
+    pub(crate) rate: Rate,
+    pub(crate) basis: Basis,
     /// Memory that it is given.
-    pub(super) memory_bytes: u64,
+    pub(crate) memory_bytes: u64,
 }
 
 impl Tariff {
-    /// Rates of the functions of `wanted`: of the sizes that its plan gives them at the plan's prices, or where nobody
-    /// planned of the smallest sizes that hold them at `pricing`.
-    pub(super) fn of(wanted: &Wanted, pricing: &Pricing) -> Self {
+    /// Rates of the functions of `wanted`: of the sizes that its plan gives them at the plan's prices, or without
+    /// a plan of the smallest sizes that hold them at `pricing`.
+    pub(crate) fn of(wanted: &Wanted, pricing: &Pricing) -> Self {
         let model = &wanted.inspection;
         let dtype = wanted.options.dtype.as_deref().unwrap_or_else(|| default_dtype(model));
         let expert = model.resident_expert_bytes(dtype) as f64;
@@ -73,7 +73,7 @@ impl Tariff {
     }
 
     /// These rates, and those of `before` for `names` that are only there.
-    pub(super) fn beside<'a>(mut self, before: &Self, names: impl Iterator<Item = &'a str>) -> Self {
+    pub(crate) fn beside<'a>(mut self, before: &Self, names: impl Iterator<Item = &'a str>) -> Self {
         for name in names {
             if let Some(place) = before.place(name) {
                 self.0.entry(name.to_owned()).or_insert_with(|| place.clone());
@@ -83,17 +83,17 @@ impl Tariff {
     }
 
     /// The place called `name`.
-    pub(super) fn place(&self, name: &str) -> Option<&Place> {
+    pub(crate) fn place(&self, name: &str) -> Option<&Place> {
         self.0.get(name)
     }
 
     /// Dollars of an hour in which all functions work.
-    pub(super) fn hourly(&self) -> f64 {
+    pub(crate) fn hourly(&self) -> f64 {
         self.0.values().map(|place| place.rate.0 as f64 / 1e9).sum()
     }
 
     /// All tiers.
-    pub(super) fn tiers(&self) -> BTreeSet<String> {
+    pub(crate) fn tiers(&self) -> BTreeSet<String> {
         self.0.values().map(|place| place.tier.clone()).collect()
     }
 }

@@ -1,11 +1,11 @@
 //! Other placements while a model runs: how one takes over, and what becomes of one that does not.
 
 use super::{Keeper, MOST_PAUSES, Seen};
-use crate::commands::up::measuring::Measured;
-use crate::commands::up::replan::{Basis, Better, OnMeasurements, on_measurements};
-use crate::commands::up::tariff::Tariff;
 use crate::deployment::Wanted as Placed;
 use crate::exit::CliError;
+use crate::local::measuring::Measured;
+use crate::local::rates::Tariff;
+use crate::local::replan::{Basis, Better, OnMeasurements, on_measurements};
 use remoe_process::Role;
 use remoe_rollout::decide::Desired;
 use std::time::Instant;

@@ -2,13 +2,13 @@
 
 mod revising;
 
-use super::cashier::Cashier;
+use super::cost::CostRecorder;
 use super::following::{Answering, Following, taken};
+use super::groups::{Change, Tiers};
 use super::measuring::Measured;
+use super::rates::Tariff;
 use super::replan::{Basis, Better};
 use super::report::{self, Report};
-use super::tariff::Tariff;
-use super::tiers::{Change, Tiers};
 use crate::exit::CliError;
 use axum::http::HeaderValue;
 use remoe_gateway_core::{Backend, FunctionLine, Model, Running, WakeMarks, Want, Wanted};
@@ -26,51 +26,51 @@ use std::time::{Duration, Instant};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
-/// What the main function may take to say how many requests it has.
+/// Longest time in which the main function answers how many requests it has.
 const ASK: Duration = Duration::from_secs(1);
 
-/// What a revision that came to nothing, or was undone by the next one, makes the pause longer by, at most.
+/// Most pauses that a revision adds which came to nothing or was undone by the next one.
 const MOST_PAUSES: u32 = 64;
 
 /// Set when functions are to end: the time that they may drain.
-pub(super) type End = watch::Receiver<Option<Duration>>;
+pub(crate) type End = watch::Receiver<Option<Duration>>;
 
 /// Keeps the functions of a model as its gateway wants them.
-pub(super) struct Keeper {
-    pub(super) model: Arc<Model>,
-    pub(super) report: Report,
-    pub(super) supervisor: Supervisor,
-    /// What the main function wants to see as `Authorization`.
-    pub(super) authorization: HeaderValue,
+pub(crate) struct Keeper {
+    pub(crate) model: Arc<Model>,
+    pub(crate) report: Report,
+    pub(crate) supervisor: Supervisor,
+    /// Value of `Authorization` that the main function requires.
+    pub(crate) authorization: HeaderValue,
     /// Without requests for so long the model sleeps.
-    pub(super) idle: Option<Duration>,
+    pub(crate) idle: Option<Duration>,
     /// Without use for so long a remote group sleeps while the main function runs.
-    pub(super) remote_idle: Option<Duration>,
-    pub(super) cashier: Cashier,
-    pub(super) tariff: Tariff,
+    pub(crate) remote_idle: Option<Duration>,
+    pub(crate) costs: CostRecorder,
+    pub(crate) tariff: Tariff,
     /// Ends when all that ran is accounted for.
-    pub(super) accounted: JoinHandle<()>,
+    pub(crate) accounted: JoinHandle<()>,
     /// Source of another placement.
-    pub(super) basis: Basis,
-    pub(super) pricing: Pricing,
-    /// Tells whoever accounts what functions cost.
-    pub(super) tell: watch::Sender<Option<Tariff>>,
+    pub(crate) basis: Basis,
+    pub(crate) pricing: Pricing,
+    /// Tells the recorder of costs the present rates.
+    pub(crate) tell: watch::Sender<Option<Tariff>>,
     /// Absent where the placement does not follow requests.
-    pub(super) following: Option<Following>,
+    pub(crate) following: Option<Following>,
     /// Tells what was measured beside the model; none where nothing is.
-    pub(super) measured: Option<oneshot::Receiver<Measured>>,
+    pub(crate) measured: Option<oneshot::Receiver<Measured>>,
     /// A plan with another main function, for its next start.
-    pub(super) next: Option<Better>,
+    pub(crate) next: Option<Better>,
 }
 
-/// What the keeper remembers between two looks.
+/// State of the keeper between two looks.
 struct Seen {
     /// The number of the latest order that was followed.
     order: u64,
     /// The number of the change that it made.
     change: u64,
     asleep: bool,
-    /// What was last said of it is that it sleeps.
+    /// The last report was that it sleeps.
     said_asleep: bool,
     generation: Option<u64>,
     /// Names of functions by their processes.
@@ -83,13 +83,13 @@ struct Seen {
     revision: Option<Revision>,
     /// Until the next look for a better placement.
     pause: Duration,
-    /// What was remote before the last revision.
+    /// Remote experts before the last revision.
     replaced: Option<Vec<LayerExperts>>,
-    /// Whether there is a better placement than the one that runs is being worked out.
+    /// Search for a better placement than the one that runs.
     answering: Option<Answering>,
     /// A plan on measurements that is being worked out.
     planning: Option<Planning>,
-    /// None where remote groups sleep with their main function.
+    /// Absent if remote groups sleep with their main function.
     tiers: Option<Tiers>,
     /// Places that have rested and not served since, and whether that was said.
     rested: BTreeMap<String, bool>,
@@ -98,7 +98,7 @@ struct Seen {
 impl Keeper {
     /// Says that the model is ready, follows orders and reports until `end` says how long the functions may
     /// take to end.
-    pub(super) async fn run(mut self, first: Status, mut end: End) -> Result<(), CliError> {
+    pub(crate) async fn run(mut self, first: Status, mut end: End) -> Result<(), CliError> {
         let ending = async {
             let grace = end.wait_for(Option::is_some).await;
             grace.ok().and_then(|grace| *grace).unwrap_or_default()
@@ -167,7 +167,7 @@ impl Keeper {
             let main = status.functions.iter().find(|function| function.role == Role::Main);
             let main = main.filter(|_| !rests && status.generation.is_some());
             let main = main.and_then(|main| Some((main.pid?, main.grpc?)));
-            let present = self.following.as_ref().map(|following| following.seer.present());
+            let present = self.following.as_ref().map(|following| following.usage.present());
             let looked = async {
                 match &mut seen.tiers {
                     Some(tiers) => tiers.look(main, present).await,
@@ -248,11 +248,11 @@ impl Keeper {
                 self.take_next();
             }
             let mix = match &self.following {
-                Some(following) if !asleep => following.seer.present().mix().await,
+                Some(following) if !asleep => following.usage.present().mix().await,
                 _ => None,
             };
             // Where nothing is known of those who wait, what was used of late.
-            let of_late = || self.following.as_ref().filter(|_| !asleep)?.seer.of_late();
+            let of_late = || self.following.as_ref().filter(|_| !asleep)?.usage.of_late();
             let expected = mix.as_ref().map(|mix| mix.shares.clone()).or_else(of_late);
             if let Some(shares) = expected.clone()
                 && self.is_gone(seen.change)
@@ -306,7 +306,7 @@ impl Keeper {
         ));
     }
 
-    /// What is to run, less what rests.
+    /// Returns the functions that are to run, without those that rest.
     fn desired(&self, seen: &mut Seen) -> Desired {
         let mut desired = self.report.wanted.desired();
         if let Some(tiers) = &seen.tiers {
@@ -328,7 +328,7 @@ impl Keeper {
         }
     }
 
-    /// Whether all functions have ended since the change of that number.
+    /// Reports if all functions have ended since the change of that number.
     fn is_gone(&self, change: u64) -> bool {
         let status = self.supervisor.status();
         let status = status.borrow();
@@ -430,7 +430,7 @@ impl Keeper {
             identity: None,
             room: self.report.wanted.options.max_batch.unwrap_or(DEFAULT_MAX_BATCH),
             authorization: Some(self.authorization.clone()),
-            billing: Some(self.cashier.billing(status, &self.tariff)),
+            billing: Some(self.costs.billing(status, &self.tariff)),
         })
     }
 }

@@ -1,6 +1,5 @@
-//! What is known of a model's requests while `up` serves it.
+//! Expert usage of a model, learned from its requests.
 
-use super::args::FollowArgs;
 use crate::deployment::Wanted;
 use crate::exit::CliError;
 use crate::flags::default_dtype;
@@ -14,18 +13,18 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// What a wake waits for the predictions of those that wait, at most. They take less than a millisecond each.
+/// Longest time that a wake waits for the predictions of waiting requests. They take less than a millisecond each.
 const PREDICTIONS: Duration = Duration::from_millis(250);
 /// Requests to go by before a placement follows what is used.
 const ENOUGH: f64 = 4.0;
 
 /// Follows the requests of one model.
-pub(super) struct Seer {
+pub(crate) struct UsageLearner {
     watch: Arc<Watch>,
-    /// What was used of late, once that is enough to go by.
-    pub(super) observed: watch::Receiver<Option<Shares>>,
-    /// What those used on average that were remembered at the start, where they are enough to go by.
-    pub(super) remembered: Option<Shares>,
+    /// Recent expert usage, once that is enough to go by.
+    pub(crate) observed: watch::Receiver<Option<Shares>>,
+    /// Mean usage of the requests that were remembered at the start, if they are enough to go by.
+    pub(crate) remembered: Option<Shares>,
 }
 
 /// A gateway's end of a [`Watch`].
@@ -51,12 +50,23 @@ impl Witness for Watching {
     }
 }
 
-impl Seer {
+/// Memory of a model's requests.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Memory<'a> {
+    /// Folder that keeps it over restarts.
+    pub(crate) folder: Option<&'a Path>,
+    /// Limit of its size.
+    pub(crate) folder_bytes: u64,
+    /// Requests are predicted without it.
+    pub(crate) forgets: bool,
+}
+
+impl UsageLearner {
     /// Begins to follow the requests of `wanted`'s model, whose predictor is in the folder `predictor` or its own; a
     /// typical one has so many `tokens`.
-    pub(super) fn open(
+    pub(crate) fn open(
         wanted: &Wanted,
-        follow: &FollowArgs,
+        memory: Memory<'_>,
         predictor: Option<&Path>,
         tokens: ByPhase<f64>,
         metrics: &ForesightMetrics,
@@ -74,10 +84,10 @@ impl Seer {
         };
         let trained = model.predictor(predictor)?;
         // One folder serves for several models.
-        let folder = follow.experience.as_ref().map(|folder| folder.join(&model.fingerprint));
+        let folder = memory.folder.map(|folder| folder.join(&model.fingerprint));
         let options = ForesightOptions {
-            store: folder.map(|folder| (folder, follow.experience_bytes)),
-            forgets: follow.forget,
+            store: folder.map(|folder| (folder, memory.folder_bytes)),
+            forgets: memory.forgets,
             output_tokens: tokens.decode,
         };
         let prompts = Prompts::open(&wanted.checkpoint)?;
@@ -101,28 +111,28 @@ impl Seer {
         Ok(Self { watch: Arc::new(watch), observed, remembered })
     }
 
-    /// Who is to be told of the model's requests.
-    pub(super) fn witness(&self) -> Arc<dyn Witness> {
+    /// Returns the witness of the model's requests.
+    pub(crate) fn witness(&self) -> Arc<dyn Witness> {
         Arc::new(Watching(self.watch.clone()))
     }
 
-    /// Who is there.
-    pub(super) fn present(&self) -> Present {
+    /// Returns the present requests.
+    pub(crate) fn present(&self) -> Present {
         Present(self.watch.clone())
     }
 
-    /// What was used of late, where that is enough to go by.
-    pub(super) fn of_late(&self) -> Option<Shares> {
+    /// Returns the recent expert usage, if that is enough to go by.
+    pub(crate) fn of_late(&self) -> Option<Shares> {
         self.observed.borrow().clone()
     }
 }
 
 /// Requests that wait or are worked on.
-pub(super) struct Present(Arc<Watch>);
+pub(crate) struct Present(Arc<Watch>);
 
 impl Present {
-    /// What they will use; none where that is not known.
-    pub(super) async fn mix(self) -> Option<Mix> {
+    /// Predicts which experts they will use; `None` if that is not known.
+    pub(crate) async fn mix(self) -> Option<Mix> {
         tokio::task::spawn_blocking(move || self.0.mix(PREDICTIONS)).await.ok().flatten()
     }
 }

@@ -1,6 +1,6 @@
 //! Writes down when the functions of a model start, serve and stop, and what they cost.
 
-use super::tariff::{Place, Tariff};
+use super::rates::{Place, Tariff};
 use remoe_billing::FunctionEvent;
 use remoe_gateway_core::{Billing, Books};
 use remoe_process::Role;
@@ -9,13 +9,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tokio::sync::watch;
 
-/// Of one model.
+/// Recorder of one model.
 #[derive(Clone)]
-pub(super) struct Cashier {
-    pub(super) books: Arc<Books>,
-    pub(super) model: String,
+pub(crate) struct CostRecorder {
+    pub(crate) books: Arc<Books>,
+    pub(crate) model: String,
     /// A name that no other run of `up` has.
-    pub(super) run: Arc<str>,
+    pub(crate) run: Arc<str>,
 }
 
 /// A function that was started.
@@ -26,14 +26,14 @@ struct Alive {
     replaced: bool,
 }
 
-impl Cashier {
+impl CostRecorder {
     /// The name of the process `pid` in the place `name`, which no other function ever has.
     fn function(&self, name: &str, pid: u32) -> String {
         format!("{}/{name}/{}-{pid}", self.model, self.run)
     }
 
     /// Follows `status` until there is none any more. What happens before there is a tariff is written down then.
-    pub(super) async fn follow(
+    pub(crate) async fn follow(
         self,
         mut status: watch::Receiver<Status>,
         mut tariff: watch::Receiver<Option<Tariff>>,
@@ -82,7 +82,7 @@ impl Cashier {
     fn look(&self, at: u64, status: &Status, tariff: &Tariff, alive: &mut BTreeMap<String, Alive>) {
         let mut present = BTreeSet::new();
         let serves = |function: &FunctionStatus| function.state == FunctionState::Serving;
-        // Where the main function ends as well, as for a sleep, nobody has taken over.
+        // Where the main function ends as well, as for a sleep, no other function has taken over.
         let goes_on = status.functions.iter().any(|function| function.role == Role::Main && serves(function));
         for function in &status.functions {
             let (Some(pid), Some(place)) = (function.pid, tariff.place(&function.name)) else { continue };
@@ -123,8 +123,8 @@ impl Cashier {
         }
     }
 
-    /// What the functions of `status` cost, by the names that the main function has for them.
-    pub(super) fn billing(&self, status: &Status, tariff: &Tariff) -> Arc<Billing> {
+    /// Returns the rates of the functions of `status`, by the names that the main function has for them.
+    pub(crate) fn billing(&self, status: &Status, tariff: &Tariff) -> Arc<Billing> {
         let mut billing = Billing::default();
         let key = |function: &FunctionStatus| match function.role {
             Role::Main => Some("main".to_owned()),

@@ -1,7 +1,7 @@
 //! How the placement of one model follows what its requests use.
 
 use super::replan::{Basis, Better, Moment, Question};
-use super::seer::Seer;
+use super::usage::UsageLearner;
 use crate::deployment::Wanted;
 use crate::exit::CliError;
 use crate::output::progress::print_warning;
@@ -19,16 +19,16 @@ const DEADLINE: Duration = Duration::from_millis(150);
 /// Time that a wake waits for its plan at most. Then it goes on with the last one.
 const PATIENCE: Duration = Duration::from_millis(250);
 
-/// What it takes to follow.
-pub(super) struct Following {
-    pub(super) seer: Seer,
+/// Parts that a placement needs to follow requests.
+pub(crate) struct Following {
+    pub(crate) usage: UsageLearner,
     /// Between two revisions.
-    pub(super) pause: Duration,
-    pub(super) metrics: ModelForesightMetrics,
+    pub(crate) pause: Duration,
+    pub(crate) metrics: ModelForesightMetrics,
 }
 
 /// An answer on its way. Dropping it cancels the search.
-pub(super) struct Answering {
+pub(crate) struct Answering {
     answer: JoinHandle<Result<Option<Better>, CliError>>,
     cancelled: Arc<AtomicBool>,
 }
@@ -49,7 +49,7 @@ impl Answering {
     }
 
     /// Waits for the answer. It is safe to cancel this.
-    pub(super) async fn answered(
+    pub(crate) async fn answered(
         &mut self,
     ) -> Result<Result<Option<Better>, CliError>, tokio::task::JoinError> {
         (&mut self.answer).await
@@ -65,7 +65,7 @@ impl Drop for Answering {
 impl Following {
     /// Returns `wanted` with the main function that is pre-allocated for waiting requests that use experts by `shares`; none
     /// if it has that size already.
-    pub(super) async fn preallocated(
+    pub(crate) async fn preallocated(
         &self,
         basis: &Basis,
         wanted: &Wanted,
@@ -77,25 +77,25 @@ impl Following {
 
     /// Returns a better placement for waiting requests that use experts by `shares`, beside a main function that starts; none
     /// if the last one is good enough, or planning takes too long.
-    pub(super) async fn for_waiters(&self, basis: &Basis, wanted: &Wanted, shares: Shares) -> Option<Better> {
+    pub(crate) async fn for_waiters(&self, basis: &Basis, wanted: &Wanted, shares: Shares) -> Option<Better> {
         let question = Question::new(basis, wanted, shares, Moment::Wakes);
         let mut answering = Answering::start(question, Some(DEADLINE));
         taken(timeout(PATIENCE, answering.answered()).await.ok()?)
     }
 
     /// Asks for a better placement for what was used of late, where anything was since it was last asked.
-    pub(super) fn ask(&mut self, basis: &Basis, wanted: &Wanted) -> Option<Answering> {
-        if !self.seer.observed.has_changed().unwrap_or(false) {
+    pub(crate) fn ask(&mut self, basis: &Basis, wanted: &Wanted) -> Option<Answering> {
+        if !self.usage.observed.has_changed().unwrap_or(false) {
             return None;
         }
-        let shares = self.seer.observed.borrow_and_update().clone()?;
+        let shares = self.usage.observed.borrow_and_update().clone()?;
         let question = Question::new(basis, wanted, shares, Moment::Serves);
         Some(Answering::start(question, None))
     }
 }
 
-/// What was answered; problems are said, and nothing changes.
-pub(super) fn taken(
+/// Returns the placement that was answered. Warns of problems, after which nothing changes.
+pub(crate) fn taken(
     answered: Result<Result<Option<Better>, CliError>, tokio::task::JoinError>,
 ) -> Option<Better> {
     match answered {
