@@ -3,8 +3,8 @@
 //! A tenant who may write MoEDeployments chooses their prices and the classes of their pods. Prices count against the
 //! budgets of callers, a PriorityClass evicts the pods of others, and a RuntimeClass chooses the isolation.
 
-use super::api::{Billing, MoEDeployment, PodTemplate, PricingSpec};
 use super::trouble::Trouble;
+use remoe_api::{Billing, MoEDeployment, PodTemplate, PricingSpec};
 use serde::Deserialize;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};

@@ -7,7 +7,6 @@
 //! Admission may also rewrite what was written, and does so to the pod that replaces an altered one. After
 //! [`MOST_REPLACEMENTS`] at a place, an altered pod stays and gets no work, until the settings name the field.
 
-use super::api::MoEDeployment;
 use super::drift::covers;
 use super::manifests::Revision;
 use super::pods::PodView;
@@ -15,6 +14,7 @@ use super::rewritten::{Comparison, PodField};
 use super::trouble::Trouble;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, Volume, VolumeMount};
 use kube::ResourceExt;
+use remoe_api::MoEDeployment;
 use serde::Serialize;
 use serde_json::Value;
 

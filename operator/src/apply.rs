@@ -2,7 +2,6 @@
 //!
 //! Certificates are the exception: [`identity`](super::identity) writes them beside the read stage.
 
-use super::api::{MoEDemand, MoEDeployment, MoEDeploymentStatus, MoEPlan, MoERecord};
 use super::calls::{CallError, Calls, Kind};
 use super::drift::is_as;
 use super::events::{Happening, shortened, transitions};
@@ -15,6 +14,7 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::runtime::events::{Event, EventType, Recorder};
 use kube::{Resource, ResourceExt};
+use remoe_api::{MoEDemand, MoEDeployment, MoEDeploymentStatus, MoEPlan, MoERecord};
 use std::time::Duration;
 use tokio::time::timeout;
 

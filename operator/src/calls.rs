@@ -1,12 +1,12 @@
 //! Calls of the Kubernetes API, each with a deadline.
 
-use super::api::{MoEDeployment, MoEPlan};
 use super::names::MANAGER;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, DeleteParams, ListParams, LogParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Client, Resource};
 use prometheus::IntCounterVec;
+use remoe_api::{MoEDeployment, MoEPlan};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fmt::Debug;
@@ -242,7 +242,7 @@ impl Calls {
     pub(super) async fn apply_status(
         &self,
         name: &str,
-        status: &super::api::MoEDeploymentStatus,
+        status: &remoe_api::MoEDeploymentStatus,
     ) -> Result<(), CallError> {
         self.count::<MoEDeployment>("patch");
         let call = || format!("apply the status of MoEDeployment {name}");

@@ -1,8 +1,8 @@
 //! Conditions of the status, by the conventions of the Kubernetes API.
 
-use super::api::{Condition, ConditionType};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use remoe_api::{Condition, ConditionType};
 
 /// Characters of a message.
 const MAX_MESSAGE: usize = 1024;

@@ -1,6 +1,5 @@
 //! Runs the pipeline whenever something changes, and again after what failed.
 
-use super::api::{MoEDemand, MoEDeployment, MoEPlan, MoERecord};
 use super::apply::publish;
 use super::events::Happening;
 use super::names::MANAGER;
@@ -15,6 +14,7 @@ use kube::runtime::controller::{Action, Config, Controller, Error};
 use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher;
 use kube::{Api, Client, ResourceExt};
+use remoe_api::{MoEDemand, MoEDeployment, MoEPlan, MoERecord};
 use remoe_rollout::backoff::Backoff;
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;

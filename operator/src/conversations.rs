@@ -5,10 +5,10 @@
 //! Each main function is spoken with by a task of its own, which ends with its pod, with the deployment, or
 //! when no look asked for it any more.
 
-use super::api::MoEDeployment;
 use super::mains::{self, Order, Outcome, Undescribed, Watched};
 use jiff::Timestamp;
 use kube::runtime::reflector::ObjectRef;
+use remoe_api::MoEDeployment;
 use remoe_autoscale::replicas::Worked;
 use remoe_proto::identity::Trust;
 use remoe_proto::placement_digest;

@@ -1,6 +1,5 @@
 //! The pure stages of a reconcile, in their order.
 
-use super::api::MixOf;
 use super::build::{Manifests, build};
 use super::diff::{Diff, Scene, diff};
 use super::events::Happening;
@@ -11,6 +10,7 @@ use super::plan::{Planned, Planner, plan};
 use super::resolve::{Resolved, resolve};
 use super::scale::{Change, GroupChange, PhaseChange, Scaled, scale};
 use super::write::Write;
+use remoe_api::MixOf;
 use remoe_autoscale::scale_to_zero::Phase;
 
 /// Outputs of the pure stages.

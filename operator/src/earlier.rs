@@ -4,7 +4,6 @@
 //! ConfigMaps and no more. Others can write them, so it is believed as far as what only the operator writes bears it
 //! out: the status of the deployment, and its plans.
 
-use super::api::{MoEDeployment, ProfileSource};
 use super::facts::ModelFacts;
 use super::names::{self, SUBJECT};
 use super::ownership::is_owned_by;
@@ -13,6 +12,7 @@ use super::records::Records;
 use super::routing::RoutingTable;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::ResourceExt;
+use remoe_api::{MoEDeployment, ProfileSource};
 use remoe_hardware::Profile;
 
 /// The key of the facts in their ConfigMap.

@@ -1,7 +1,7 @@
 //! Events for `kubectl describe`: on transitions only. Pure; the apply stage publishes them.
 
-use super::api::{Condition, ConditionType, MoEDeploymentStatus};
 use jiff::Timestamp;
+use remoe_api::{Condition, ConditionType, MoEDeploymentStatus};
 
 /// Something that happened.
 #[derive(Debug, Clone, PartialEq)]

@@ -1,10 +1,10 @@
 //! What the inspector found out about a checkpoint, and the record that keeps it.
 
-use super::api::{MoEDeployment, MoERecord, MoERecordSpec, ModelSpec, RESTARTED_AT, RecordOf};
 use super::digest::digest;
 use super::names;
 use super::ownership::owned_meta;
 use kube::ResourceExt;
+use remoe_api::{MoEDeployment, MoERecord, MoERecordSpec, ModelSpec, RESTARTED_AT, RecordOf};
 use remoe_model::Inspection;
 use serde::{Deserialize, Serialize};
 

@@ -1,10 +1,10 @@
 //! Which gateways live: those whose Leases are renewed.
 
-use super::api::{LEASE_LABEL, LEASE_SECONDS, RELEASE_LABEL, SHOWN_ANNOTATION};
 use super::calls::{CallError, Calls};
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::ResourceExt;
+use remoe_api::{LEASE_LABEL, LEASE_SECONDS, RELEASE_LABEL, SHOWN_ANNOTATION};
 use remoe_proto::identity::Identity;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};

@@ -1,9 +1,9 @@
 //! Input of the pure stages of one reconcile.
 
-use super::api::MoEDeployment;
 use super::manifests::Surroundings;
 use super::memory::Remembered;
 use super::observed::Observed;
+use remoe_api::MoEDeployment;
 
 /// Everything that a reconcile decides from. Nothing in it is a decision, and nothing of it changes after the read stage.
 #[derive(Clone, Copy)]

@@ -1,6 +1,5 @@
 //! The pure step for the model's facts: known, or being found out.
 
-use super::api::MoEDeployment;
 use super::earlier;
 use super::errand::{Errand, UNREADABLE, errand};
 use super::facts::{FactsError, ModelFacts};
@@ -8,6 +7,7 @@ use super::records::Records;
 use super::trouble::Trouble;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
+use remoe_api::MoEDeployment;
 
 /// How the inspection of a model stands.
 #[derive(Debug, Clone, PartialEq)]

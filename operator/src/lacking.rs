@@ -1,7 +1,6 @@
 //! Names of what is still to be read. Pure: they follow from the resource and from what is stored about its model, and no
 //! later stage is asked for them.
 
-use super::api::MoEDeployment;
 use super::earlier;
 use super::errand::{Errand, errand};
 use super::facts::{ModelFacts, subject_of};
@@ -11,6 +10,7 @@ use super::names::profile_record;
 use super::profiling;
 use super::records::{Details, Records};
 use kube::ResourceExt;
+use remoe_api::MoEDeployment;
 
 /// Something that was not read yet.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -32,7 +32,6 @@ mod status;
 // Parts of the stages.
 mod allowed;
 mod altered;
-pub mod api;
 mod backoff;
 mod collector;
 mod conditions;

@@ -2,7 +2,7 @@
 
 use clap::Parser;
 use kube::{Client, Config};
-use remoe_operator::api::crds;
+use remoe_api::crds;
 use remoe_operator::{Command, RunSettings, Settings, run};
 use remoe_process::{Role, init_logs, listen, shutdown_on_signal};
 use std::error::Error;

@@ -5,12 +5,12 @@
 //! starts scales up again from what gateways report, looks for a plan once more, and lets rollouts that have begun go on.
 //! A reconcile takes it as one value ([`Remembered`]) and returns one ([`Learned`]).
 
-use super::api::MoEDeployment;
 use super::cooldown::Cooldown;
 use super::fleet::{Others, Silence};
 use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
+use remoe_api::MoEDeployment;
 use remoe_autoscale::replicas::History;
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,10 +1,10 @@
-use super::api::MixOf;
 use super::decide::Effects;
 use super::names::Component;
 use super::scale::{Change, GroupTransition, PhaseChange};
 use prometheus::{
     Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry, core::Collector,
 };
+use remoe_api::MixOf;
 use remoe_autoscale::scale_to_zero::Phase;
 
 /// Whose requests a plan followed.

@@ -1,6 +1,5 @@
 //! Output of the read stage: objects in the cluster, and answers of functions.
 
-use super::api::{GatewayDemand, MoEDemand, MoEDeployment, MoEPlan, MoERecord};
 use super::conversations::Heard;
 use super::earlier;
 use super::pods::{PodView, Run};
@@ -11,6 +10,7 @@ use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::ResourceExt;
+use remoe_api::{GatewayDemand, MoEDemand, MoEDeployment, MoEPlan, MoERecord};
 use std::collections::{BTreeSet, HashMap};
 
 /// Everything that belongs to a deployment. Built once, by [`read`](super::read), and never changed; it holds no decision.

@@ -1,10 +1,10 @@
 //! Objects that belong to a deployment: their metadata, and how they are told from those of others.
 
-use super::api::MoEDeployment;
 use super::names;
 use super::trouble::Trouble;
 use kube::api::ObjectMeta;
 use kube::{Resource, ResourceExt};
+use remoe_api::MoEDeployment;
 
 /// Reason of a trouble with an object of another owner under the name that this one is to have.
 pub(crate) const NAME_TAKEN: &str = "NameTaken";

@@ -2,7 +2,6 @@
 //!
 //! A pod is paid for from when it has a node until it is gone, at the price of what it reserves there.
 
-use super::api::{Billing, FunctionPod, MOST_FUNCTIONS, MoEDeployment, PricingSpec};
 use super::names::{COMPONENT, Component, FUNCTION, label, tier};
 use super::ownership::is_owned_by;
 use super::pods::{address, condition, container, expert_address};
@@ -11,6 +10,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::ResourceExt;
+use remoe_api::{Billing, FunctionPod, MOST_FUNCTIONS, MoEDeployment, PricingSpec};
 
 /// Bytes of the GB that memory is priced by.
 const GB: f64 = 1e9;

@@ -3,9 +3,9 @@
 //! A reconcile never waits for a plan. It asks for one, goes on with the plan that runs, and is made again when the
 //! plan is there. A plan for waiting requests has a lane of its own: full searches never delay it.
 
-use super::api::{DemandPhase, MoEDemand, MoEDeployment, MoEPlanSpec};
 use super::planning::PlanningError;
 use kube::runtime::reflector::ObjectRef;
+use remoe_api::{DemandPhase, MoEDemand, MoEDeployment, MoEPlanSpec};
 use remoe_planner::{Budget, Proceed};
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -4,7 +4,6 @@
 //! A measured profile is shared by all deployments of a namespace that would measure the same. It is not
 //! shared further: a tenant who can write into a pod could forge it for others.
 
-use super::api::{MainSpec, MoEDeployment, MoERecord, MoERecordSpec, PodTemplate, ProfileSource, RecordOf};
 use super::digest::digest;
 use super::facts::ModelFacts;
 use super::manifests::measured_vcpus;
@@ -14,6 +13,7 @@ use super::trouble::Trouble;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::ObjectMeta;
 use kube::{Resource, ResourceExt};
+use remoe_api::{MainSpec, MoEDeployment, MoERecord, MoERecordSpec, PodTemplate, ProfileSource, RecordOf};
 use remoe_hardware::{MEASUREMENTS, ModelId, Profile};
 use std::collections::BTreeMap;
 

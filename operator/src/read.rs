@@ -1,7 +1,6 @@
 //! The read stage: everything that belongs to a deployment, from the API and from conversations with its functions. No later
 //! stage reads.
 
-use super::api::{MoEDemand, MoEDeployment, MoEPlan, MoERecord, Replan};
 use super::calls::{CallError, Calls};
 use super::conversations::Conversations;
 use super::gateways::Gateways;
@@ -14,6 +13,7 @@ use super::records::{Details, Records};
 use super::starting::Starting;
 use jiff::Timestamp;
 use kube::ResourceExt;
+use remoe_api::{MoEDemand, MoEDeployment, MoEPlan, MoERecord, Replan};
 use std::collections::BTreeMap;
 use tokio::try_join;
 

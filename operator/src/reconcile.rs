@@ -6,7 +6,6 @@
 //! diff are pure ([`decide`]). Only [`read`] reads, and only [`apply`](super::apply) writes. Soft state comes in as one value
 //! and goes out as one ([`memory`](super::memory)). Plans are made beside the line ([`planning_pool`](super::planning_pool)).
 
-use super::api::MoEDeployment;
 use super::apply::{ApplyError, Writer};
 use super::calls::{CallError, Calls};
 use super::conversations::Conversations;
@@ -27,6 +26,7 @@ use jiff::Timestamp;
 use kube::runtime::events::Recorder;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Client, ResourceExt};
+use remoe_api::MoEDeployment;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;

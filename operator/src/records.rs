@@ -1,8 +1,8 @@
 //! Objects and logs that tell about the model of a deployment and its hardware.
 
-use super::api::{MoEPlan, MoERecord};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use remoe_api::{MoEPlan, MoERecord};
 use std::collections::BTreeMap;
 
 /// Objects and logs that are read by name: labels of the deployment do not find them.

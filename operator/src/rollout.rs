@@ -4,7 +4,6 @@
 //! is gone from one that it cannot see. So nothing is remembered between two steps: back-off is counted in names of pods,
 //! numbers are written before they are told, and a step that was interrupted anywhere is made again from what is there.
 
-use super::api::RolloutStrategy;
 use super::backoff::PAUSES;
 use super::digest::digest;
 use super::epoch::{since_1970, timestamp};
@@ -17,6 +16,7 @@ use super::routing::{Generation, RoutedPod, RoutingTable};
 use super::trouble::Trouble;
 use super::write::Deletion;
 use jiff::Timestamp;
+use remoe_api::RolloutStrategy;
 use remoe_process::Role;
 use remoe_proto::format_listing;
 use remoe_rollout::scene::{

@@ -1,12 +1,10 @@
 //! Routing generations: what main functions are told, and the durable copy of it.
 
-pub(crate) use super::api::{Generation, RoutedPod};
-use super::api::{MoEDeployment, MoERecord, MoERecordSpec};
 use super::names;
 use super::ownership::owned_meta;
 use super::planning::counted;
-use remoe_proto::v1::{Endpoint, LayerExperts, Routing};
-use remoe_proto::{ListingError, parse_listing, placement_digest};
+pub(crate) use remoe_api::{Generation, RoutedPod};
+use remoe_api::{MoEDeployment, MoERecord, MoERecordSpec};
 use std::collections::BTreeMap;
 
 /// Numbers are counted up to here: 64 times what a main function takes in one step, so that one that has
@@ -22,60 +20,6 @@ pub(crate) struct RoutingTable {
     pub entries: BTreeMap<String, Generation>,
     /// Whether the durable copy had more that could not be believed: numbers beyond these may be in use.
     pub spoiled: bool,
-}
-
-/// Why main functions cannot be told a generation.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum RoutingError {
-    /// A listing of experts.
-    #[error(transparent)]
-    Listing(#[from] ListingError),
-    /// A pod of a group that is not there.
-    #[error("pod {pod} is of group-{group}, number of groups: {groups}")]
-    Group {
-        /// The pod.
-        pod: String,
-        /// Its group.
-        group: usize,
-        /// How many groups there are.
-        groups: usize,
-    },
-}
-
-impl Generation {
-    /// As main functions are told, with the `account` of the plan; empty: none.
-    ///
-    /// # Errors
-    /// The experts of the generation or of a group cannot be read, or a group is not there.
-    pub fn routing(&self, account: String) -> Result<Routing, RoutingError> {
-        let hosted: Vec<Vec<LayerExperts>> =
-            self.groups.iter().map(|group| parse_listing(group)).collect::<Result<_, _>>()?;
-        let endpoint = |routed: &RoutedPod| {
-            let of_group = |group: usize| {
-                let (pod, groups) = (routed.pod.clone(), hosted.len());
-                hosted.get(group).cloned().ok_or(RoutingError::Group { pod, group, groups })
-            };
-            Ok(Endpoint {
-                address: routed.address.clone(),
-                layers: routed.layers.clone(),
-                experts: routed.group.map(of_group).transpose()?.unwrap_or_default(),
-            })
-        };
-        Ok(Routing {
-            generation: self.number,
-            endpoints: self.endpoints.iter().map(endpoint).collect::<Result<_, RoutingError>>()?,
-            remote: parse_listing(&self.remote)?,
-            account,
-        })
-    }
-
-    /// What it consists of, by content: what main functions say that they have in force.
-    ///
-    /// # Errors
-    /// See [`Self::routing`].
-    pub fn placement(&self) -> Result<String, RoutingError> {
-        self.routing(String::new()).map(|routing| placement_digest(&routing))
-    }
 }
 
 impl RoutingTable {

@@ -1,7 +1,7 @@
 //! Which sources and credentials the models of deployments may have.
 
-use super::api::{ModelSpec, PlannedModel};
 use super::source::{ModelSource, SourceError};
+use remoe_api::{ModelSpec, PlannedModel};
 use remoe_hub::{Egress, Rule};
 
 /// The server of `hf://` sources.

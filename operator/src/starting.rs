@@ -3,10 +3,10 @@
 //! What they say counts until the node has its own word on it. As in [`conversations`](super::conversations) no look waits
 //! for a pod, and what is new has the deployment looked at again.
 
-use super::api::MoEDeployment;
 use super::pods::Run;
 use super::ports::HEALTH_PORT;
 use kube::runtime::reflector::ObjectRef;
+use remoe_api::MoEDeployment;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};

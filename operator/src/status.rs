@@ -1,8 +1,5 @@
 //! The status stage: the status of a deployment, from what was observed and decided. Pure.
 
-use super::api::{
-    ConditionType, MoEDeployment, MoEDeploymentStatus, MoEPlanSpec, Mode, ModelStatus, ProfileSource,
-};
 use super::conditions::{Verdict, sentence, whole_seconds};
 use super::decide::Decided;
 use super::diff::waits;
@@ -22,6 +19,9 @@ use super::trouble::Trouble;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
+use remoe_api::{
+    ConditionType, MoEDeployment, MoEDeploymentStatus, MoEPlanSpec, Mode, ModelStatus, ProfileSource,
+};
 use remoe_autoscale::scale_to_zero::Phase;
 
 /// What takes longer from one step to the next has stopped, for all that is known: the time that a

@@ -4,10 +4,10 @@
 //! Such deployments take turns, a few at a time ([`memory`](super::memory)): nodes have room for both sets of functions, and
 //! few deployments meet a fault of the new ones. A rollout that a user asked for, or a repair, waits for no turn.
 
-use super::api::MoEDeployment;
 use super::manifests::{Function, Revision};
 use super::pods::PodView;
 use super::routing::{RoutedPod, RoutingTable};
+use remoe_api::MoEDeployment;
 
 /// Whether all main functions, or all remote ones, of `owner` are to be followed by others that nobody asked for, none of
 /// which is there yet, while all that main functions were told of by `table` is there and works.

@@ -1,10 +1,6 @@
 //! Expert usage of requests, as gateways report it, and whether another plan is due for it: for requests that wait, when
 //! functions wake, and for answered ones, while functions serve. Pure.
 
-use super::api::{
-    DemandPhase, GatewayDemand, MixOf, MoEDeployment, MoEPlan, MoEPlanSpec, Mode, PlannedPrediction,
-    PredictionOrder, Privacy, ProfileSource, Replan, RequestMix,
-};
 use super::cooldown::Cooldown;
 use super::inputs::Inputs;
 use super::manifests::plan_name;
@@ -14,6 +10,10 @@ use super::pods::PodView;
 use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
 use remoe_api::MOST_SHARES;
+use remoe_api::{
+    DemandPhase, GatewayDemand, MixOf, MoEDeployment, MoEPlan, MoEPlanSpec, Mode, PlannedPrediction,
+    PredictionOrder, Privacy, ProfileSource, Replan, RequestMix,
+};
 use remoe_model::Inspection;
 use remoe_predictor::Shares;
 use remoe_rollout::need::Expected;

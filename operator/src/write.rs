@@ -1,11 +1,11 @@
 //! Writes as values: the diff stage lists them, the apply stage makes them.
 
-use super::api::{MoEDemand, MoEPlan, MoERecord};
 use super::events::Happening;
 use super::names::Component;
 use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use remoe_api::{MoEDemand, MoEPlan, MoERecord};
 
 /// Begins the note of an event about pods that were started; their names follow.
 pub(crate) const STARTED: &str = "Started ";

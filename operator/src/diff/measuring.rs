@@ -1,7 +1,6 @@
 //! Having the hardware measured where the plan stands on a prior.
 
 use super::{Diff, LATER, SUPPLIED, Scene};
-use crate::api::ProfileSource;
 use crate::errand::{Errand, useless};
 use crate::events::Happening;
 use crate::manifests::profiler;
@@ -12,6 +11,7 @@ use crate::resolve::{Hardware, Measuring};
 use crate::trouble::Trouble;
 use crate::write::Write;
 use kube::ResourceExt;
+use remoe_api::ProfileSource;
 use remoe_autoscale::scale_to_zero::Phase;
 
 const NOT_MEASURED: &str = "cannot measure the hardware profile";

@@ -8,7 +8,6 @@ mod sleeping;
 
 pub(super) use measuring::waits;
 
-use super::api::{MoEDemand, MoEPlan, MoERecord};
 use super::build::Manifests;
 use super::conversations::Partner;
 use super::drift::is_as;
@@ -30,6 +29,7 @@ use super::write::{Creation, Keep, Write};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Resource, ResourceExt};
+use remoe_api::{MoEDemand, MoEPlan, MoERecord};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;

@@ -2,12 +2,12 @@
 
 use super::Kept;
 use super::secret::issued_name;
-use crate::api::MoEDeployment;
 use crate::calls::{CallError, Calls};
 use crate::drift::is_as;
 use crate::names::Component;
 use crate::ownership::{is_owned_by, name_taken, owned_meta};
 use kube::{CustomResource, ResourceExt};
+use remoe_api::MoEDeployment;
 use remoe_proto::identity::Identity;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;

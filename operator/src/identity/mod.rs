@@ -16,7 +16,6 @@ pub(crate) use gateways::{GATEWAY_IDENTITY, knows_gateways};
 pub(crate) use secret::{held, secret_name, secret_of};
 
 use super::allowed::Allowed;
-use super::api::{IDENTITY_ROTATED_AT, MoEDeployment};
 use super::calls::{CallError, Calls};
 use super::digest::short_hash;
 use super::names::Component;
@@ -28,6 +27,7 @@ use futures_util::future::join_all;
 use k8s_openapi::api::core::v1::Secret;
 use kube::ResourceExt;
 use prometheus::IntCounterVec;
+use remoe_api::{IDENTITY_ROTATED_AT, MoEDeployment};
 use remoe_identity::{Authority, AuthorityError};
 use remoe_proto::identity::{Counterpart, Identity, IdentityError, Keyring, Trust};
 use secret::{files, own_secret, signed_name};

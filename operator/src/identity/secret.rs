@@ -1,13 +1,13 @@
 //! Certificates as Secrets.
 
 use super::Held;
-use crate::api::MoEDeployment;
 use crate::identity::SignerName;
 use crate::names::{Component, MANAGER};
 use crate::ownership::owned_meta;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::ObjectMeta;
+use remoe_api::MoEDeployment;
 use remoe_identity::Pair;
 use remoe_proto::identity::{CERTIFICATE, CERTIFICATES_OF_AUTHORITIES, KEY};
 use std::collections::BTreeMap;

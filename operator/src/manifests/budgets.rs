@@ -1,11 +1,11 @@
 use super::Revision;
-use crate::api::MoEDeployment;
 use crate::names::function_selector;
 use crate::ownership::owned_meta;
 use k8s_openapi::api::policy::v1::{PodDisruptionBudget, PodDisruptionBudgetSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt;
+use remoe_api::MoEDeployment;
 
 /// One replica of a function may be evicted at a time. A function of one replica has no budget: it
 /// would keep its node from ever being drained.

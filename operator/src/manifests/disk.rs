@@ -1,8 +1,8 @@
 //! Limits of what the pods of functions may write to the disks of nodes.
 
-use crate::api::{ComputeDtype, DenseDtype, ExpertsDtype, MoEDeployment, MoEPlanSpec, PlannedModel};
 use crate::quantity::megabytes;
 use k8s_openapi::api::core::v1::PodSpec;
+use remoe_api::{ComputeDtype, DenseDtype, ExpertsDtype, MoEDeployment, MoEPlanSpec, PlannedModel};
 
 /// `/tmp`, which programs hardly use.
 const TEMPORARY_MB: u32 = 1_000;

@@ -1,8 +1,8 @@
 //! How long a function has to end.
 
 use super::pod::LOST_NODE;
-use crate::api::MoEPlanSpec;
 use k8s_openapi::api::core::v1::PodSpec;
+use remoe_api::MoEPlanSpec;
 
 /// Between the removal from Services and the order to end: time for clients to hear of it.
 pub(super) const LEAVE_SECONDS: i64 = 5;

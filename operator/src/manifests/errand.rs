@@ -3,10 +3,10 @@
 use super::PodExtras;
 use super::disk::DiskLimits;
 use super::pod::{ModelAccess, Program, pod_spec};
-use crate::api::MoEDeployment;
 use crate::names::{COMPONENT, Component, PodName, SUBJECT};
 use crate::ownership::owned_meta;
 use k8s_openapi::api::core::v1::Pod;
+use remoe_api::MoEDeployment;
 
 /// What a pod is sent for.
 pub(super) struct ErrandPod<'a> {

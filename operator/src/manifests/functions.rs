@@ -8,7 +8,6 @@ use super::pod::{
 };
 use super::remote::{Hosted, RemotePart, remote_parts};
 use super::{PodExtras, Surroundings};
-use crate::api::{MoEDeployment, MoEPlanSpec, RESTARTED_AT};
 use crate::digest::digest;
 use crate::identity::{GATEWAY_IDENTITY, SignerName, gateway, operator, secret_name};
 use crate::names::{
@@ -24,6 +23,7 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::ResourceExt;
+use remoe_api::{MoEDeployment, MoEPlanSpec, RESTARTED_AT};
 use remoe_proto::v1::LayerExperts;
 use remoe_rollout::functions::DEFAULT_MAX_BATCH;
 use std::collections::BTreeMap;

@@ -5,11 +5,11 @@ use super::disk::DiskLimits;
 use super::errand::ErrandPod;
 use super::functions::BuildError;
 use super::pod::{ModelAccess, Program, resources};
-use crate::api::{ComputeDtype, MoEDeployment, PlannedModel};
 use crate::names::{Component, PodName};
 use crate::quantity::{megabytes, millicores_of, vcpus};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
+use remoe_api::{ComputeDtype, MoEDeployment, PlannedModel};
 
 /// Memory of an inspector, in MB: the headers of the largest checkpoints take some tens.
 const MEMORY_MB: u32 = 300;

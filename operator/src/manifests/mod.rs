@@ -27,7 +27,6 @@ pub(crate) use profiler::{measured_vcpus, profiler};
 pub(crate) use remote::Hosted;
 
 use super::allowed::Allowed;
-use super::api::{Device, MoEDeployment};
 use super::collector::Collector;
 use super::exposure::GatewayService;
 use super::identity::SignerName;
@@ -35,6 +34,7 @@ use super::rewritten::Comparison;
 use super::sources::Sources;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
+use remoe_api::{Device, MoEDeployment};
 
 /// What the operator was told about its surroundings.
 #[derive(Debug, Clone, PartialEq)]

@@ -1,5 +1,4 @@
 use super::Surroundings;
-use crate::api::{MoEDeployment, RELEASE_LABEL};
 use crate::names::{COMPONENT, Component, component_selector};
 use crate::ownership::owned_meta;
 use crate::ports::{CONTROL_PORT, EXPERT_PORT, HEALTH_PORT, HTTP_PORT, METRICS_PORT};
@@ -12,6 +11,7 @@ use k8s_openapi::api::networking::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt;
+use remoe_api::{MoEDeployment, RELEASE_LABEL};
 use remoe_hub::Egress;
 use std::collections::BTreeMap;
 

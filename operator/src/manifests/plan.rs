@@ -1,7 +1,7 @@
-use crate::api::{GroupPlan, MainPlan, MoEDeployment, MoEPlan, MoEPlanSpec, RemotePlan};
 use crate::digest::digest;
 use crate::ownership::owned_meta;
 use kube::ResourceExt;
+use remoe_api::{GroupPlan, MainPlan, MoEDeployment, MoEPlan, MoEPlanSpec, RemotePlan};
 
 /// The name of a plan's object.
 pub(crate) fn plan_name(deployment: &str, hash: &str) -> String {

@@ -1,6 +1,5 @@
 //! What the pods of all functions have in common.
 
-use crate::api::{MoEDeployment, PlannedModel, PodTemplate};
 use crate::source::ModelSource;
 use crate::sources::{SourceRefusal, Sources};
 use k8s_openapi::api::core::v1::{
@@ -10,6 +9,7 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use remoe_api::{MoEDeployment, PlannedModel, PodTemplate};
 use std::collections::BTreeMap;
 
 /// The name of the port for probes.

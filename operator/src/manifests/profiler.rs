@@ -5,12 +5,12 @@ use super::disk::DiskLimits;
 use super::errand::ErrandPod;
 use super::functions::BuildError;
 use super::pod::{ModelAccess, Program, main_resources};
-use crate::api::{CpuRange, MemoryRange, MoEDeployment, MoEPlanSpec};
 use crate::facts::ModelFacts;
 use crate::names::{Component, PodName, profile_record};
 use crate::quantity::{MB, megabytes, millicores_of, vcpus};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use remoe_api::{CpuRange, MemoryRange, MoEDeployment, MoEPlanSpec};
 
 /// A profiler that is not done by then has failed.
 const DEADLINE_SECONDS: i64 = 600;

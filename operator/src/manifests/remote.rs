@@ -1,9 +1,9 @@
 //! The remote functions that a plan asks for, checked: plans are read from the API.
 
 use super::functions::BuildError;
-use crate::api::{GroupPlan, MAX_GROUPS, MAX_REPLICAS, MoEPlanSpec, RemotePlan};
 use crate::names::{group_function, layer_function, tier};
 use crate::quantity::millicores_of;
+use remoe_api::{GroupPlan, MAX_GROUPS, MAX_REPLICAS, MoEPlanSpec, RemotePlan};
 use remoe_proto::v1::LayerExperts;
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,11 +1,11 @@
 use super::Surroundings;
-use crate::api::MoEDeployment;
 use crate::names::{Component, component_selector};
 use crate::ownership::owned_meta;
 use crate::ports::{EXPERT_PORT, HTTP_PORT, METRICS_PORT};
 use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt;
+use remoe_api::MoEDeployment;
 
 /// Where clients find the deployment, and scrapers its functions. Those of functions are headless: gRPC and kept-alive
 /// HTTP connections behind a virtual address would all lead to one pod.

@@ -10,7 +10,6 @@ pub(crate) use task::PlanState;
 
 use self::planner::{Decision, answer};
 use self::task::task;
-use super::api::{MixOf, MoEDeployment, MoEPlan, MoEPlanSpec, Mode, WakePlanning};
 use super::cooldown::Cooldown;
 use super::events::Happening;
 use super::facts::ModelFacts;
@@ -25,6 +24,7 @@ use super::usage::{
     cooldown_after_giving_up, cooldown_without_better_plan, failed_plan, is_given_up, revision_of,
 };
 use kube::ResourceExt;
+use remoe_api::{MixOf, MoEDeployment, MoEPlan, MoEPlanSpec, Mode, WakePlanning};
 use std::time::Duration;
 
 /// Output of the plan stage.

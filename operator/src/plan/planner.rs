@@ -5,7 +5,6 @@
 //! them while it starts.
 
 use super::task::{Improvement, PlanState, Take, Task, refused};
-use crate::api::{MixOf, MoEDeployment, MoEPlan, MoEPlanSpec, Mode, WakePlanning};
 use crate::events::Happening;
 use crate::inputs::Inputs;
 use crate::manifests::{Surroundings, plan_object, revision};
@@ -13,6 +12,7 @@ use crate::observed::Observed;
 use crate::planning::{Planning, PlanningError, counted, three_digits};
 use crate::planning_pool::{Key, Lane, Outcome, PlanningPool, Progress, Search, WakePlan};
 use crate::usage::revision_of;
+use remoe_api::{MixOf, MoEDeployment, MoEPlan, MoEPlanSpec, Mode, WakePlanning};
 use remoe_planner::Budget;
 use remoe_rollout::need;
 use std::time::{Duration, Instant};

@@ -1,7 +1,6 @@
 //! Work that the plan for the present spec takes. Pure.
 
 use super::running;
-use crate::api::{DemandPhase, MixOf, MoEDeployment, MoEPlan, MoEPlanSpec, Mode, PlannedPrediction, Replan};
 use crate::errand::Errand;
 use crate::inputs::Inputs;
 use crate::inspection::Inspecting;
@@ -13,6 +12,7 @@ use crate::resolve::Resolved;
 use crate::trouble::Trouble;
 use crate::usage::{due, heard, is_given_up, is_of_spec, next_revision, of_spec, revision_of};
 use kube::ResourceExt;
+use remoe_api::{DemandPhase, MixOf, MoEDeployment, MoEPlan, MoEPlanSpec, Mode, PlannedPrediction, Replan};
 use std::time::Duration;
 
 /// State of planning.

@@ -6,8 +6,8 @@
 
 use super::PlanningError;
 use super::hosted::draft;
-use crate::api::MoEPlanSpec;
 use crate::facts::ModelFacts;
+use remoe_api::MoEPlanSpec;
 use remoe_hardware::{Profile, Wishes, problem};
 use remoe_planner::{Account, Problem, of_any_version};
 use remoe_predictor::Shares;

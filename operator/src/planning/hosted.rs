@@ -2,40 +2,13 @@
 //! the model's layer ids, and back.
 
 use super::{PlanningError, whole_megabytes, whole_millicores};
-use crate::api::{GroupPlan, MoEPlanSpec, RemotePlan};
 use crate::quantity::MB;
+use remoe_api::{GroupPlan, MoEPlanSpec, RemotePlan};
 use remoe_model::Inspection;
 use remoe_planner::{Group, LayerPlan, PlanDraft, Problem};
+use remoe_proto::format_listing;
 use remoe_proto::v1::LayerExperts;
-use remoe_proto::{format_listing, parse_listing};
 use serde_json::json;
-
-impl RemotePlan {
-    /// The remote experts of the layer.
-    ///
-    /// # Errors
-    /// The listing cannot be read.
-    pub fn experts(&self) -> Result<LayerExperts, String> {
-        let listing = format!("{}:{}", self.layer, self.experts);
-        let layers = parse_listing(&listing).map_err(|error| error.to_string())?;
-        match <[LayerExperts; 1]>::try_from(layers) {
-            Ok([set]) if set.layer == self.layer => Ok(set),
-            Ok(_) | Err(_) => {
-                Err(format!("invalid expert list {listing:?}: expected experts of layer {} only", self.layer))
-            }
-        }
-    }
-}
-
-impl GroupPlan {
-    /// The experts of each layer.
-    ///
-    /// # Errors
-    /// The listing cannot be read.
-    pub fn experts(&self) -> Result<Vec<LayerExperts>, String> {
-        parse_listing(&self.experts).map_err(|error| error.to_string())
-    }
-}
 
 /// The functions of `layers`, which have the ids `moe_layers`.
 pub(super) fn layer_plans(moe_layers: &[u32], layers: &[LayerPlan]) -> Vec<RemotePlan> {

@@ -1,4 +1,4 @@
-use crate::api::{ComputeDtype, Device, WorkloadSpec};
+use remoe_api::{ComputeDtype, Device, WorkloadSpec};
 use remoe_model::Inspection;
 use remoe_planner::PAGE_POSITIONS;
 

@@ -12,13 +12,13 @@ use self::hosted::{draft, group_plans, layer_plans};
 use self::memory::MainMemory;
 use self::numbers::{numbers, shown};
 use self::wishes::wishes;
-use super::api::{
-    ComputeDtype, DenseDtype, Device, MainPlan, MixOf, MoEDeploymentSpec, MoEPlanSpec, PlanVerdict,
-    PlannedModel, PlannedPrediction, ProfileSource, RemoteMode,
-};
 use super::digest::digest;
 use super::facts::ModelFacts;
 use super::quantity::MB;
+use remoe_api::{
+    ComputeDtype, DenseDtype, Device, MainPlan, MixOf, MoEDeploymentSpec, MoEPlanSpec, PlanVerdict,
+    PlannedModel, PlannedPrediction, ProfileSource, RemoteMode,
+};
 use remoe_hardware::{Origin, Profile, attempted};
 use remoe_model::Inspection;
 #[cfg(test)]
@@ -100,7 +100,7 @@ pub(crate) struct Planning {
     source: ProfileSource,
     mode: RemoteMode,
     moe_layers: Vec<u32>,
-    workload: super::api::WorkloadSpec,
+    workload: remoe_api::WorkloadSpec,
     memory: MainMemory,
     problem: Problem,
     basis: Basis,

@@ -1,6 +1,6 @@
 //! Numbers of a plan, for programs and for people.
 
-use crate::api::{PerBaseline, PlanCosts, PlanNumbers, PlanTimes, ShownNumbers};
+use remoe_api::{PerBaseline, PlanCosts, PlanNumbers, PlanTimes, ShownNumbers};
 use remoe_planner::{Answer, Baseline};
 
 /// What `answer` expects of the typical request.

@@ -1,7 +1,7 @@
 //! Whether remote experts pay, as a plan says it.
 
-use crate::api::{MAX_VERDICT, PlanVerdict, ServingWay, WayCost};
 use crate::planning::numbers::rounded;
+use remoe_api::{MAX_VERDICT, PlanVerdict, ServingWay, WayCost};
 use remoe_planner::{Rival, Verdict, Way};
 
 /// What `verdict` comes to.

@@ -1,9 +1,9 @@
 use super::PlanningError;
 use super::memory::MainMemory;
-use crate::api::{
+use crate::quantity::MB;
+use remoe_api::{
     ArrivalsSpec, Billing, CpuRange, MemoryRange, MoEDeploymentSpec, WorkloadSpec, default_concurrency,
 };
-use crate::quantity::MB;
 use remoe_hardware::{Prices, PricesBilling, Wishes};
 use remoe_model::Inspection;
 use remoe_planner::{Arrivals, Limits, Pricing, Request, SizeRange, Slo, Specs, VcpuRange};
@@ -70,7 +70,7 @@ pub(super) fn wishes(
     workload: &WorkloadSpec,
     memory: &MainMemory,
 ) -> Result<Wishes, PlanningError> {
-    let seconds = |duration: crate::api::Duration| Duration::from(duration).as_secs_f64();
+    let seconds = |duration: remoe_api::Duration| Duration::from(duration).as_secs_f64();
     let (main_vcpus, remote_vcpus) = vcpus(spec)?;
     let pricing = pricing(spec)?;
     let gpus = spec.main.gpu.as_ref().map(|gpu| f64::from(gpu.count));

@@ -1,6 +1,5 @@
 //! Figures of the hardware, or how far measuring them is.
 
-use crate::api::{Device, MoEDeployment, MoERecord, ProfileSource};
 use crate::earlier;
 use crate::errand::{Errand, errand};
 use crate::facts::ModelFacts;
@@ -10,6 +9,7 @@ use crate::profiling::{ATTEMPTS, from_log, measured, of_model, record, shared_wi
 use crate::records::Records;
 use crate::trouble::Trouble;
 use kube::ResourceExt;
+use remoe_api::{Device, MoEDeployment, MoERecord, ProfileSource};
 use remoe_hardware::Profile;
 
 /// What is known of the hardware.

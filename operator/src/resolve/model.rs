@@ -1,6 +1,5 @@
 //! The facts of the checkpoint, or how far their inspection is.
 
-use crate::api::MoEDeployment;
 use crate::errand::{Errand, UNREADABLE};
 use crate::facts::{ModelFacts, subject_of};
 use crate::inspection::{Inspecting, inspecting, kept_facts};
@@ -8,6 +7,7 @@ use crate::manifests::inspector_place;
 use crate::records::Records;
 use crate::trouble::Trouble;
 use kube::ResourceExt;
+use remoe_api::MoEDeployment;
 
 /// What is known of the checkpoint.
 #[derive(Debug, Clone, PartialEq)]

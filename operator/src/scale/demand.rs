@@ -5,10 +5,6 @@
 //! one object, [`MoEDemand`], which is written as it was read or not at all: a request that comes meanwhile is seen.
 
 use super::groups::Groups;
-use crate::api::{
-    GatewayDemand, MainFunction, MoEDemand, MoEDemandSpec, MoEDeployment, PredictionOrder, WakePlanning,
-    WakeTimeline,
-};
 use crate::conditions::sentence;
 use crate::events::Happening;
 use crate::identity::identity_of;
@@ -26,6 +22,10 @@ use crate::trouble::Trouble;
 use crate::usage;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use remoe_api::{
+    GatewayDemand, MainFunction, MoEDemand, MoEDemandSpec, MoEDeployment, PredictionOrder, WakePlanning,
+    WakeTimeline,
+};
 use remoe_autoscale::scale_to_zero::{Phase, Seen, step};
 use remoe_process::format_duration;
 use remoe_rollout::functions::DEFAULT_MAX_BATCH;

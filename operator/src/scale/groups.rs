@@ -6,7 +6,6 @@
 //! replicas: its pods go when no main function calls them any more, as those of a plan before do, and main functions load its
 //! experts meanwhile.
 
-use crate::api::{DemandPhase, GroupDemand, MoEDemand};
 use crate::epoch::{since_1970, timestamp};
 use crate::events::Happening;
 use crate::inputs::Inputs;
@@ -20,6 +19,7 @@ use crate::resolve::Resolved;
 use crate::usage;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::ResourceExt;
+use remoe_api::{DemandPhase, GroupDemand, MoEDemand};
 use remoe_autoscale::scale_to_zero::groups::{Glance, Group, MOST_STRETCH};
 use remoe_process::format_duration;
 use remoe_proto::format_listing;

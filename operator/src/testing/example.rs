@@ -2,7 +2,6 @@
 
 use crate::SignerName;
 use crate::allowed::Allowed;
-use crate::api::{MixOf, MoEDeployment, MoEPlanSpec, ProfileSource, RemotePlan, RequestMix};
 use crate::exposure::GatewayService;
 use crate::facts::ModelFacts;
 use crate::manifests::{PodExtras, Revision, Surroundings, plan_hash, revision};
@@ -10,6 +9,7 @@ use crate::planning::{KnownProfile, Planning};
 use crate::rewritten::Comparison;
 use crate::sources::Sources;
 use crate::testing::solutions;
+use remoe_api::{MixOf, MoEDeployment, MoEPlanSpec, ProfileSource, RemotePlan, RequestMix};
 use remoe_hardware::Profile;
 use remoe_planner::{Group, Options, Remote, solve};
 use remoe_predictor::Shares;

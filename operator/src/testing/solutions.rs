@@ -1,8 +1,8 @@
 //! Plans of the planner, solved once for all tests of a run that ask for the same one.
 
-use crate::api::MoEPlanSpec;
 use crate::digest::digest;
 use crate::planning::{Planning, PlanningError};
+use remoe_api::MoEPlanSpec;
 use remoe_planner::Budget;
 use std::collections::BTreeMap;
 use std::fs;

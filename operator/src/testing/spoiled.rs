@@ -1,10 +1,6 @@
 //! Everything that a tenant can write, written by one who means harm, and what must hold whatever it is. Tests throw dice; a
 //! fuzz target (`crates/remoe-fuzz-harness/src/tenant.rs`) has a fuzzer choose.
 
-use crate::api::{
-    GatewayDemand, MixOf, MoEDeployment, MoEDeploymentStatus, MoERecord, RESTARTED_AT, RequestLoad,
-    WakeTimeline,
-};
 use crate::conversations::Heard;
 use crate::diff::Diff;
 use crate::fleet::Others;
@@ -23,6 +19,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use k8s_openapi::serde::de::DeserializeOwned;
 use kube::api::ObjectMeta;
 use kube::{Resource, ResourceExt};
+use remoe_api::{
+    GatewayDemand, MixOf, MoEDeployment, MoEDeploymentStatus, MoERecord, RESTARTED_AT, RequestLoad,
+    WakeTimeline,
+};
 use remoe_autoscale::replicas::Worked;
 use remoe_hardware::Profile;
 use serde_json::{Value, json};

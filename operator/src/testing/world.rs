@@ -1,7 +1,6 @@
 //! A cluster in memory for the whole line, from what is observed to what is written: nodes that do what they
 //! should, an inspector, a profiler and main functions that answer.
 
-use crate::api::{GatewayDemand, MoEDemand, MoEDeployment, MoEDeploymentStatus, MoERecord, ModelStatus};
 use crate::conversations::Heard;
 use crate::decide::{Decided, decide};
 use crate::diff::Diff;
@@ -25,6 +24,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::api::ObjectMeta;
 use kube::{Resource, ResourceExt};
+use remoe_api::{GatewayDemand, MoEDemand, MoEDeployment, MoEDeploymentStatus, MoERecord, ModelStatus};
 use remoe_hardware::Profile;
 use remoe_planner::{Budget, Change};
 use remoe_proto::placement_digest;

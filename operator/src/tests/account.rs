@@ -1,9 +1,9 @@
 //! What main functions are told to expect of requests.
 
-use crate::api::{MoEDeployment, MoEPlanSpec};
 use crate::planning::account;
 use crate::testing::example::{built, deployment, facts, plan, plan_of_groups, planning, prior};
 use crate::tests::rollout::World;
+use remoe_api::{MoEDeployment, MoEPlanSpec};
 use remoe_planner::{Account, Budget, PlanDraft, evaluate};
 use serde_json::{Value, json};
 

@@ -1,6 +1,5 @@
 //! The pure step for pods in the scenes that it shares with processes.
 
-use crate::api::RolloutStrategy;
 use crate::fleet::Others;
 use crate::manifests::{Function, Revision};
 use crate::names::PodName;
@@ -10,6 +9,7 @@ use crate::routing::{Generation, RoutedPod, RoutingTable};
 use crate::testing::example::{built, deployment, plan, plan_of_groups};
 use crate::trouble::Trouble;
 use jiff::{SignedDuration, Timestamp};
+use remoe_api::RolloutStrategy;
 use remoe_proto::format_listing;
 use remoe_test_support::scenes::{InForce, Is, SCENES, Scene, decided, place};
 use serde_json::json;

@@ -1,10 +1,10 @@
 //! Deployments that ask for more than they may, on the whole line.
 
 use crate::allowed::{Allowed, NOT_ALLOWED};
-use crate::api::{Condition, ConditionType, MoEDeploymentStatus};
 use crate::testing::example::deployment;
 use crate::testing::world::World;
 use crate::write::Write;
+use remoe_api::{Condition, ConditionType, MoEDeploymentStatus};
 use serde_json::{Value, json};
 
 fn system_priority(part: &str) -> Value {

@@ -1,6 +1,5 @@
 //! Pods of functions that others changed.
 
-use crate::api::ConditionType;
 use crate::diff::Diff;
 use crate::names::{FUNCTION, MAIN, label};
 use crate::rewritten::PodField;
@@ -9,6 +8,7 @@ use crate::write::Write;
 use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::{Container, EnvVar, Pod, PodSpec, Volume, VolumeMount};
 use kube::ResourceExt;
+use remoe_api::ConditionType;
 use serde_json::{Value, json};
 
 /// A change of the spec of a pod.

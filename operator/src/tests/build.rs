@@ -1,5 +1,4 @@
 use crate::SignerName;
-use crate::api::MoEDeployment;
 use crate::collector::Collector;
 use crate::identity::{IssuerRef, certificate, identity_of, knows_gateways};
 use crate::manifests::{Revision, Surroundings, budgets, frame, inspector, revision};
@@ -9,6 +8,7 @@ use crate::testing::example::{around, built, deployment, gateway_service, plan};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use proptest::prelude::*;
+use remoe_api::MoEDeployment;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-use crate::api::crds;
+use remoe_api::crds;
 use std::path::Path;
 
 #[test]

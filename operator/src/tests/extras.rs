@@ -1,6 +1,5 @@
 //! What whoever runs the operator gives the pods of all deployments: images, and what they have in addition.
 
-use crate::api::{Device, MoEPlanSpec};
 use crate::manifests::{PodExtras, Surroundings, inspector, plan_hash, profiler, revision};
 use crate::names::{COMPONENT, FUNCTION};
 use crate::testing::example::{around, deployment, facts, plan};
@@ -8,6 +7,7 @@ use crate::testing::world::World;
 use crate::write::Write;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
+use remoe_api::{Device, MoEPlanSpec};
 use serde_json::{Value, json};
 
 fn extras(value: &Value) -> PodExtras {

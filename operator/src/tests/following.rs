@@ -1,6 +1,5 @@
 //! Plans that follow what requests use, in a cluster in memory.
 
-use crate::api::{DemandPhase, MixOf, MoEDeploymentStatus, MoEPlanSpec, PredictionOrder, RequestMix};
 use crate::diff::Diff;
 use crate::names::{Component, FUNCTION, REPLICA, label};
 use crate::planning_pool::SOON;
@@ -10,6 +9,7 @@ use crate::testing::example::{
 use crate::tests::scene::{ENOUGH, Scene, spec};
 use crate::write::Write;
 use kube::ResourceExt;
+use remoe_api::{DemandPhase, MixOf, MoEDeploymentStatus, MoEPlanSpec, PredictionOrder, RequestMix};
 use remoe_predictor::Shares;
 use remoe_proto::v1::LayerExperts;
 use serde_json::{Value, json};
@@ -303,7 +303,7 @@ fn without_it_plans_stay_and_nobody_is_asked() {
         output_tokens: scene.newest().spec.workload.typical_output_tokens,
     };
     assert_eq!(scene.world.demand().spec.prediction, Some(order));
-    scene.world.owner.spec.prediction.privacy = crate::api::Privacy::CountsOnly;
+    scene.world.owner.spec.prediction.privacy = remoe_api::Privacy::CountsOnly;
     scene.step();
     assert!(scene.world.demand().spec.prediction.as_ref().unwrap().counts_only);
     // Main functions tell a primer where there are gateways to ask for it.

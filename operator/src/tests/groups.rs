@@ -1,6 +1,5 @@
 //! Plans whose remote functions host experts of several layers.
 
-use crate::api::{MoEDeployment, MoEPlanSpec};
 use crate::manifests::{BuildError, Revision, budgets, frame, plan_hash, revision};
 use crate::planning::check_hosted;
 use crate::routing::{Generation, RoutedPod};
@@ -8,6 +7,7 @@ use crate::testing::example::{around, built, deployment, facts, plan, plan_of_gr
 use crate::tests::rollout::World;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
+use remoe_api::{MoEDeployment, MoEPlanSpec};
 use remoe_planner::Budget;
 use remoe_proto::parse_listing;
 use remoe_proto::v1::LayerExperts;

@@ -1,7 +1,6 @@
 //! The whole line in a cluster in memory: it ends, wherever it was interrupted, and writes nothing after that.
 
 use crate::SignerName;
-use crate::api::{ConditionType, MoEDeploymentSpec, MoEDeploymentStatus};
 use crate::identity::knows_gateways;
 use crate::names::{COMPONENT, Component, FUNCTION, label};
 use crate::observed::Observed;
@@ -12,6 +11,7 @@ use crate::testing::world::{Answer, World};
 use crate::turn;
 use crate::write::Write;
 use kube::ResourceExt;
+use remoe_api::{ConditionType, MoEDeploymentSpec, MoEDeploymentStatus};
 use serde_json::json;
 use std::net::SocketAddrV6;
 

@@ -1,6 +1,5 @@
 //! Functions that follow load, in a cluster in memory.
 
-use crate::api::{DemandPhase, GatewayDemand, RequestLoad};
 use crate::facts::ModelFacts;
 use crate::names::{COMPONENT, Component, FUNCTION, label};
 use crate::testing::example::{facts, large};
@@ -9,6 +8,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::ResourceExt;
+use remoe_api::{DemandPhase, GatewayDemand, RequestLoad};
 use remoe_autoscale::replicas::Worked;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};

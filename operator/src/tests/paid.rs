@@ -1,12 +1,12 @@
 //! What gateways are told that pods cost.
 
-use crate::api::{FunctionPod, MOST_FUNCTIONS};
 use crate::names::{FUNCTION, label};
 use crate::paid::{paid, per_hour};
 use crate::testing::world::World;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use remoe_api::{FunctionPod, MOST_FUNCTIONS};
 use serde_json::json;
 
 /// A deployment that serves, with a core at $0.1 and a GB at $0.01 an hour.

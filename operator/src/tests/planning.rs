@@ -1,9 +1,9 @@
-use crate::api::{
-    MAX_VERDICT, MixOf, MoEDeployment, MoEPlanSpec, PlannedPrediction, ProfileSource, ServingWay,
-};
 use crate::facts::ModelFacts;
 use crate::planning::{KnownProfile, Planning, PlanningError, served};
 use crate::testing::example::{built, deployment, facts, plan, planning, prior};
+use remoe_api::{
+    MAX_VERDICT, MixOf, MoEDeployment, MoEPlanSpec, PlannedPrediction, ProfileSource, ServingWay,
+};
 use remoe_hardware::Profile;
 use remoe_model::Inspection;
 use remoe_planner::{Budget, VcpuRange};

@@ -1,9 +1,9 @@
-use crate::api::{MoEDeployment, ProfileSource};
 use crate::manifests::{Surroundings, profiler};
 use crate::profiling::{from_log, measured, record, shared_with, subject, supplied};
 use crate::testing::example::{around, deployment, facts, plan};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Resource, ResourceExt};
+use remoe_api::{MoEDeployment, ProfileSource};
 use remoe_hardware::{Origin, Profile};
 use serde_json::{Value, json};
 

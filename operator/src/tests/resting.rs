@@ -1,6 +1,5 @@
 //! Remote functions that sleep while main functions run, in a cluster in memory.
 
-use crate::api::{DemandPhase, GatewayDemand, MixOf, RequestMix};
 use crate::names::{COMPONENT, Component, FUNCTION, label};
 use crate::scale::GroupTransition;
 use crate::testing::example::large;
@@ -8,6 +7,7 @@ use crate::testing::world::World;
 use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::ResourceExt;
+use remoe_api::{DemandPhase, GatewayDemand, MixOf, RequestMix};
 use remoe_predictor::Shares;
 use remoe_proto::v1::LayerExperts;
 use remoe_rollout::need;

@@ -1,6 +1,5 @@
 //! The pure step of pods and routing in a simulated cluster, with faults and interrupted steps.
 
-use crate::api::RolloutStrategy;
 use crate::fleet::{Others, Silence};
 use crate::manifests::{Function, Hosted, Revision};
 use crate::names::PodName;
@@ -12,6 +11,7 @@ use crate::trouble::{NOT_READY, Trouble};
 use crate::write::Deletion;
 use jiff::{SignedDuration, Timestamp};
 use proptest::prelude::*;
+use remoe_api::RolloutStrategy;
 use remoe_proto::v1::Endpoint;
 use serde_json::json;
 use std::collections::BTreeMap;

@@ -1,11 +1,11 @@
 //! Certificates of a deployment after a rotation of its identities.
 
-use crate::api::{IDENTITY_ROTATED_AT, MoEDeployment};
 use crate::identity::{Held, IssuerRef, certificate, due, identity_of};
 use crate::names::Component;
 use crate::testing::example::deployment;
 use crate::testing::world::World;
 use kube::ResourceExt;
+use remoe_api::{IDENTITY_ROTATED_AT, MoEDeployment};
 use remoe_identity::Authority;
 use remoe_proto::identity::Identity;
 use serde_json::json;

@@ -1,10 +1,10 @@
 //! Scaling: more or fewer functions that are alike, and nothing else.
 
-use crate::api::{MoEDeployment, MoEPlanSpec};
 use crate::manifests::{Revision, plan_hash, plan_object};
 use crate::rollout::revision_hash;
 use crate::testing::example::{built, deployment, plan, plan_of_groups, planning};
 use crate::tests::rollout::World;
+use remoe_api::{MoEDeployment, MoEPlanSpec};
 use serde_json::json;
 
 fn scaled(replicas: u32) -> MoEDeployment {

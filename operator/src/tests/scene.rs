@@ -1,12 +1,12 @@
 //! A deployment in a cluster in memory whose plans follow what requests use.
 
-use crate::api::{DemandPhase, GatewayDemand, MoEPlan, ProfileSource, RequestMix};
 use crate::names::{COMPONENT, Component, label};
 use crate::testing::example::large;
 use crate::testing::world::World;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::ResourceExt;
+use remoe_api::{DemandPhase, GatewayDemand, MoEPlan, ProfileSource, RequestMix};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 

@@ -1,6 +1,5 @@
 //! Sleep and wake in a cluster in memory, with gateways that hold what clients ask.
 
-use crate::api::{ConditionType, DemandPhase, GatewayDemand, WakeTimeline};
 use crate::names::{COMPONENT, Component, label};
 use crate::testing::world::World;
 use crate::write::Write;
@@ -8,6 +7,7 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::ResourceExt;
 use proptest::prelude::*;
+use remoe_api::{ConditionType, DemandPhase, GatewayDemand, WakeTimeline};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 

@@ -1,4 +1,3 @@
-use crate::api::{ConditionType, MoEDeployment};
 use crate::manifests::{Surroundings, frame};
 use crate::plan::PlanState;
 use crate::sources::{SourceRefusal, Sources};
@@ -8,6 +7,7 @@ use crate::write::Write;
 use ipnet::IpNet;
 use k8s_openapi::api::networking::v1::NetworkPolicyEgressRule;
 use kube::ResourceExt;
+use remoe_api::{ConditionType, MoEDeployment};
 use serde_json::{Value, json};
 use std::net::IpAddr;
 

@@ -1,8 +1,8 @@
 //! Specs and changes of specs before a real API server: what it accepts, fills in and refuses.
 
-use crate::api::{MoEDeployment, Mode, RemoteMode};
 use crate::tests::api_server::{Server, with_server};
 use kube::api::{Patch, PatchParams, PostParams};
+use remoe_api::{MoEDeployment, Mode, RemoteMode};
 use serde_json::{Value, json};
 
 /// A spec with `fields` over the least that works.
@@ -278,9 +278,9 @@ fn replicas_are_scaled_through_the_subresource() {
 
 #[test]
 fn a_plan_is_never_changed() {
-    use crate::api::MoEPlan;
     use crate::manifests::plan_object;
     use crate::testing::example::{deployment, plan, plan_of_groups};
+    use remoe_api::MoEPlan;
 
     with_server(async |server| {
         let mut owner = deployment(json!({}));

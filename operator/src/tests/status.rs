@@ -1,6 +1,5 @@
 //! What the status says, from one look to the next.
 
-use crate::api::{Condition, ConditionType, MoEDeployment, MoEDeploymentStatus, MoEPlanSpec, PlanVerdict};
 use crate::exposure::GatewayService;
 use crate::manifests::{LOAD_SECONDS, Revision};
 use crate::names::PodName;
@@ -10,6 +9,7 @@ use crate::scale::Demanded;
 use crate::status::{Findings, status};
 use crate::testing::example::{built, deployment, plan};
 use jiff::{SignedDuration, Timestamp};
+use remoe_api::{Condition, ConditionType, MoEDeployment, MoEDeploymentStatus, MoEPlanSpec, PlanVerdict};
 use serde_json::json;
 
 struct Scene {
@@ -218,7 +218,7 @@ fn sizes_that_no_plan_has_are_counted_all_the_same() {
 
 #[test]
 fn a_plan_that_costs_more_saves_nothing() {
-    use crate::api::ProfileSource;
+    use remoe_api::ProfileSource;
     let mut scene = Scene::new(1);
     let status = scene.look(true);
     assert_eq!((status.cost_per_hour.as_deref(), status.saved.as_deref()), (Some("$0.0210"), Some("-$1.23")));

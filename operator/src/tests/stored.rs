@@ -1,6 +1,5 @@
 //! Objects as earlier versions wrote them: an upgrade reads them, and replaces nothing.
 
-use crate::api::{Generation, MoEDeployment, MoEPlan, MoEPlanSpec};
 use crate::digest::digest;
 use crate::manifests::{Revision, plan_hash, revision};
 use crate::planning::account;
@@ -9,6 +8,7 @@ use crate::testing::example::around;
 use crate::testing::world::World;
 use crate::write::Write;
 use kube::ResourceExt;
+use remoe_api::{Generation, MoEDeployment, MoEPlan, MoEPlanSpec};
 use serde_json::{Value, json};
 
 const DEPLOYMENT: &str = r#"{"apiVersion":"remoe.dev/v1alpha1","kind":"MoEDeployment","metadata":

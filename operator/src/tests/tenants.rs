@@ -1,12 +1,12 @@
 //! Everything that a tenant can write, written by one who means harm: no look panics, none names what is
 //! another's, what it writes stays within what the deployment consists of, and other tenants are served as before.
 
-use crate::api::GatewayDemand;
 use crate::fleet::Others;
 use crate::testing::spoiled::{AT_ONCE, Dice, SLEEPING, as_read, check, is_healed, tenants};
 use crate::testing::world::World;
 use k8s_openapi::serde::de::DeserializeOwned;
 use kube::ResourceExt;
+use remoe_api::GatewayDemand;
 use serde_json::{Value, json};
 use std::ops::Range;
 use std::thread;

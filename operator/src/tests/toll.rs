@@ -1,11 +1,11 @@
 //! Toll of a change by plan, beside the functions that start and the bytes that they load.
 
-use crate::api::{DemandPhase, MixOf};
 use crate::manifests::Revision;
 use crate::names::{FUNCTION, label};
 use crate::testing::example::{EXPERTS, LAYERS, built, mix};
 use crate::tests::scene::{Scene, spec};
 use crate::write::Write;
+use remoe_api::{DemandPhase, MixOf};
 use serde_json::json;
 use std::collections::BTreeSet;
 

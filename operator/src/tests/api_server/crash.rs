@@ -1,11 +1,11 @@
 //! The operator is killed after every write that it makes, and another one goes on.
 
-use crate::api::MoEDeployment;
 use crate::tests::api_server::stage::{
     Budget, LOOK, Operator, deploy, is_routed, quiet, run_pods, status_of, world,
 };
 use crate::tests::api_server::{Server, eventually, with_server, with_servers};
 use kube::api::{Patch, PatchParams};
+use remoe_api::MoEDeployment;
 use serde_json::json;
 use tokio::time::sleep;
 

@@ -1,10 +1,10 @@
 //! A deployment, or its namespace, is deleted while the operator is at work on it.
 
-use crate::api::MoEDeployment;
 use crate::tests::api_server::crash::stopped;
 use crate::tests::api_server::stage::{Budget, LOOK, Operator, deploy, quiet, run_pods, world};
 use crate::tests::api_server::{Server, eventually, with_server, with_servers};
 use kube::api::DeleteParams;
+use remoe_api::MoEDeployment;
 use tokio::time::sleep;
 
 /// After how many writes, how the deployment is deleted, and whether the operator dies with it.

@@ -1,7 +1,6 @@
 //! Bad days of the API server, and of the way to it: conflicts, throttling, failures, answers that are lost, watches that break
 //! off, lists that are old. Whatever comes between, the end is the same.
 
-use crate::api::{ConditionType, MoEDeployment};
 use crate::names::{COMPONENT, Component, label};
 use crate::tests::api_server::proxy::{FAULTS, Proxy};
 use crate::tests::api_server::stage::{Budget, LOOK, Operator, deploy, objects};
@@ -10,6 +9,7 @@ use crate::tests::api_server::{Server, eventually, with_server, with_servers};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
+use remoe_api::{ConditionType, MoEDeployment};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;

@@ -1,7 +1,6 @@
 //! What a tenant writes that means harm, through a real API server: nothing of it makes the operator panic, and meanwhile
 //! somebody else's deployment is reconciled as always. What becomes of it is proved in memory (`tenants.rs`).
 
-use crate::api::{MoEDeployment, MoEPlan, MoERecord};
 use crate::names::DEPLOYMENT;
 use crate::testing::spoiled::Dice;
 use crate::tests::api_server::stage::{Budget, Operator, deploy_as, quiet, run_pods};
@@ -12,6 +11,7 @@ use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Resource, ResourceExt};
+use remoe_api::{MoEDeployment, MoEPlan, MoERecord};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;

@@ -11,7 +11,6 @@ mod stage;
 pub mod told;
 mod verbs;
 
-use crate::api::crds;
 use futures_util::{StreamExt, stream};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
@@ -19,6 +18,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config, Resource};
+use remoe_api::crds;
 use serde_json::json;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};

@@ -1,6 +1,5 @@
 //! Deployments that never finish loading, or whose plans take long, cost others nothing.
 
-use crate::api::{ConditionType, MoEDeployment, MoERecord};
 use crate::facts::ModelFacts;
 use crate::ports::CONTROL_PORT;
 use crate::testing::example::facts;
@@ -11,6 +10,7 @@ use crate::tests::api_server::{Server, eventually, with_server};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::{DeleteParams, ListParams};
+use remoe_api::{ConditionType, MoEDeployment, MoERecord};
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::time::sleep;

@@ -1,12 +1,12 @@
 //! Numbers where others can write them: the operator goes on, for everybody.
 
-use crate::api::{MoEDeployment, MoERecord};
 use crate::routing::{MOST_GENERATIONS, RoutingTable};
 use crate::tests::api_server::stage::{Budget, LOOK, Operator, deploy, quiet, run_pods};
 use crate::tests::api_server::{Server, eventually, with_server};
 use k8s_openapi::api::core::v1::{Pod, Service};
 use kube::ResourceExt;
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
+use remoe_api::{MoEDeployment, MoERecord};
 use serde_json::json;
 use tokio::time::sleep;
 
@@ -78,9 +78,9 @@ fn an_operator_outlives_numbers_that_overflow() {
 
 #[test]
 fn a_plan_of_no_possible_size_is_refused() {
-    use crate::api::MoEPlan;
     use crate::manifests::plan_object;
     use crate::testing::example::{deployment, plan, plan_of_groups};
+    use remoe_api::MoEPlan;
 
     with_server(async |server| {
         let mut owner = deployment(json!({}));

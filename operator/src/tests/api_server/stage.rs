@@ -1,7 +1,6 @@
 //! An operator in this process whose writes can be held back, and a cluster without nodes for it to work
 //! on.
 
-use crate::api::{MoEDeployment, MoEPlan, MoERecord};
 use crate::facts::{ModelFacts, subject};
 use crate::names::{COMPONENT, Component, PodName};
 use crate::testing::example::{deployment, facts};
@@ -15,6 +14,7 @@ use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use kube::client::ClientBuilder;
 use kube::{Api, Client, Config, Resource, ResourceExt};
+use remoe_api::{MoEDeployment, MoEPlan, MoERecord};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

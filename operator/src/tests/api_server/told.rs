@@ -1,6 +1,5 @@
 //! What main functions are told of a plan of groups, by an operator that works on a real API server.
 
-use crate::api::{MoEDeployment, MoEPlan, MoERecord};
 use crate::facts::subject;
 use crate::manifests::plan_object;
 use crate::names::{FUNCTION, REPLICA};
@@ -11,6 +10,7 @@ use crate::tests::api_server::{Server, eventually, with_server};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::{ListParams, ObjectMeta, Patch, PatchParams, PostParams};
+use remoe_api::{MoEDeployment, MoEPlan, MoERecord};
 use remoe_planner::Account;
 use remoe_proto::placement_digest;
 use remoe_proto::v1::main_model_server::{MainModel, MainModelServer};

@@ -1,6 +1,5 @@
 //! The operator's role has what the operator asks for, and nothing more.
 
-use crate::api::{MoEDemand, MoEDeployment, MoEPlan, MoERecord};
 use crate::facts::subject;
 use crate::identity::{gateway, held};
 use crate::names::DEPLOYMENT;
@@ -16,6 +15,7 @@ use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams};
 use kube::{Resource, ResourceExt};
+use remoe_api::{MoEDemand, MoEDeployment, MoEPlan, MoERecord};
 use remoe_proto::identity::Credentials;
 use serde_json::{Value, json};
 use std::collections::{BTreeSet, HashSet};

@@ -1,6 +1,8 @@
 //! `MoERecord`: durable state of the operator, in the cluster.
 
 use kube::{CustomResource, KubeSchema};
+use remoe_proto::v1::{Endpoint, LayerExperts, Routing};
+use remoe_proto::{ListingError, parse_listing, placement_digest};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -125,4 +127,58 @@ impl MoERecordSpec {
 fn shortened(about: &str) -> String {
     let end = about.char_indices().map(|(at, char)| at + char.len_utf8()).take_while(|end| *end <= MAX_ABOUT);
     about[..end.last().unwrap_or(0)].to_owned()
+}
+
+/// Reason that main functions cannot be told a generation.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RoutingError {
+    /// A listing of experts.
+    #[error(transparent)]
+    Listing(#[from] ListingError),
+    /// A pod of a group that is not there.
+    #[error("pod {pod} is of group-{group}, number of groups: {groups}")]
+    Group {
+        /// The pod.
+        pod: String,
+        /// Group of the pod.
+        group: usize,
+        /// Number of groups.
+        groups: usize,
+    },
+}
+
+impl Generation {
+    /// Message for main functions, with the `account` of the plan; empty: none.
+    ///
+    /// # Errors
+    /// The experts of the generation or of a group cannot be read, or a group is not there.
+    pub fn routing(&self, account: String) -> Result<Routing, RoutingError> {
+        let hosted: Vec<Vec<LayerExperts>> =
+            self.groups.iter().map(|group| parse_listing(group)).collect::<Result<_, _>>()?;
+        let endpoint = |routed: &RoutedPod| {
+            let of_group = |group: usize| {
+                let (pod, groups) = (routed.pod.clone(), hosted.len());
+                hosted.get(group).cloned().ok_or(RoutingError::Group { pod, group, groups })
+            };
+            Ok(Endpoint {
+                address: routed.address.clone(),
+                layers: routed.layers.clone(),
+                experts: routed.group.map(of_group).transpose()?.unwrap_or_default(),
+            })
+        };
+        Ok(Routing {
+            generation: self.number,
+            endpoints: self.endpoints.iter().map(endpoint).collect::<Result<_, RoutingError>>()?,
+            remote: parse_listing(&self.remote)?,
+            account,
+        })
+    }
+
+    /// Digest of its content, as main functions report the one in force.
+    ///
+    /// # Errors
+    /// See [`Self::routing`].
+    pub fn placement(&self) -> Result<String, RoutingError> {
+        self.routing(String::new()).map(|routing| placement_digest(&routing))
+    }
 }

@@ -1,8 +1,8 @@
 //! Replanning on expert usage.
 
-use super::duration::Duration;
+use crate::demand::MixOf;
+use crate::duration::Duration;
 use kube::KubeSchema;
-use remoe_api::MixOf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

@@ -1,6 +1,6 @@
 //! Number of functions, scale to zero, and autoscaling.
 
-use super::duration::Duration;
+use crate::duration::Duration;
 use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

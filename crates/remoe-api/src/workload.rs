@@ -52,7 +52,7 @@ pub struct ArrivalsSpec {
 }
 
 /// Returns the default of `concurrency`.
-pub(crate) fn default_concurrency() -> u32 {
+pub fn default_concurrency() -> u32 {
     8
 }
 

@@ -1,11 +1,11 @@
 //! `MoEDeployment`: a model, its prices and its latency limits.
 
-use super::duration::Duration;
-use super::prediction::PredictionSpec;
-use super::scaling::ScalingSpec;
-use super::sizes::{CpuRange, MemoryRange};
-use super::status::MoEDeploymentStatus;
-use super::workload::WorkloadSpec;
+use crate::duration::Duration;
+use crate::prediction::PredictionSpec;
+use crate::scaling::ScalingSpec;
+use crate::sizes::{CpuRange, MemoryRange};
+use crate::status::MoEDeploymentStatus;
+use crate::workload::WorkloadSpec;
 use k8s_openapi::api::core::v1::{Affinity, Toleration};
 use kube::{CustomResource, KubeSchema};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};

@@ -1,4 +1,4 @@
-use super::{MoEDemand, MoEDeployment, MoEPlan, MoERecord};
+use crate::{MoEDemand, MoEDeployment, MoEPlan, MoERecord};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{CustomResourceExt, ResourceExt};
 

@@ -1,9 +1,11 @@
 //! `MoEPlan`: one plan of a deployment, with its expected figures.
 
-use super::deployment::{ComputeDtype, DenseDtype, Device, ExpertsDtype};
-use super::prediction::PlannedPrediction;
-use super::workload::WorkloadSpec;
+use crate::deployment::{ComputeDtype, DenseDtype, Device, ExpertsDtype};
+use crate::prediction::PlannedPrediction;
+use crate::workload::WorkloadSpec;
 use kube::{CustomResource, KubeSchema};
+use remoe_proto::parse_listing;
+use remoe_proto::v1::LayerExperts;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -356,4 +358,31 @@ pub struct PerBaseline {
     /// Ideal offloading: experts in host memory, fetched to the GPU exactly when they are needed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fetch: Option<f64>,
+}
+
+impl RemotePlan {
+    /// Remote experts of the layer.
+    ///
+    /// # Errors
+    /// The listing cannot be read.
+    pub fn experts(&self) -> Result<LayerExperts, String> {
+        let listing = format!("{}:{}", self.layer, self.experts);
+        let layers = parse_listing(&listing).map_err(|error| error.to_string())?;
+        match <[LayerExperts; 1]>::try_from(layers) {
+            Ok([set]) if set.layer == self.layer => Ok(set),
+            Ok(_) | Err(_) => {
+                Err(format!("invalid expert list {listing:?}: expected experts of layer {} only", self.layer))
+            }
+        }
+    }
+}
+
+impl GroupPlan {
+    /// Experts of each layer.
+    ///
+    /// # Errors
+    /// The listing cannot be read.
+    pub fn experts(&self) -> Result<Vec<LayerExperts>, String> {
+        parse_listing(&self.experts).map_err(|error| error.to_string())
+    }
 }
