@@ -37,7 +37,7 @@ IMAGES = {
     "main": ("Remoe main-model function for CPUs and tools", ["main-model-fn", "remote-expert-fn", "remoe"]),
     "main-torch": ("Remoe main-model function with LibTorch and tools", ["main-model-fn=main-model-fn-torch", "main-model-fn-torch", "remote-expert-fn", "remoe"]),
     "main-cuda": ("Remoe main-model function for GPUs and tools", ["main-model-fn=main-model-fn-torch", "main-model-fn-torch", "remote-expert-fn", "remoe"]),
-    "remote-expert": ("Remoe remote-expert function and tools", ["remote-expert-fn", "remoe"]),
+    "remote-expert": ("Remoe remote-expert function", ["remote-expert-fn"]),
 }
 
 

@@ -9,7 +9,7 @@ use crate::names::{Component, PodName};
 use crate::quantity::{megabytes, millicores_of, vcpus};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
-use remoe_api::{ComputeDtype, MoEDeployment, PlannedModel};
+use remoe_api::{ComputeDtype, Device, MoEDeployment, PlannedModel};
 
 /// Memory of an inspector, in MB: the headers of the largest checkpoints take some tens.
 const MEMORY_MB: u32 = 300;
@@ -52,7 +52,7 @@ pub(crate) fn inspector(
     arguments.extend(access.arguments.iter().cloned());
     let program = Program {
         name: "inspector",
-        image: &around.remote_image,
+        image: around.main_image(Device::Cpu),
         pull_policy: &around.pull_policy,
         command: "remoe",
         arguments,

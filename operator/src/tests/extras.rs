@@ -132,7 +132,7 @@ fn what_computes_on_a_gpu_has_the_image_for_it() {
         let image = |pod: Pod| pod.spec.unwrap().containers[0].image.clone().unwrap();
         assert_eq!(image(revision.main.pod(&owner, 0, 0)), main);
         assert_eq!(image(profiler(&owner, "subject", 0, &plan, &facts(), &around).unwrap()), main);
-        assert_eq!(image(inspector(&owner, "subject", 0, &around).unwrap()), "remote:1");
+        assert_eq!(image(inspector(&owner, "subject", 0, &around).unwrap()), "main:1");
         for remote in &revision.remote {
             assert_eq!(image(remote.pod(&owner, 0, 0)), "remote:1");
         }
