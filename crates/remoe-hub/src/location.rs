@@ -169,6 +169,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn folder_named_as_a_repository_is_found_on_the_hub() {
+        let on_hub = |text: &str| text.parse::<ModelLocation>().unwrap().on_hub().map(|hub| hub.to_string());
+        assert_eq!(on_hub("allenai/OLMoE-1B-7B-0924").as_deref(), Some("hf://allenai/OLMoE-1B-7B-0924"));
+        for elsewhere in ["folder", "./a/b/c", "/a/b", "s3://bucket/a", "hf://a/b"] {
+            assert_eq!(on_hub(elsewhere), None, "{elsewhere}");
+        }
+    }
+
+    #[test]
     fn places_keep_their_form() {
         for (text, name) in [
             ("hf://org/model", "model"),

@@ -136,14 +136,10 @@ impl Front {
         self.models.iter().for_each(Model::close);
         let left =
             || self.models.iter().map(|model| model.load()).map(|(waiting, running)| waiting + running).sum();
-        let begun = match left() {
-            0 => "stopping".to_owned(),
-            left => {
-                progress.doing("draining");
-                format!("draining {} for up to {} s", requests(left), (DRAIN + END).as_secs())
-            }
-        };
-        progress.line(&format!("{begun}; press Ctrl-C again to stop at once"));
+        if left() > 0 {
+            progress.doing("draining");
+        }
+        progress.line(&format!("{}; press Ctrl-C again to stop at once", drain_begins(left())));
         let all_ended = async {
             while left() > 0 {
                 tokio::time::sleep(LOOK).await;
@@ -232,11 +228,14 @@ fn named(args: &UpArgs, prices: &Prices) -> String {
     }
 }
 
-fn requests(count: usize) -> String {
-    match count {
+/// Announces the drain of `left` requests.
+fn drain_begins(left: usize) -> String {
+    let requests = match left {
+        0 => return "stopping".to_owned(),
         1 => "1 request".to_owned(),
-        count => format!("{count} requests"),
-    }
+        left => format!("{left} requests"),
+    };
+    format!("draining {requests} for up to {} s", (DRAIN + END).as_secs())
 }
 
 /// Listens on `address`, which `flag` states.
@@ -250,4 +249,16 @@ pub(super) fn listen(address: SocketAddr, flag: &str) -> Result<TcpListener, Cli
             _ => error.to_string(),
         })
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drain_without_requests_only_stops() {
+        assert_eq!(drain_begins(0), "stopping");
+        assert!(drain_begins(1).starts_with("draining 1 request for up to "), "{}", drain_begins(1));
+        assert!(drain_begins(2).starts_with("draining 2 requests for up to "), "{}", drain_begins(2));
+    }
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 fn worked(name: &str) -> RegretSubject {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    let path = path.join("../tests/fixtures/planning").join(format!("{name}-problem.json"));
+    let path = path.join("../../tests/fixtures/planning").join(format!("{name}-problem.json"));
     let problem = Problem::from_json(&std::fs::read_to_string(path).unwrap()).unwrap();
     RegretSubject { name: name.to_owned(), problem }
 }
