@@ -13,12 +13,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TEST = re.compile(r"^\s*#\[(?:tokio::)?test\b", re.MULTILINE)
 # Packages below the folder of another one.
-NESTED = ("tests/e2e", "tests/sources", "tests/support", "fuzz/harness")
+NESTED = ("tests/e2e", "main-model-fn/main-model-torch")
 
 
 def crate_of(path: str) -> str:
     """The folder that stands for the crate: the tests of a crate were once packages of their own below it."""
-    return next((folder for folder in NESTED if path.startswith(folder + "/")), path.split("/")[0])
+    return next((folder for folder in NESTED if path.startswith(folder + "/")), "/".join(path.split("/")[: 2 if path.startswith("crates/") else 1]))
 
 
 def git(*arguments: str) -> str:

@@ -182,7 +182,7 @@ async fn run_by(name: &str, mut command: Command, tools: &[&Path]) {
     furnish(checkout.path());
     let home = checkout.path().join(".home");
     std::fs::create_dir(&home).expect("a folder can be made");
-    let shims = workspace().join("tests/support/guide");
+    let shims = workspace().join("crates/remoe-test-support/guide");
     let inherited = std::env::var_os("PATH").unwrap_or_default();
     let path = [shims.as_path()].into_iter().chain(tools.iter().copied()).map(Path::to_path_buf);
     let path = std::env::join_paths(path.chain(std::env::split_paths(&inherited)));
@@ -204,7 +204,7 @@ async fn run_by(name: &str, mut command: Command, tools: &[&Path]) {
 
 /// Makes `checkout` look like the repository, and like the folders of models that guides name.
 fn furnish(checkout: &Path) {
-    let shim = |name: &str| workspace().join("tests/support/guide").join(name);
+    let shim = |name: &str| workspace().join("crates/remoe-test-support/guide").join(name);
     let link = |target: &Path, name: &str| {
         symlink(target, checkout.join(name)).expect("a symbolic link can be made");
     };
