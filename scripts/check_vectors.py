@@ -16,7 +16,7 @@ import sys
 FUNCTION = re.compile(r"^[0-9a-f]+ <(.*)>:$")
 PACKED = re.compile(r"\bv(add|mul|sub|fmadd\w*)ps\b.*%[yz]mm")
 WANTED = ("remoe_kernels::vectors::by_avx512", "remoe_kernels::vectors::by_avx2")
-OUTSIDE = re.compile(r"remoe_kernels::elementwise::(elements::|.*Loops.*::run|Part|.*\{\{closure\}\})")
+OUTSIDE = re.compile(r"remoe_kernels::(elements::|elementwise::(.*Loops.*::run|Part|.*\{\{closure\}\}))")
 
 
 def main():

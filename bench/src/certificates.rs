@@ -12,7 +12,7 @@ use tempfile::TempDir;
 /// Longer than any run.
 const LIFE: Duration = Duration::from_secs(24 * 3600);
 
-/// What both ends show.
+/// Certificates of both ends.
 #[derive(Debug)]
 pub(crate) struct Certificates {
     remote: TempDir,
@@ -50,7 +50,7 @@ impl Certificates {
         self.remote.path()
     }
 
-    /// What is shown to it, and who it has to be.
+    /// Returns the main function's certificate, and the identity that its peer must have.
     pub(crate) fn trust(&self) -> Trust {
         self.trust.clone()
     }

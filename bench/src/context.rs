@@ -1,4 +1,4 @@
-//! What every part of a run needs to know.
+//! Facts that every part of a run needs.
 
 use crate::checkpoint::{self, Shape};
 use crate::error::{BenchError, Result, While};

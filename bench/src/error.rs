@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-/// What was being done and why it failed.
+/// An error: what was being done and why it failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{doing}: {why}")]
 pub(crate) struct BenchError {

@@ -10,12 +10,12 @@ use std::time::Instant;
 const OTHERS_LIMIT: f64 = 0.05;
 const STOLEN_LIMIT: f64 = 0.02;
 
-/// What went on beside a measurement.
+/// Load of the machine beside a measurement.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Load {
     seconds: f64,
-    /// Share of the cores' time that went to processes which are neither this one nor its descendants,
-    /// and to the kernel on nobody's behalf.
+    /// Share of the cores' time that went to processes which are neither this one nor its descendants, and to the
+    /// kernel on no process's behalf.
     others: f64,
     /// Share of the cores' time that the hypervisor gave to other machines.
     stolen: f64,
@@ -23,7 +23,7 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    /// Whether the figures can be held against a bar.
+    /// Reports if the figures can be held against a bar.
     pub(crate) fn is_quiet(&self) -> bool {
         self.others <= OTHERS_LIMIT && self.stolen <= STOLEN_LIMIT
     }
@@ -76,7 +76,7 @@ impl Watch {
 struct Ticks {
     busy: u64,
     stolen: u64,
-    /// Of this process and the descendants that were waited for.
+    /// Ticks of this process and the descendants that were waited for.
     own: u64,
 }
 

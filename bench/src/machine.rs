@@ -54,7 +54,7 @@ pub(crate) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Whether the processor is Intel's.
+/// Reports if the processor is Intel's.
 pub(crate) fn is_intel() -> bool {
     read("/proc/cpuinfo").contains("GenuineIntel")
 }

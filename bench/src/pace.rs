@@ -1,4 +1,4 @@
-//! How long a run goes on: as many rounds as a part wants, while there is time and nobody interrupts.
+//! Length of a run: as many rounds as a part wants, while there is time and the user does not interrupt it.
 
 use crate::error::{BenchError, Result, While};
 use std::fmt;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Set once somebody asked for the end of the run.
+/// Set once the user asked for the end of the run.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Interrupt(Arc<AtomicBool>);
 

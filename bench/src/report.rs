@@ -1,4 +1,4 @@
-//! What was measured, as JSON for programs and as a Markdown table for people.
+//! Results of a run, as JSON for programs and as a Markdown table for people.
 
 use crate::load::Load;
 use crate::machine::Machine;
@@ -25,15 +25,15 @@ pub(crate) struct Report {
 #[derive(Debug, Serialize)]
 pub(crate) struct Part {
     name: String,
-    /// What was done, with which sizes.
+    /// Settings of the measurement, with its sizes.
     settings: Value,
     figures: Vec<Figure>,
-    /// What a reader must know beside the figures.
+    /// Notes that a reader needs beside the figures.
     notes: Vec<String>,
     /// Why there are no (further) figures.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) failure: Option<String>,
-    /// What else the machine did meanwhile.
+    /// Other load of the machine meanwhile.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) load: Option<Load>,
 }
@@ -49,7 +49,7 @@ struct Figure {
     bar: Option<Bar>,
 }
 
-/// What the median should reach.
+/// Bar that the median should reach.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Bar {

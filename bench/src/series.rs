@@ -6,7 +6,7 @@ use serde::Serialize;
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Series(Vec<f64>);
 
-/// What a reader needs of a series: the middle, and the noise beside it.
+/// Summary of a series: the middle, and the noise beside it.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct Spread {
     pub(crate) min: f64,
@@ -45,7 +45,7 @@ impl Series {
         self.quantile(0.5)
     }
 
-    /// None for an empty series.
+    /// Returns the summary; `None` for an empty series.
     pub(crate) fn spread(&self) -> Option<Spread> {
         Some(Spread {
             min: self.quantile(0.0)?,

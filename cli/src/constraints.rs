@@ -1,4 +1,4 @@
-//! What flags leave to a plan: sizes that were asked for are what it may choose from.
+//! Constraints that flags put on a plan: sizes that were asked for are what it may choose from.
 
 use crate::exit::CliError;
 use crate::flags::DeploymentArgs;

@@ -38,20 +38,20 @@ pub(crate) struct Wanted {
     pub(crate) inspection: Inspection,
     pub(crate) moe_layers: Vec<MoeLayer>,
     pub(crate) placement: Placement,
-    /// What requests under the placement are expected to take; none where nobody planned it.
+    /// Expected times of requests under the placement; absent if it was not planned.
     pub(crate) account: Option<Account>,
-    /// What the functions may take to end by themselves after the work of a one-shot command.
+    /// Grace period in which the functions may end by themselves after the work of a one-shot command.
     pub(crate) drain: Duration,
-    /// Its main function serves HTTP, to a gateway on this machine.
+    /// Set if its main function serves HTTP, to a gateway on this machine.
     pub(crate) serves_http: bool,
     ready_timeout: Duration,
-    /// What the plan gives the main function; none where nobody planned it.
+    /// Planned size of the main function; absent if it was not planned.
     main_size: Option<MainSize>,
     /// Operations of the main function, where they were asked for.
     backend: Option<Backend>,
 }
 
-/// How many experts are remote, where nobody plans it.
+/// Share of experts that are remote, without a plan.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RatioArgs {
     ratio: f64,
@@ -83,14 +83,14 @@ impl RatioArgs {
     }
 }
 
-/// What a planned main function was given.
+/// Size of a planned main function.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct MainReport {
     /// Typical requests that it has room for at the same time.
     pub(crate) concurrency: u32,
     pub(crate) threads: usize,
     pub(crate) vcpus: f64,
-    /// Of its container.
+    /// Memory of its container.
     pub(crate) memory_bytes: u64,
     pub(crate) kv_cache_bytes: u64,
     /// Positions that these hold.
@@ -163,7 +163,7 @@ impl Wanted {
         })
     }
 
-    /// What the model is called in the HTTP interface.
+    /// Returns the model's name in the HTTP interface.
     pub(crate) fn name(&self) -> String {
         self.options.served_model_name.clone().unwrap_or_else(|| self.source.model.name())
     }
@@ -226,7 +226,7 @@ impl Wanted {
         self.main_size = other.main_size;
     }
 
-    /// Lets `requests` run at the same time, where nobody said how many sequences do.
+    /// Lets `requests` run at the same time, unless a flag sets the largest batch.
     pub(crate) fn run_at_once(&mut self, requests: u32) {
         let sequences = requests as usize;
         if self.options.max_batch.is_none() && sequences > DEFAULT_MAX_BATCH {
@@ -234,7 +234,7 @@ impl Wanted {
         }
     }
 
-    /// What the main function was given, where its size was planned.
+    /// Returns the size of the main function, if it was planned.
     pub(crate) fn main_report(&self) -> Option<MainReport> {
         let size = self.main_size?;
         let limits = self.options.main_limits?;
@@ -260,7 +260,7 @@ impl Wanted {
         self.adopt(account.map_err(|error| CliError::runtime(error.to_string()))?)
     }
 
-    /// What is to run.
+    /// Returns the desired state: the functions that are to run.
     pub(crate) fn desired(&self) -> Desired {
         let http = self.serves_http.then(|| SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
         let patience = Patience::with_ready(self.ready_timeout);

@@ -16,15 +16,15 @@ use std::path::PathBuf;
 pub(crate) enum Code {
     /// It failed while it ran.
     Runtime = 1,
-    /// What was asked for makes no sense.
+    /// The arguments are invalid.
     Arguments = 2,
-    /// What was asked for does not fit.
+    /// The wanted deployment does not fit.
     Infeasible = 3,
     /// The checkpoint cannot be used.
     Checkpoint = 4,
     /// The user ended it.
     Interrupted = 130,
-    /// Nobody reads what it prints any more, as behind `| head`: there is nothing left to be done.
+    /// The reader of the output is gone, as behind `| head`: there is nothing left to be done.
     ClosedOutput = 0,
 }
 

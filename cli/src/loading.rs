@@ -92,8 +92,8 @@ impl Loading {
     }
 }
 
-/// Bytes of weights at rest that the functions take together: replicas read for themselves, and the main function
-/// reads what nobody else hosts.
+/// Bytes of weights at rest that the functions take together: replicas read for themselves, and the main function reads
+/// what no remote function hosts.
 fn bytes_to_read(functions: &[FunctionStatus], facts: &Inspection) -> u64 {
     let remote = functions.iter().flat_map(|function| &function.hosted);
     let hosted: Vec<(u32, u32)> =
@@ -103,7 +103,7 @@ fn bytes_to_read(functions: &[FunctionStatus], facts: &Inspection) -> u64 {
     facts.total_bytes.saturating_sub(read(distinct.len())).saturating_add(read(hosted.len()))
 }
 
-/// What the kernel says that the process `pid` has read; none where it does not say.
+/// Returns the bytes that the process `pid` has read, by the kernel's count; `None` if the kernel does not say.
 fn bytes_read(pid: u32) -> Option<u64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/io")).ok()?;
     text.lines().find_map(|line| line.strip_prefix("rchar: "))?.parse().ok()

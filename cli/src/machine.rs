@@ -1,4 +1,4 @@
-//! What this machine is.
+//! Facts of this machine.
 
 use std::fs;
 use std::time::Instant;
@@ -14,7 +14,7 @@ pub(crate) fn now_micros() -> String {
     format!("{:.6}", jiff::Timestamp::now())
 }
 
-/// Its processor's model name; empty where the kernel does not say.
+/// Returns the processor's model name; empty if the kernel does not say.
 pub(crate) fn cpu() -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let named = text.lines().find_map(|line| line.strip_prefix("model name"));

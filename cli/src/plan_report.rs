@@ -43,7 +43,7 @@ fn sized_for(problem: &Problem) -> String {
     }
 }
 
-/// The evaluation of somebody's plan.
+/// Formats the evaluation of a given plan.
 pub(crate) fn evaluation(problem: &Problem, evaluation: &Evaluation) -> String {
     let mut parts = vec![layers(problem, None, evaluation), times(problem, evaluation), costs(evaluation)];
     parts.extend(evaluation.life.as_ref().map(life));
@@ -138,7 +138,7 @@ fn size(memory: f64, vcpus: Option<f64>) -> String {
     }
 }
 
-/// What is in every group; nothing where there is none.
+/// Lists the content of every group; `None` if there is none.
 fn groups(plan: &Plan, evaluation: &Evaluation) -> Option<String> {
     let sleeps = plan.groups.iter().any(|group| group.idle_seconds.is_some());
     let rows = plan.groups.iter().zip(&evaluation.groups).enumerate().map(|(index, (group, terms))| {
@@ -198,7 +198,7 @@ fn life(life: &Life) -> String {
     table::of_pairs(&rows)
 }
 
-/// What wrong figures do to a plan of groups.
+/// Formats what wrong figures do to a plan of groups.
 fn sturdiness(sturdy: &Sturdiness) -> String {
     let Sturdiness { tried, broken, worst_above, broken_of_cheapest, above_cheapest, cases } = sturdy;
     let cheapest = match above_cheapest {

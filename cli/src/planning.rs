@@ -126,7 +126,7 @@ pub(crate) fn not_beside(other: &'static str, argument: clap::Arg) -> clap::Arg 
     }
 }
 
-/// What a problem is stated for, beside the model.
+/// Facts that a problem is stated for, beside the model.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Asked<'a> {
     /// One prompt, instead of the mean of the history.
@@ -135,7 +135,7 @@ pub(crate) struct Asked<'a> {
     pub(crate) concurrency: Option<u32>,
     /// Without requests for so long functions end, where the workload does not say.
     pub(crate) idle: Option<Duration>,
-    /// The same of a group by itself, while the main function goes on.
+    /// As `idle`, for a group by itself, while the main function goes on.
     pub(crate) remote_idle: Option<Duration>,
 }
 

@@ -12,7 +12,7 @@ const FOLDER_VARIABLE: &str = "REMOE_BIN_DIR";
 const NATIVE: &str = "main-model-fn";
 const TORCH: &str = "main-model-fn-torch";
 
-/// What the driver of CUDA devices leaves for programs to open.
+/// Device file that the driver of CUDA devices leaves for programs to open.
 const CUDA: &str = "/dev/nvidiactl";
 
 /// Finds the function programs beside this one, or in `REMOE_BIN_DIR`: the main function with the operations of

@@ -9,7 +9,7 @@ use remoe_predictor::ByPhase;
 use std::path::Path;
 use std::sync::Arc;
 
-/// What a command knows beside the placement flags.
+/// Knowledge of a command beside the placement flags.
 #[derive(Default, Clone, Copy)]
 pub(crate) struct Foresight<'a> {
     /// Folder of a predictor.

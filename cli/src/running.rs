@@ -1,8 +1,8 @@
-//! What runs on this machine for this user: a file for each command that keeps functions, named after its
+//! Commands that run on this machine for this user: a file for each command that keeps functions, named after its
 //! process, so that `remoe ps` and `remoe stop` find it.
 //!
-//! A file says when its process began, as the kernel counts it: a process that was given the same number
-//! later is another one, and the file of one that is gone is removed by whoever finds it.
+//! A file says when its process began, as the kernel counts it: a process that was given the same number later is
+//! another one. The file of a process that is gone is removed by the first command that finds it.
 
 use crate::exit::CliError;
 use crate::machine;
@@ -40,7 +40,7 @@ pub(crate) struct Registered {
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        // Whoever looks next removes it too.
+        // If this fails, the next command that reads the folder removes it.
         let _left = fs::remove_file(&self.path);
     }
 }
@@ -137,7 +137,7 @@ fn began(pid: u32) -> Option<u64> {
     (!matches!(state, "Z" | "X")).then_some(began)
 }
 
-/// The folder of this user's files, made where it is missing. Nobody else may write into it.
+/// Returns the folder of this user's files, made if it is missing. No other user may write into it.
 fn folder() -> Result<PathBuf, CliError> {
     let uid = rustix::process::getuid().as_raw();
     let folder =

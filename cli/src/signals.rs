@@ -4,8 +4,8 @@ use crate::exit::CliError;
 use std::time::{Duration, Instant};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Signals that follow each other sooner are one request: `timeout` signals a process and then its whole
-/// group, wrappers pass on what the terminal has sent already. Nobody presses a key twice so soon.
+/// Signals that follow each other sooner are one request: `timeout` signals a process and then its whole group,
+/// wrappers pass on what the terminal has sent already. Users do not press a key twice so soon.
 const ECHO: Duration = Duration::from_millis(50);
 
 /// How this process was asked to end.
@@ -42,7 +42,7 @@ impl EndSignals {
         self.next_kind().await;
     }
 
-    /// The same, and says which it was.
+    /// As [`Self::next`], and returns which it was.
     pub(crate) async fn next_kind(&mut self) -> Ended {
         loop {
             let ended = tokio::select! {

@@ -7,7 +7,7 @@ use remoe_gateway_core::{Billing, Books};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Of one deployment.
+/// Writer of ledger records for the pods of one deployment.
 pub(crate) struct Cashier {
     books: Arc<Books>,
     model: String,
@@ -17,7 +17,7 @@ pub(crate) struct Cashier {
     tiers: BTreeSet<String>,
 }
 
-/// What was written about a pod.
+/// Events of a pod that are written already.
 #[derive(Default)]
 struct Known {
     serves: bool,
@@ -25,12 +25,13 @@ struct Known {
 }
 
 impl Cashier {
-    /// Of the deployment `model`; nothing is written yet.
+    /// Makes the writer for the deployment `model`; nothing is written yet.
     pub(crate) fn new(books: Arc<Books>, model: &str) -> Self {
         Self { books, model: model.to_owned(), known: BTreeMap::new(), tiers: BTreeSet::new() }
     }
 
-    /// These are its pods now. Whichever is no longer among them has just ended, as far as anybody saw.
+    /// Records what changed: `functions` are the deployment's pods now. A pod that is no longer among them ended just
+    /// now, as far as is known.
     pub(crate) fn look(&mut self, functions: &[FunctionPod]) {
         for function in functions {
             let uid = &function.uid;
@@ -68,8 +69,8 @@ impl Cashier {
     }
 }
 
-/// What the functions cost that work for requests of `main`, by the names that it has for them; none where nobody says what
-/// `main` costs.
+/// Returns the rates of the functions that work for requests of `main`, by the names that it has for them; none if the
+/// rate of `main` is unknown.
 pub(crate) fn billing(told: &MoEDemandSpec, main: &MainFunction) -> Option<Arc<Billing>> {
     let mut billing = Billing::default();
     for function in &told.functions {

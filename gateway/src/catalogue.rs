@@ -22,10 +22,10 @@ use tokio::task::JoinSet;
 
 /// Bytes of the bodies that wait for one model.
 const WAITING_BYTES: usize = 64 << 20;
-/// A watch that was dropped without a word is begun anew after this many seconds.
+/// A watch that was dropped without a word is restarted after this many seconds.
 const WATCH_SECONDS: u32 = 60;
 
-/// What is served.
+/// Deployments that are served.
 pub(crate) struct Catalogue {
     client: Client,
     settings: Settings,
@@ -34,9 +34,9 @@ pub(crate) struct Catalogue {
     gateway: Arc<Gateway>,
     beginnings: Beginnings,
     lease: watch::Receiver<bool>,
-    /// What main functions are shown that want to know who asks.
+    /// Credentials shown to main functions that check the caller's identity.
     keyring: Option<Arc<Keyring>>,
-    /// What predictions may take.
+    /// Resources for predictions.
     means: Means,
     /// Where what is known of models and past requests is kept; none: until this process ends.
     experience: Option<Experience>,
@@ -136,7 +136,7 @@ impl Catalogue {
         }
     }
 
-    /// Takes note of a deployment. Whether it is new.
+    /// Takes note of a deployment, and reports if it is new.
     fn apply(&mut self, demand: MoEDemand) -> bool {
         let key = key(&demand);
         if demand.metadata.deletion_timestamp.is_some() {
@@ -171,7 +171,7 @@ impl Catalogue {
         true
     }
 
-    /// What is known of deployments that are gone goes with them.
+    /// Deletes what is known of deployments that are gone.
     fn forget_others(&self) {
         let Some(experience) = &self.experience else { return };
         let uids: Vec<String> = self.served.values().map(|(uid, _)| uid.clone()).collect();
@@ -196,7 +196,7 @@ impl Catalogue {
     }
 }
 
-/// Whether the deployment with `key` is in the namespace `scope`; without one all are.
+/// Reports if the deployment with `key` is in the namespace `scope`; without a scope all are.
 fn is_in(key: &str, scope: Option<&str>) -> bool {
     scope.is_none() || key.split_once('/').map(|(namespace, _)| namespace) == scope
 }

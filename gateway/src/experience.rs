@@ -1,8 +1,8 @@
 //! The folder in which gateways keep what they know of models and of past requests, a part for each gateway.
 //!
-//! A gateway takes a part that no other one has, whatever its pod is called. Where another part knows newer things it begins
-//! with a copy of them: the gateways of an upgrade start before those that they replace have ended. What requests used each
-//! gateway writes in its own part, and reads in all the others.
+//! A gateway takes a part that no other one has, whatever its pod is called. If another part knows newer things, it
+//! begins with a copy of them: the gateways of an upgrade start before those that they replace have ended. Each gateway
+//! writes expert usage to its own part, and reads it from all the others.
 
 use remoe_usage::Store;
 use std::fs::{File, TryLockError};
@@ -12,9 +12,9 @@ use std::time::{Duration, SystemTime};
 
 /// Gateways that share a folder, at most.
 const MOST_GATEWAYS: usize = 256;
-/// A part is begun anew from another one that is newer by so much.
+/// A part is replaced by a copy of another one that is newer by more than this.
 const MUCH_NEWER: Duration = Duration::from_secs(3600);
-/// Held open and locked by whoever has the part.
+/// Lock file, held open and locked by the gateway that has the part.
 const LOCK: &str = "lock";
 /// The primer of a model, as a main function told it.
 const PRIMER: &str = "primer";
@@ -27,7 +27,7 @@ pub(crate) struct Experience {
 }
 
 impl Experience {
-    /// A part of `folder` that nobody else has.
+    /// Takes a part of `folder` that no other gateway has.
     ///
     /// # Errors
     /// The folder cannot be used, or all parts are taken.
@@ -57,7 +57,7 @@ impl Experience {
         Ok(taken)
     }
 
-    /// The part `folder`; none where somebody else has it.
+    /// Locks the part `folder`; none if another gateway has it.
     fn lock(folder: &Path) -> io::Result<Option<Self>> {
         std::fs::create_dir_all(folder)?;
         let lock = File::options().create(true).append(true).open(folder.join(LOCK))?;
@@ -68,12 +68,12 @@ impl Experience {
         }
     }
 
-    /// Where what is known of the deployment whose demand has this identity is.
+    /// Returns the folder of what is known of the deployment whose demand has this identity.
     pub(crate) fn of(&self, uid: &str) -> PathBuf {
         self.folder.join(uid)
     }
 
-    /// Forgets all deployments whose demands are none of `uids`, in the parts that nobody has as well.
+    /// Forgets all deployments whose demands are none of `uids`, also in the parts that no gateway has.
     pub(crate) fn keep_only(&self, uids: &[String]) -> io::Result<()> {
         let is_kept = |name: &str| uids.iter().any(|uid| uid == name);
         keep_folders(&self.folder, is_kept)?;
@@ -88,11 +88,11 @@ impl Drop for Experience {
     }
 }
 
-/// Does `work` with the parts of `folder` that nobody has, which nobody takes meanwhile.
+/// Does `work` with the parts of `folder` that no gateway has, and holds their locks meanwhile.
 fn unused(folder: &Path, mut work: impl FnMut(&Path) -> io::Result<()>) -> io::Result<()> {
     for part in std::fs::read_dir(folder)? {
         let part = part?.path();
-        // One that somebody has is open under another description, whose lock this one does not get.
+        // A part that a gateway has is open under another description, whose lock this one does not get.
         if let Ok(lock) = File::open(part.join(LOCK))
             && lock.try_lock().is_ok()
         {
@@ -104,7 +104,7 @@ fn unused(folder: &Path, mut work: impl FnMut(&Path) -> io::Result<()>) -> io::R
     Ok(())
 }
 
-/// When something in `folder` was last written.
+/// Returns when something in `folder` was last written.
 fn newest(folder: &Path) -> SystemTime {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let times = entries.filter(|entry| entry.file_name() != LOCK).filter_map(|entry| {
@@ -114,7 +114,8 @@ fn newest(folder: &Path) -> SystemTime {
     times.max().unwrap_or(SystemTime::UNIX_EPOCH)
 }
 
-/// Copies what is known of deployments. What goes meanwhile is left out, and so is by its reader what was being written.
+/// Copies what is known of deployments. What goes meanwhile is left out, and so is by its reader what was being
+/// written.
 fn copy_folders(from: &Path, to: &Path) -> io::Result<()> {
     for entry in std::fs::read_dir(from)? {
         let entry = entry?;
@@ -136,8 +137,8 @@ fn copy_folders(from: &Path, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Where other gateways store what requests of `model` used that they served, for the deployment whose own folder is `folder`:
-/// those of parts that nobody has as well.
+/// Returns the files in which other gateways store the expert usage of requests of `model` that they served, for the
+/// deployment whose own folder is `folder`; also those of parts that no gateway has.
 pub(crate) fn others(folder: &Path, model: &str) -> Vec<PathBuf> {
     let (Some(uid), Some(own)) = (folder.file_name(), folder.parent()) else { return Vec::new() };
     let parts = own.parent().map(std::fs::read_dir).and_then(Result::ok).into_iter().flatten().flatten();
@@ -148,7 +149,7 @@ pub(crate) fn others(folder: &Path, model: &str) -> Vec<PathBuf> {
     files
 }
 
-/// Those of them whose part nobody has, and nobody takes while `each` is at it.
+/// Calls `each` with the files of [`others`] whose part no gateway has, and holds the part's lock meanwhile.
 pub(crate) fn others_ended(folder: &Path, model: &str, each: &mut dyn FnMut(&Path)) -> io::Result<()> {
     let (Some(uid), Some(all)) = (folder.file_name(), folder.parent().and_then(Path::parent)) else {
         return Ok(());
@@ -159,7 +160,8 @@ pub(crate) fn others_ended(folder: &Path, model: &str, each: &mut dyn FnMut(&Pat
     })
 }
 
-/// Removes what past requests of `model` used from the `folder` of a deployment, and from the same in the parts that nobody has.
+/// Removes the expert usage of past requests of `model` from the `folder` of a deployment, and from its folders in the
+/// parts that no gateway has.
 pub(crate) fn forget_past(folder: &Path, model: &str) -> io::Result<()> {
     let remove = |past: &Path| match std::fs::remove_dir_all(past) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),

@@ -50,7 +50,7 @@ pub(crate) struct Holder {
     release: String,
     pod: String,
     uid: String,
-    /// What is shown to main functions that want to know who asks.
+    /// Credentials shown to main functions that check the caller's identity.
     keyring: Option<Arc<Keyring>>,
     /// Gateway whose spending is told.
     gateway: Arc<Gateway>,
@@ -91,8 +91,8 @@ impl Holder {
         Ok(())
     }
 
-    /// Takes the Lease that is this gateway's already, else the first that does not exist, else one that was released or
-    /// abandoned.
+    /// Takes the Lease that is this gateway's already, else the first that does not exist, else one that was released
+    /// or abandoned.
     async fn take(&self) -> Result<String, LeaseError> {
         let names = || (0..self.slots).map(|slot| format!("{}-gateway-{slot}", self.release));
         // A container that restarted must not hold two of them: the operator waits for both.
@@ -132,8 +132,8 @@ impl Holder {
         }
     }
 
-    /// Applies the Lease `name` with `holder`, empty for none. With a resource version, takes it over from its holder if
-    /// it has not changed since.
+    /// Applies the Lease `name` with `holder`, empty for none. With a resource version, takes it over from its holder
+    /// if it has not changed since.
     async fn apply(&self, name: &str, holder: &str, taken_over: Option<String>) -> kube::Result<()> {
         let (key, value) = LEASE_LABEL;
         let shown =

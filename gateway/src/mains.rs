@@ -5,13 +5,14 @@ use remoe_api::MainFunction;
 use remoe_proto::identity::Identity;
 use std::net::SocketAddr;
 
-/// Where `main` speaks HTTP, and who it has to be there, if anybody; none where that cannot be read: it is not asked.
+/// Returns the address of `main` and the identity that it must prove, if any; none if either is invalid: it is not
+/// asked.
 pub(crate) fn place(main: &MainFunction) -> Option<(SocketAddr, Option<Identity>)> {
     let identity = main.identity.as_deref().map(str::parse).transpose().ok()?;
     Some((main.address.parse().ok()?, identity))
 }
 
-/// `path` there.
+/// Returns the URI of `path` at `main`.
 pub(crate) fn uri(main: &MainFunction, path: &str) -> Option<Uri> {
     let (address, identity) = place(main)?;
     remoe_gateway_core::uri(address, identity.as_ref(), path).ok()

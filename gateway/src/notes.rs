@@ -1,4 +1,4 @@
-//! What this gateway says about a deployment: when an entry is due, and writing it.
+//! Reports of this gateway about a deployment: when an entry is due, and writing it.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::api::{Api, Patch, PatchParams};
@@ -15,14 +15,14 @@ use tokio::time::timeout;
 const RARELY: Duration = Duration::from_secs(10);
 /// Between two that begin or end what there is to do, while functions run anyway.
 const SOMETIMES: Duration = Duration::from_secs(1);
-/// Between two where somebody may wait for functions.
+/// Between two while requests may wait for functions.
 const SOON: Duration = Duration::from_millis(20);
 /// Requests that grow or fall by this factor are said sooner where functions follow load.
 const SURGE: usize = 2;
 /// One call takes at most this long.
 const CALL: Duration = Duration::from_secs(5);
 
-/// What was last written, as far as it decides about the next.
+/// Last entry that was written, as far as it decides about the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Said {
     pub(crate) load: Load,
@@ -84,8 +84,8 @@ impl Notes {
         }
     }
 
-    /// Writes that there is `load`, that the last request was `quiet` ago, how many nano-dollars were `saved` so far, which
-    /// experts requests use, how long they took, and how the latest wake went. Whether it was written.
+    /// Writes that there is `load`, that the last request was `quiet` ago, how many nano-dollars were `saved` so far,
+    /// which experts requests use, how long they took, and how the latest wake went. Returns if it was written.
     pub(crate) async fn write(
         &mut self,
         load: Load,

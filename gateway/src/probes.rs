@@ -25,12 +25,12 @@ const CALL: Duration = Duration::from_millis(500);
 /// So many questions in a row without an answer, and it is no longer counted on.
 const PATIENCE: u32 = 3;
 
-/// What is known of a main function.
+/// Answers of a main function to its probes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Answers {
-    /// Its port is open.
+    /// Set if its port is open.
     pub(crate) listens: bool,
-    /// It takes requests.
+    /// Set if it takes requests.
     pub(crate) serves: bool,
 }
 
@@ -43,15 +43,15 @@ pub(crate) struct Probes {
 }
 
 impl Probes {
-    /// Of none yet; `changed` is told when one says something new. What is in `keyring` is shown to those that want to know
-    /// who asks.
+    /// Makes the probes of no function yet; `changed` is told when a function answers something new. What is in
+    /// `keyring` is shown to functions that check the caller's identity.
     pub(crate) fn new(changed: watch::Sender<()>, keyring: Option<Arc<Keyring>>) -> Self {
         let connector = Connector::new(keyring, CALL);
         let client = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(1).build(connector);
         Self { known: BTreeMap::new(), tasks: JoinSet::new(), client, changed }
     }
 
-    /// Asks `mains` and nobody else, from now on.
+    /// Probes `mains` and no others from now on.
     pub(crate) fn keep(&mut self, mains: &[MainFunction]) {
         self.known.retain(|_, (known, _, task)| {
             let stays = mains.iter().any(|main| {
@@ -73,7 +73,7 @@ impl Probes {
         }
     }
 
-    /// What is known of the main function with `uid`.
+    /// Returns the latest answers of the main function with `uid`.
     pub(crate) fn answers(&self, uid: &str) -> Answers {
         self.known.get(uid).map_or_else(Answers::default, |(_, answers, _)| *answers.borrow())
     }

@@ -28,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 const CONNECT: Duration = Duration::from_secs(5);
 /// Between two looks at what other gateways have learned.
 const EXCHANGED: Duration = Duration::from_secs(10);
-/// What is said at the end is said within this time.
+/// Longest time for the last reports when the gateway ends.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
 /// Where the prices stand.
@@ -83,7 +83,7 @@ pub(crate) async fn run(settings: Settings, shutdown: CancellationToken) -> Resu
 async fn serve(settings: Settings, shutdown: CancellationToken, traces: Traces) -> Result<(), RunError> {
     let mut config = Config::infer().await?;
     config.connect_timeout = Some(CONNECT);
-    // Whoever calls has a deadline, and tries again by itself.
+    // Callers have a deadline, and retry by themselves.
     config.default_retry = false;
     let client = Client::try_from(config)?;
     let metrics = GatewayMetrics::new()?;
@@ -119,7 +119,7 @@ async fn serve(settings: Settings, shutdown: CancellationToken, traces: Traces) 
     let ended = CancellationToken::new();
     let pages = tokio::spawn(gateway.clone().serve_own_metrics(pages, ended.clone()));
 
-    // Held before anything is read: an operator that tells something later than that knows whom to wait for.
+    // Held before anything is read: an operator that tells something later knows which gateways to wait for.
     let (holds, lease) = watch::channel(false);
     let holder = Holder::new(client.clone(), &settings, keyring.clone(), gateway.clone());
     let keeping = tokio::spawn(lease::keep(holder.clone(), holds));
@@ -196,8 +196,8 @@ fn experience(folder: &Path) -> Option<Experience> {
     taken.inspect_err(failed).ok()
 }
 
-/// The books of this pod, and why they are not kept in the folder of ledgers where that cannot be used: it is no reason not
-/// to serve.
+/// The books of this pod, and why they are not kept in the folder of ledgers where that cannot be used: it is no reason
+/// not to serve.
 fn open_books(
     settings: &Settings,
     metrics: &GatewayMetrics,
@@ -219,8 +219,8 @@ fn open_books(
     }
 }
 
-/// `keys`, where all of their limits hold here: what was spent today has to be known after a restart. `unkept` says why it
-/// would not be.
+/// `keys`, where all of their limits hold here: what was spent today has to be known after a restart. `unkept` says why
+/// it would not be.
 fn within_means(keys: Keys, unkept: Option<&str>) -> Result<Keys, String> {
     match (keys.with_budget(), unkept) {
         (Some(name), Some(error)) => Err(format!(
@@ -246,8 +246,8 @@ mod tests {
     use clap::Parser;
     use remoe_billing::records;
 
-    /// What a gateway with this folder of ledgers has: its books, and which of two files of keys it takes, one without and
-    /// one with a budget.
+    /// Opens a gateway with this folder of ledgers. Returns its books, its metrics, and which of two keys files it
+    /// takes, one without and one with a budget.
     fn opened(folder: &std::path::Path) -> (Arc<Books>, GatewayMetrics, [bool; 2]) {
         let arguments = ["gateway", "--open", "--namespace=n", "--pod=p", "--uid=u", "--ledger"];
         let arguments = arguments.map(Into::into).into_iter().chain([folder.into()]);

@@ -1,7 +1,7 @@
-//! What the requests to one deployment use, as far as its operator wants to know.
+//! Expert usage of the requests to one deployment, as far as its operator asks for it.
 //!
-//! Files for prediction come from a main function, once: a [`Primer`]. It is kept, so that a gateway that restarts
-//! can predict for those who wake a deployment. Where it is kept in a folder, it is in memory only while requests come.
+//! Files for prediction come from a main function, once: a [`Primer`]. It is kept, so that a gateway that restarts can
+//! predict for requests that wake a deployment. If it is kept in a folder, it is in memory only while requests come.
 
 use crate::experience::{forget_past, keep_primer, others, others_ended, read_primer};
 use crate::mains::uri;
@@ -23,43 +23,43 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 
-/// What could not be begun is tried again after so long, and after twice as long each time, up to the longest pause.
+/// Pause before a failed start is tried again; doubled each time, up to the longest pause.
 const AGAIN: Duration = Duration::from_secs(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 /// A primer arrives within this time.
 const PRIMING: Duration = Duration::from_secs(120);
-/// What an entry waits for the predictions of those who wait, at most. They take less than a millisecond each.
+/// Longest wait of an entry for the predictions of waiting requests. They take less than a millisecond each.
 const PREDICTIONS: Duration = Duration::from_millis(250);
-/// The same where the model's files for prediction have to be read first.
+/// As [`PREDICTIONS`], if the model's files for prediction have to be read first.
 const FIRST_PREDICTIONS: Duration = Duration::from_secs(2);
 /// A model that no request has come for in this time is let go from memory until the next one.
 const IDLE: Duration = Duration::from_secs(3600);
-/// Those who come within this time of the first are planned for with it.
+/// Requests that come within this time of the first are planned for with it.
 const TOGETHER: Duration = Duration::from_millis(10);
-/// In what part of the time between two revisions it is said what requests use.
+/// Reports of expert usage in the time between two revisions.
 const SAID: u32 = 4;
-/// And how rarely at least.
+/// Shortest pause between two such reports.
 const RARELY: Duration = Duration::from_secs(10);
 
-/// What all deployments share.
+/// Resources that all deployments share.
 #[derive(Clone)]
 pub(crate) struct Means {
     /// Memory for predictions, in MiB.
     memory: Arc<Semaphore>,
-    /// One primer is fetched and opened at a time: that takes memory beside.
+    /// One primer is fetched and opened at a time: that takes additional memory.
     turn: Arc<Semaphore>,
     /// Bytes of past requests of one deployment.
     experience_bytes: u64,
     /// Between two looks at what other gateways have learned.
     exchanged: Duration,
     metrics: ForesightMetrics,
-    /// What main functions are shown that want to know who asks.
+    /// Credentials shown to main functions that check the caller's identity.
     keyring: Option<Arc<Keyring>>,
 }
 
 impl Means {
-    /// `memory` bytes for all deployments, of each of which past requests take at most `experience_bytes`; what other gateways
-    /// have learned is looked at once in `exchanged`.
+    /// `memory` bytes for all deployments, of each of which past requests take at most `experience_bytes`; what other
+    /// gateways have learned is looked at once in `exchanged`.
     pub(crate) fn new(
         (memory, experience_bytes): (u64, u64),
         exchanged: Duration,
@@ -80,7 +80,7 @@ impl Means {
 
 /// Follows the requests of one deployment.
 pub(crate) struct Seer {
-    /// None until there is a primer.
+    /// Absent until there is a primer.
     watch: RwLock<Option<Following>>,
     /// With the model that the answers were of.
     answered: watch::Sender<Option<(String, Mix)>>,
@@ -146,13 +146,13 @@ enum Unprimed {
     Thread(String),
 }
 
-/// Whether nothing of what is known has to go for another order.
+/// Reports if all that is known by one order can be kept for the other.
 fn is_same(one: &PredictionOrder, other: &PredictionOrder) -> bool {
     (&one.model, one.counts_only) == (&other.model, other.counts_only)
 }
 
 impl Seer {
-    /// Of the deployment `name`, of which is kept in `folder` what is known.
+    /// Makes the follower of the deployment `name`, which keeps in `folder` what it knows.
     pub(crate) fn new(name: &str, folder: Option<PathBuf>, means: Means) -> Arc<Self> {
         let metrics = means.metrics.of_model(name);
         Arc::new(Self {
@@ -216,8 +216,8 @@ impl Seer {
                     }
                 }
             }
-            // Whatever is told meanwhile: a main function reads its whole embedding for an answer. Only another order, or
-            // functions that serve, are worth another try at once.
+            // Whatever is told meanwhile: a main function reads its whole embedding for an answer. Only another order,
+            // or functions that serve, are worth another try at once.
             let is_news = |next: &MoEDemandSpec| {
                 let begins = next.phase == DemandPhase::Active && now.phase != DemandPhase::Active;
                 begins || next.prediction.as_ref().is_none_or(|next| !is_same(next, &order))
@@ -229,7 +229,7 @@ impl Seer {
         }
     }
 
-    /// Begins to follow; false where nobody has a primer yet.
+    /// Begins to follow; false if no primer is available yet.
     async fn begin(
         self: &Arc<Self>,
         order: &PredictionOrder,
@@ -337,13 +337,14 @@ impl Seer {
         Ok(())
     }
 
-    /// What was answered of late, now and whenever that changes.
+    /// Watches the expert usage of recently answered requests, now and whenever it changes.
     pub(crate) fn answered(&self) -> watch::Receiver<Option<(String, Mix)>> {
         self.answered.subscribe()
     }
 
-    /// Returns the expert usage to report while functions are in `phase` and `here` requests wait or run: the prediction of
-    /// waiting requests while functions are asleep, else the usage of recent requests and the prediction of running ones.
+    /// Returns the expert usage to report while functions are in `phase` and `here` requests wait or run: the
+    /// prediction of waiting requests while functions are asleep, else the usage of recent requests and the prediction
+    /// of running ones.
     pub(crate) async fn mix(&self, phase: DemandPhase, here: usize) -> Option<RequestMix> {
         let model = self.order()?.model;
         let is_cold = matches!(phase, DemandPhase::Asleep | DemandPhase::Waking);
@@ -403,8 +404,8 @@ impl Opening {
         Ok(Opened { foresight: primer.open(options)?, held: Box::new(held) })
     }
 
-    /// Opens it from the folder whenever it is needed; `None` where there is no folder. What cannot be opened is tried again
-    /// ever less often.
+    /// Opens it from the folder whenever it is needed; `None` where there is no folder. What cannot be opened is tried
+    /// again ever less often.
     fn again(self) -> Option<Open> {
         let folder = self.folder.clone()?;
         let (mut next, mut pause) = (Instant::now(), AGAIN);
@@ -437,13 +438,14 @@ impl Opening {
     }
 }
 
-/// Between two entries that say what requests use, where there is nothing else to say; none: nobody wants to know.
+/// Returns the pause between two entries that report expert usage and nothing else; none: the operator does not ask for
+/// it.
 pub(crate) fn pause(told: &MoEDemandSpec) -> Option<Duration> {
     let order = told.prediction.as_ref()?;
     Some((Duration::from_secs(order.every_seconds.into()) / SAID).max(RARELY))
 }
 
-/// The primer of `main`, to which what is in `keyring` is shown, or why there is none.
+/// Fetches the primer of `main`, to which what is in `keyring` is shown, or returns why there is none.
 async fn ask(main: &MainFunction, keyring: Option<Arc<Keyring>>) -> Result<Bytes, String> {
     let uri = uri(main, "/v1/primer").ok_or("invalid address or name")?;
     let client: Client<Connector, Empty<Bytes>> =

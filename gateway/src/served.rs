@@ -29,8 +29,9 @@ pub(crate) struct Served {
 }
 
 impl Served {
-    /// Begins to serve `model`, which `told` describes, to write down in `books` what that costs, and to have `seer` find out
-    /// what requests use. `lease` says whether this gateway is counted on, `keyring` has what it shows to main functions.
+    /// Begins to serve `model`, which `told` describes, to write down in `books` what that costs, and to have `seer`
+    /// find out what requests use. `lease` says whether this gateway is counted on, `keyring` has what it shows to main
+    /// functions.
     pub(crate) fn new(
         model: Arc<Model>,
         told: MoEDemandSpec,
@@ -53,7 +54,7 @@ impl Served {
         Self { model, told, over, cashier, tasks }
     }
 
-    /// What the operator tells now.
+    /// Takes note of what the operator tells now.
     pub(crate) fn tell(&mut self, told: MoEDemandSpec) {
         self.cashier.look(&told.functions);
         let length = usize::try_from(told.context_length).unwrap_or(usize::MAX);
@@ -65,7 +66,7 @@ impl Served {
         });
     }
 
-    /// Its deployment is gone: who waits is told so.
+    /// Ends the model of a deployment that is gone: waiting requests are refused.
     pub(crate) fn end(mut self) {
         self.tasks.abort_all();
         self.model.end();
@@ -112,7 +113,7 @@ async fn steer(
         mark(&mut marks, &now, &probes);
         let serving = now.mains.iter().filter(|main| probes.answers(&main.uid).serves);
         let backends = serving.filter_map(|main| backend(&now, main)).collect();
-        // Whoever is not counted on must not send anybody to functions that may end without asking.
+        // A gateway that is not counted on must not send requests to functions that may end without asking it.
         let holds = now.sleeps && !is_counted_on;
         let phase = if holds { Phase::Draining } else { now.phase.into() };
         turn = if holds { turn } else { now.turn };
@@ -179,8 +180,8 @@ async fn note(
     let (mut loads, mut answered) = (model.loads(), seer.answered());
     // What was said, and when.
     let mut said: Option<(Said, Instant)> = None;
-    // The latest wake that somebody had an answer after, and what is said of it. It is known before that answer's end is: the
-    // entry which says that has it.
+    // The latest wake after which a request was answered, and what is reported of it. It is known before the end of
+    // that answer is: the entry that reports the end has it.
     let mut woken: Option<(ColdStart, WakeTimeline)> = None;
     while !*over.borrow_and_update() {
         let now = told.borrow_and_update().clone();
@@ -195,7 +196,7 @@ async fn note(
             Said { quiet: said.quiet + ago, ago, ..said }
         });
         let mut wait = due(&now, before, load, quiet);
-        // Nobody sleeps or wakes for it: it is said by and by.
+        // No function sleeps or wakes because of it: it may wait for the pause.
         if let Some(pause) = pause(&now).filter(|_| answered.has_changed().unwrap_or(false)) {
             let rest = before.map_or(Duration::ZERO, |said| pause.saturating_sub(said.ago));
             wait = Some(wait.map_or(rest, |wait| wait.min(rest)));

@@ -29,19 +29,19 @@ pub enum BackendError {
     /// The library that drives the device did.
     #[error("{library}: {message}")]
     Library {
-        /// Its name.
+        /// Name of the library.
         library: &'static str,
-        /// Its words.
+        /// Message of the library.
         message: String,
     },
     /// Operands do not fit each other: a fault of this program.
     #[error("{what}: expected {expected}, got {actual}")]
     Shape {
-        /// Of which operation.
+        /// Operation or operand that does not fit.
         what: &'static str,
-        /// What came.
+        /// Size or index that was given.
         actual: usize,
-        /// What the others call for.
+        /// Size that the other operands call for.
         expected: usize,
     },
 }
@@ -122,7 +122,7 @@ pub struct Affine<'a> {
     pub bias: Option<&'a TensorRef>,
 }
 
-/// What is held in memory as long as the model is.
+/// Part of the model that stays in memory as long as the model does.
 pub trait Held {
     /// Bytes of it, on whatever device.
     fn bytes(&self) -> usize;
@@ -130,7 +130,7 @@ pub trait Held {
 
 /// A set of operations on a device. Tensors are matrices of rows in the compute dtype unless said otherwise.
 pub trait Backend: Sized + Send + Sync + 'static {
-    /// What functions and descriptions call it.
+    /// Name of the backend in functions and descriptions.
     const NAME: &'static str;
     /// Rows on the device.
     type Tensor: Send;
@@ -174,7 +174,7 @@ pub trait Backend: Sized + Send + Sync + 'static {
         class: NumericsClass,
     ) -> Result<Self::Embedding, LoadModelError>;
 
-    /// What is left to read of `table`, whose rows are looked up in the checkpoint until then.
+    /// Returns the part of `table` that is still to be read; until then its rows are looked up in the checkpoint.
     fn rest_of(&self, _table: &Self::Embedding) -> Option<Arc<dyn Rest>> {
         None
     }
@@ -267,7 +267,7 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// As [`embed`](Self::embed).
     fn norm(&self, norm: &Self::Norm, x: &Self::Tensor) -> Result<Self::Tensor, BackendError>;
 
-    /// Its columns in parts of these widths.
+    /// Splits the columns of `x` into parts of these widths.
     ///
     /// # Errors
     /// As [`embed`](Self::embed).
@@ -320,8 +320,8 @@ pub trait Backend: Sized + Send + Sync + 'static {
         spans: &[Span],
     ) -> Result<Self::Tensor, BackendError>;
 
-    /// The same of latent attention. Query: rows x heads x (nope and rotated elements); latent: rows x latent;
-    /// key: rows x rotated elements.
+    /// As [`attend`](Self::attend), for latent attention. Query: rows x heads x (nope and rotated elements); latent:
+    /// rows x latent; key: rows x rotated elements.
     ///
     /// # Errors
     /// As [`embed`](Self::embed).
@@ -370,13 +370,13 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// As [`embed`](Self::embed).
     fn rows(&self, x: &Self::Tensor, rows: &[usize]) -> Result<Self::Tensor, BackendError>;
 
-    /// Its elements, little endian, on the host.
+    /// Returns the elements of `x`, little endian, on the host.
     ///
     /// # Errors
     /// As [`embed`](Self::embed).
     fn bytes<'a>(&self, x: &'a Self::Tensor) -> Result<Cow<'a, [u8]>, BackendError>;
 
-    /// Its elements as float32 on the host.
+    /// Returns the elements of `x` as float32 on the host.
     ///
     /// # Errors
     /// As [`embed`](Self::embed).

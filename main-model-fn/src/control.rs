@@ -193,7 +193,7 @@ impl Control {
     }
 }
 
-/// Passes a request's events on until it ends or nobody reads any more.
+/// Passes a request's events on until it ends or the receiver is closed.
 async fn relay(
     mut events: Events,
     sender: &mpsc::Sender<Result<GenerateEvent, Status>>,

@@ -15,7 +15,7 @@ pub enum Error {
     /// The checkpoint is unusable.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// Its tokenizer or chat template is.
+    /// The tokenizer or chat template is unusable.
     #[error(transparent)]
     Text(#[from] TextError),
     /// The weights cannot be brought to the device.
@@ -30,9 +30,9 @@ pub enum Error {
     /// Weights outside of experts cannot be kept as they should.
     #[error("invalid --dense-dtype {asked}: {why}")]
     DenseDtype {
-        /// What was asked for.
+        /// Dtype that was asked for.
         asked: String,
-        /// What is against it.
+        /// Reason against it.
         why: String,
     },
     /// The chat template does not read a variable that is set.
@@ -64,7 +64,7 @@ pub enum Error {
     Engine,
 }
 
-/// What a launcher reads from an exit: something failed that may work another time.
+/// Exit code that tells launchers of a failure that may not recur at another start.
 const EXIT_RUNTIME: u8 = 1;
 /// This machine has no such device.
 const EXIT_DEVICE: u8 = 3;
@@ -81,7 +81,7 @@ impl Error {
         }
     }
 
-    /// Whether the checkpoint is at fault, so that starting again does not help.
+    /// Reports if the checkpoint is at fault, so that starting again does not help.
     pub fn is_checkpoint(&self) -> bool {
         match self {
             Self::Checkpoint(error)

@@ -1,4 +1,4 @@
-//! What takes time to load, and what others are told of it.
+//! The parts that take time to load, and their descriptions for others.
 
 use crate::backend::Rest;
 use crate::dispatch::Expected;
@@ -22,7 +22,7 @@ const MAX_CHOICES: usize = 16;
 /// The model in memory with what computes it.
 pub(crate) struct Loaded {
     pub(crate) checkpoint: Arc<Checkpoint>,
-    /// What experts are computed as; everything else has its dtype.
+    /// Numerics of experts; everything else has its dtype.
     pub(crate) class: NumericsClass,
     pub(crate) threads: usize,
     pub(crate) device: DeviceName,
@@ -85,8 +85,7 @@ impl Loaded {
         self.model.page_bytes().max(1)
     }
 
-    /// What one request may ask for.
-    /// `prefill_rows` of a prompt go through the layers together at most.
+    /// Returns the limits of one request. At most `prefill_rows` of a prompt go through the layers together.
     pub(crate) fn limits(&self, settings: &Settings, prefill_rows: usize) -> RequestLimits {
         let config = self.checkpoint.config();
         // Rounded up: where so many positions have room, a request of so many has.
@@ -111,13 +110,13 @@ impl Loaded {
         }
     }
 
-    /// What the engine knows about ends of sequences and text.
+    /// Returns the tokenizer and end-of-sequence ids for the engine.
     pub(crate) fn vocabulary(&self) -> Vocabulary {
         let tokenizer = self.text.as_ref().map(|text| text.tokenizer().clone());
         Vocabulary { tokenizer, end_ids: self.end_ids() }
     }
 
-    /// What remote functions must agree on, sets left empty.
+    /// Returns the properties that remote functions must agree on, sets left empty.
     pub(crate) fn expected(&self, trust: Option<&Trust>) -> Expected {
         Expected {
             checkpoint: self.fingerprint.clone(),
@@ -129,7 +128,7 @@ impl Loaded {
         }
     }
 
-    /// What the activation records of this function are of.
+    /// Returns the header of this function's activation records.
     pub(crate) fn record_header(&self, settings: &Settings) -> RecordHeader {
         let config = self.checkpoint.config();
         let layers = config.moe_layers();
@@ -144,7 +143,7 @@ impl Loaded {
         }
     }
 
-    /// What people are shown of the model.
+    /// Returns the facts of the model for people.
     pub(crate) fn card(&self) -> Result<ModelCard, Error> {
         Ok(ModelCard {
             facts: self.checkpoint.inspect()?,
@@ -155,7 +154,7 @@ impl Loaded {
         })
     }
 
-    /// What launchers are told that does not change, after a start of `start_us` microseconds.
+    /// Returns the description for launchers, which does not change, after a start of `start_us` microseconds.
     pub(crate) fn description(&self, start_us: u64) -> MainDescription {
         MainDescription {
             wire_version: WIRE_VERSION,
@@ -170,7 +169,7 @@ impl Loaded {
     }
 }
 
-/// What attention, dense layers, shared experts and the head are computed as.
+/// Returns the numerics of attention, dense layers, shared experts and the head.
 fn dense_class(settings: &Settings, dtype: Dtype, device: DeviceName) -> Result<NumericsClass, Error> {
     let plain = match settings.dense_dtype {
         Some(DenseDtype::Bfloat16) => Some(Dtype::Bf16),

@@ -1,4 +1,4 @@
-//! What memory this process may take, and what it takes.
+//! Memory that this process may take, and memory that it takes.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
 use prometheus::{Histogram, HistogramOpts, IntCounter, IntGauge, IntGaugeVec, Opts, Registry};
 
-/// What the engine reports about itself.
+/// Metrics of the engine.
 #[derive(Clone)]
 pub(crate) struct EngineMetrics {
     /// Requests that wait for room.
@@ -31,7 +31,7 @@ pub(crate) struct EngineMetrics {
     pub(crate) not_finite: IntCounter,
     /// Prompt tokens that were looked for among what is kept.
     pub(crate) prefix_tokens: IntCounter,
-    /// Those that were found.
+    /// Prompt tokens that were found there.
     pub(crate) prefix_tokens_found: IntCounter,
 }
 

@@ -13,7 +13,7 @@ pub struct ModelText {
 }
 
 impl ModelText {
-    /// What the checkpoint has; none without a tokenizer.
+    /// Opens the tokenizer and chat template of the checkpoint; `None` without a tokenizer.
     ///
     /// # Errors
     /// A file is unreadable or broken.
@@ -36,7 +36,7 @@ impl ModelText {
         self.template.as_ref().map(ChatTemplate::source)
     }
 
-    /// Whether the chat template reads the variable `name`.
+    /// Reports if the chat template reads the variable `name`.
     pub fn reads(&self, name: &str) -> bool {
         self.template.as_ref().is_some_and(|template| template.reads(name))
     }
@@ -66,7 +66,7 @@ impl ModelText {
     }
 }
 
-/// What a caller hears of a text error: messages that the template refuses or fails on are theirs,
+/// Converts a text error for the client: messages that the template refuses or fails on are the client's fault,
 /// broken files are ours.
 fn refused(error: TextError) -> ServiceError {
     match error {

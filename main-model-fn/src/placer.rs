@@ -1,10 +1,11 @@
-//! Brings placements into force, one at a time, whatever becomes of those who asked.
+//! Brings placements into force, one at a time, whatever becomes of those that asked.
 //!
 //! A placement is worked on by a task of its own: a caller that times out finds it done, or still
 //! going on, when it asks again, and what the engine has in force is what is reported.
 //!
-//! The first placement comes into force before its local experts have been read: who asks waits for what the answer uses, which is
-//! read before the rest, and the next placement waits for all of it. Later ones are read first, so that answers go on meanwhile.
+//! The first placement comes into force before its local experts have been read: a request waits for what its answer
+//! uses, which is read before the rest, and the next placement waits for all of it. Later ones are read first, so
+//! that answers go on meanwhile.
 //!
 //! Experts that both placements hold are shared. Where the others do not fit into memory beside those that
 //! leave, layers go over one after the other, each served as one of the two placements says: until all
@@ -33,25 +34,25 @@ use tokio_util::sync::CancellationToken;
 /// Placements that wait or are worked on; further ones are refused.
 const MAX_OPEN: usize = 8;
 
-/// What the placer works with.
+/// Parts that the placer works with.
 pub(crate) struct PlacerParts {
     pub(crate) switches: mpsc::UnboundedSender<Switch>,
     pub(crate) checkpoint: Arc<Checkpoint>,
     pub(crate) class: NumericsClass,
     pub(crate) threads: usize,
-    /// What the process may take; none: unknown.
+    /// Bytes that the process may take; `None` if unknown.
     pub(crate) memory_bytes: Option<u64>,
-    /// Whether a generation is in force: the function is ready for requests.
+    /// Set if a generation is in force: the function is ready for requests.
     pub(crate) placed: watch::Sender<bool>,
-    /// What requests under the generation in force are expected to take; none where nobody planned it.
+    /// Expectation of the plan for requests under the generation in force; `None` if it was not planned.
     pub(crate) account: watch::Sender<Option<Arc<Account>>>,
-    /// What is in force, for people.
+    /// Placement in force, for people.
     pub(crate) shown: watch::Sender<Arc<Shown>>,
     /// No placement comes into force once this is cancelled.
     pub(crate) shutdown: CancellationToken,
     /// How many local experts, and tables after them, are still to be read.
     pub(crate) arriving: IntGauge,
-    /// What is read once they are there.
+    /// Weights that are read once the local experts are there.
     pub(crate) rest: Vec<Arc<dyn Rest>>,
     /// Told why local experts of a placement in force, or the rest, cannot be read: the function cannot go on.
     pub(crate) lost: mpsc::UnboundedSender<LoadError>,
@@ -69,12 +70,12 @@ pub(crate) struct Placer {
     attempts: Lock<Vec<Attempt>>,
 }
 
-/// What is in force.
+/// Generation in force.
 #[derive(Clone, Default)]
 struct InForce {
     /// 0 before the first.
     generation: u64,
-    /// Its placement by content; empty before the first.
+    /// Placement of the generation by content; empty before the first.
     placement: String,
     /// Experts packed for the generation; the next one reuses them.
     local: LocalExperts,
@@ -97,7 +98,7 @@ impl Attempt {
         self.outcome.borrow().is_none() && self.outcome.has_changed().is_ok()
     }
 
-    /// Whether it came to nothing, be it by a panic.
+    /// Reports if it came to nothing, be it by a panic.
     fn failed(&self) -> bool {
         match &*self.outcome.borrow() {
             Some(outcome) => outcome.is_err(),
@@ -255,7 +256,7 @@ impl Placer {
                 let (bytes, seconds) = (self.local().bytes(), begun.elapsed().as_secs_f64());
                 tracing::info!(local_experts_bytes = bytes, seconds, "all weights loaded");
             }
-            // Whoever is told has ended if nobody listens.
+            // If nothing receives this, the receiver has ended.
             Err(error) => drop(parts.lost.send(error)),
         }
     }
@@ -359,7 +360,7 @@ impl Placer {
         Ok(problems)
     }
 
-    /// Of the experts that are not remote those that are there, and the others.
+    /// Splits the experts that are not remote into those that are there, and the others.
     fn known(&self, remote: &RemoteSets) -> (LocalExperts, Vec<(usize, u32)>) {
         let known = self.local();
         let (mut local, mut missing) = (LocalExperts::default(), Vec::new());
@@ -379,7 +380,8 @@ impl Placer {
         (local, missing)
     }
 
-    /// The experts that are not remote, to be read later. Bytes from afar come near now: an answer is not to wait for a network.
+    /// The experts that are not remote, to be read later. Bytes from afar come near now: an answer is not to wait for
+    /// a network.
     async fn expect(&self, remote: &RemoteSets) -> Result<(LocalExperts, Arc<Arrivals>), ServiceError> {
         let (mut local, missing) = self.known(remote);
         let checkpoint = self.parts.checkpoint.clone();
@@ -418,7 +420,7 @@ impl Placer {
     }
 }
 
-/// What a placement is to be.
+/// Placement to bring into force.
 struct Wanted {
     remote: RemoteSets,
     endpoints: EndpointSets,

@@ -184,7 +184,7 @@ impl Recording {
         }
     }
 
-    /// Forgets what was counted: the request begins anew.
+    /// Forgets what was counted: the request starts over.
     pub(crate) fn restart(&mut self) {
         self.record.prefill.fill(0);
         self.record.decode.fill(0);

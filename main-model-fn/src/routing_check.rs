@@ -1,5 +1,4 @@
-//! What a routing says, checked against the model: the remote sets, and which of them each endpoint
-//! hosts. Pure.
+//! Routing, checked against the model: the remote sets, and which of them each endpoint hosts. Pure.
 
 use remoe_model::ModelConfig;
 use remoe_proto::v1::{Endpoint, LayerExperts, Routing};

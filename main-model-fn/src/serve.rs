@@ -34,7 +34,7 @@ use tonic_health::ServingStatus;
 /// After the drain, for errors to reach clients and for the engine to end.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// What the control interface takes in before a request is complete.
+/// Limits on what the control interface takes in before a request is complete.
 const CONTROL_INTAKE: IntakeLimits = IntakeLimits {
     connections: 128,
     streams: 1024,
@@ -50,7 +50,7 @@ const HEADROOM: usize = 128;
 pub struct Listeners {
     /// For users; none when only the control interface is served.
     pub http: Option<TcpListener>,
-    /// For probes; none where nobody probes.
+    /// For probes; `None` if there are none.
     pub health: Option<TcpListener>,
     /// For scrapers; none where they ask at the address for users.
     pub metrics: Option<TcpListener>,
@@ -250,7 +250,7 @@ async fn serve<B: Backend>(
         shutdown.cancelled().await;
         // `/health` and new requests on open connections answer 503 from here on.
         not_ready.send_replace(false);
-        // Whoever watches the health would hold the server open.
+        // A client that watches the health would hold the server open.
         for service in ["", MainModelServer::<Control>::NAME] {
             health.set_service_status(service, ServingStatus::NotServing).await;
             health.clear_service_status(service).await;

@@ -1,6 +1,6 @@
 //! In which steps the local experts change, so that old and new ones together fit into memory. Pure.
 
-/// What changes in one layer.
+/// Change of one layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LayerChange {
     /// The model's layer id.
@@ -69,7 +69,7 @@ mod tests {
         })
     }
 
-    /// Whether some order of single layers fits.
+    /// Reports if some order of single layers fits.
     fn fits(changes: &[LayerChange], room: u64) -> bool {
         changes.is_empty()
             || (0..changes.len()).any(|first| {

@@ -111,7 +111,7 @@ fn are_beside_each_other(one: &Write, other: &Write) -> bool {
     matches!((one, other), (Write::Create(_), Write::Create(_)) | (Write::Delete(_), Write::Delete(_)))
 }
 
-/// What became of one step.
+/// Outcome of one step.
 enum Written {
     Done,
     Made(Happening),
@@ -164,7 +164,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Makes an object what it is to be, unless it is somebody else's.
+    /// Applies an object's desired state, unless the object belongs to another owner.
     async fn keep<K: Kind>(&self, keep: &Keep<K>) -> Result<Written, ApplyError> {
         let wanted = keep.wanted.as_ref();
         let live = match &keep.live {
@@ -176,12 +176,12 @@ impl Writer<'_> {
             return Ok(Written::Refused(None, name_taken(wanted)));
         }
         let applied = match (self.calls.apply(wanted).await, live) {
-            // Together with what somebody added it would be no valid object.
+            // Together with the fields that another writer added, the object would be invalid.
             (Err(error), Some(live)) if error.code() == 422 => live,
             (applied, _) => applied?,
         };
         if !is_as(&applied, wanted) {
-            // What somebody added to a list, such as a port, stays when ours is applied.
+            // An entry that another writer added to a list, such as a port, survives a server-side apply.
             self.calls.replace(&in_place_of(&applied, wanted)).await?;
         }
         Ok(Written::Done)
@@ -207,7 +207,7 @@ impl Writer<'_> {
         Err(ApplyError::Stale(wanted.name_any()))
     }
 
-    /// What gateways are told, if what they said still is what was read.
+    /// Writes the operator's part of the demand object, if the gateways' part is unchanged since it was read.
     async fn demand(&self, keep: &Keep<MoEDemand>) -> Result<Written, ApplyError> {
         let written = match &keep.live {
             Some(live) => self.calls.replace(&in_place_of(live.as_ref(), keep.wanted.as_ref())).await,
@@ -272,7 +272,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Gives a pod back the labels that somebody took or changed.
+    /// Restores the labels of a pod that another writer removed or changed.
     async fn relabel(&self, live: &Pod, wanted: &Pod) -> Result<Written, ApplyError> {
         let mut named = Pod { metadata: wanted.metadata.clone(), ..Pod::default() };
         if !is_as(live, &named) && live.metadata.deletion_timestamp.is_none() {
@@ -302,7 +302,7 @@ pub(super) async fn publish(recorder: &Recorder, owner: &MoEDeployment, happenin
     }
 }
 
-/// What kind of refusal the API server's words are.
+/// Classifies the API server's message about a refusal.
 fn refusal(message: &str) -> &'static str {
     if message.contains("exceeded quota") {
         "QuotaExceeded"

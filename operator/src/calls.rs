@@ -25,21 +25,21 @@ pub(super) enum CallError {
     /// The API refused or could not be reached.
     #[error("cannot {call}: {source}")]
     Api {
-        /// What was called.
+        /// Description of the call.
         call: String,
-        /// What it said.
+        /// Error of the client.
         source: Box<kube::Error>,
     },
     /// No answer in time.
     #[error("cannot {call}: no answer within {} s", DEADLINE.as_secs())]
     Timeout {
-        /// What was called.
+        /// Description of the call.
         call: String,
     },
 }
 
 impl CallError {
-    /// What was called.
+    /// Returns the description of the call.
     pub(super) fn call(&self) -> &str {
         match self {
             Self::Api { call, .. } | Self::Timeout { call } => call,
@@ -57,7 +57,7 @@ impl CallError {
         }
     }
 
-    /// Whether the namespace is being deleted: it takes no new objects.
+    /// Reports if the namespace is being deleted: it takes no new objects.
     pub(super) fn namespace_ends(&self) -> bool {
         let details = self.status().and_then(|status| status.details.as_ref());
         details
@@ -224,7 +224,7 @@ impl Calls {
         }
     }
 
-    /// What a pod that ended wrote.
+    /// Returns the log of a pod that ended.
     ///
     /// # Errors
     /// See [`CallError`].

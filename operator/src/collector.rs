@@ -18,7 +18,7 @@ pub struct Endpoint {
     port: u16,
 }
 
-/// Who a collector is to network policies: pods, namespaces or addresses.
+/// A collector as network policies name it: pods, namespaces or addresses.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Peers(Vec<NetworkPolicyPeer>);
 
@@ -59,8 +59,9 @@ impl Endpoint {
         self.host.parse().ok()
     }
 
-    /// Who is behind it, as narrowly as its name says: an address, all pods of the namespace of a Service, or of that of the
-    /// functions where no other is named; none where it is no name of the cluster.
+    /// Returns the peers behind the endpoint, as narrowly as its name says: an address, all pods of the namespace of a
+    /// Service, or of the functions' own namespace where the name has none. Absent if the name is not one of the
+    /// cluster.
     fn peers(&self) -> Option<Vec<NetworkPolicyPeer>> {
         if let Some(address) = self.address() {
             let cidr = format!("{address}/{}", if address.is_ipv4() { 32 } else { 128 });
@@ -132,41 +133,41 @@ impl fmt::Display for Ratio {
 /// How functions export traces.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Collector {
-    /// Where to.
+    /// Endpoint that traces are exported to.
     endpoint: Endpoint,
-    /// How many.
+    /// Share of requests that are recorded.
     ratio: Ratio,
-    /// Who that is.
+    /// Peers behind the endpoint.
     to: Vec<NetworkPolicyPeer>,
 }
 
 impl Collector {
-    /// Functions export to `endpoint`, who is `to`, or where nothing is said as its name tells.
+    /// Returns the export to `endpoint`, whose peers are `to`, or by default those that its name tells.
     ///
     /// # Errors
-    /// It does not.
+    /// The name of the endpoint does not tell its peers.
     pub(crate) fn new(endpoint: Endpoint, ratio: Ratio, to: Option<Peers>) -> Result<Self, UnknownCollector> {
         let to = to.map(|Peers(peers)| peers).or_else(|| endpoint.peers());
         let to = to.ok_or_else(|| UnknownCollector(endpoint.url.clone()))?;
         Ok(Self { endpoint, ratio, to })
     }
 
-    /// Who it is to network policies.
+    /// Returns the collector's peers in network policies.
     pub(crate) fn peers(&self) -> &[NetworkPolicyPeer] {
         &self.to
     }
 
-    /// Whether functions look its name up.
+    /// Reports if functions resolve a host name for the endpoint.
     pub(crate) fn has_name(&self) -> bool {
         self.endpoint.address().is_none()
     }
 
-    /// Its TCP port.
+    /// Returns the TCP port.
     pub(crate) fn port(&self) -> u16 {
         self.endpoint.port
     }
 
-    /// What it is to the functions of the deployment called `deployment`: the environment of OpenTelemetry.
+    /// Returns the environment variables of OpenTelemetry for the functions of the deployment called `deployment`.
     pub(crate) fn environment(&self, deployment: &str) -> Vec<EnvVar> {
         let is = |name: &str, value: &str| EnvVar {
             name: name.to_owned(),

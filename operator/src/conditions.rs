@@ -7,10 +7,10 @@ use remoe_api::{Condition, ConditionType};
 /// Characters of a message.
 const MAX_MESSAGE: usize = 1024;
 
-/// What a condition is to say.
+/// Desired content of a condition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Verdict {
-    /// Whether it holds.
+    /// Set if the condition holds.
     pub holds: bool,
     /// Why, as one word in CamelCase.
     pub reason: String,

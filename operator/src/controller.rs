@@ -34,11 +34,12 @@ const READ_LIMIT: Duration = Duration::from_secs(10);
 const BETWEEN_LOOKS: Duration = Duration::from_millis(30);
 /// Between them where one follows the other without end: others have room beside it.
 const LASTING_PACE: Duration = Duration::from_millis(250);
-/// So many looks may come sooner than that, after a time without any: a start is a handful of steps, and somebody waits.
+/// Number of reconciles that may come sooner than that after an idle time: a start is a handful of steps, and requests
+/// wait for it.
 const SOONER: u32 = 5;
 /// Deployments of one namespace that are named and not taken up yet; beyond that who names them waits.
 const NEWS: usize = 256;
-/// After somebody else's change: what was read is out of date, nothing is wrong.
+/// Pause after a write conflict: another writer was first, so the state that was read is out of date. Nothing is wrong.
 const CONFLICT_PAUSE: Duration = Duration::from_millis(200);
 
 struct Shared {
@@ -50,7 +51,7 @@ struct Shared {
     terminating: Mutex<HashMap<ObjectRef<MoEDeployment>, String>>,
 }
 
-/// What is remembered of the looks at one deployment.
+/// State that is kept between reconciles of one deployment.
 #[derive(Clone, Copy, Default)]
 struct Looks {
     /// Failures in a row.
@@ -192,7 +193,7 @@ async fn run(deployment: Arc<MoEDeployment>, shared: Arc<Shared>) -> Result<Acti
     if let Some(rest) = shared.looks().get(&key).and_then(|looks| looks.rest(Instant::now())) {
         return Ok(Action::requeue(rest));
     }
-    // Nobody closes it.
+    // The semaphore is never closed.
     let _permit = shared.permits.acquire().await;
     let metrics = &shared.context.metrics;
     metrics.reconciliations.inc();

@@ -28,7 +28,7 @@ const MOST_MAINS: usize = 128;
 const CALLS: usize = 32;
 /// Between two calls of one main function at least, whatever it says and however often it is looked at ..
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
-/// .. but for the first few after something new: somebody may wait for it to serve. A new order is told at once.
+/// .. but for the first few after a change: requests may wait for it to serve. A new order is told at once.
 const EAGER_PAUSE: Duration = Duration::from_millis(100);
 /// One that starts and has not answered yet is asked this often, ..
 const STARTING_PAUSE: Duration = Duration::from_millis(50);
@@ -38,38 +38,39 @@ const STARTING: Duration = Duration::from_secs(60);
 const LONGEST_PAUSE: Duration = Duration::from_secs(15);
 /// An order holds for this long after the look that gave it: its address may be another pod's by then.
 const ORDER_HOLDS: Duration = Duration::from_secs(60);
-/// Nobody is spoken with for longer after a look. What is settled is looked at more often than that.
+/// Conversations end this long after the reconcile that last asked for them. Settled deployments are reconciled more
+/// often than that.
 const UNASKED: Duration = Duration::from_secs(900);
 /// Deployments that wait to be looked at. What finds no room is seen by the next look.
 const WAITING: usize = 1024;
 
-/// What a main function said last.
+/// Latest state that a main function reported.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Heard {
     /// The generation that it has in force; none: it did not answer.
     pub in_force: Option<u64>,
-    /// Its placement by content; empty where nothing is in force.
+    /// Digest of the placement in force; empty if no generation is in force.
     pub placement: String,
     /// The generation that it was last told, and what came of it. That it is in force is reported once.
     pub told: Option<(u64, Outcome)>,
-    /// What the remote functions did that it calls; none: it did not answer.
+    /// Work that its remote functions did; absent if it did not answer.
     pub worked: Option<Worked>,
     /// When it was last found that remote functions were used, by their names, as far as that was asked.
     pub used: BTreeMap<String, Timestamp>,
 }
 
-/// Whom a look wants to be spoken with.
+/// Main function that a reconcile wants to speak with.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Partner {
     /// The pod's identity for the API.
     pub uid: String,
     /// Where it is reached.
     pub ip: IpAddr,
-    /// What it is to have in force; none: it is only asked.
+    /// Order that it is to have in force; absent if it is only asked.
     pub order: Option<Arc<Order>>,
-    /// Whether its node has not seen it ready yet.
+    /// Set until its node has seen it ready.
     pub starting: bool,
-    /// Remote functions of which it is to be found out when they were used; none: nobody asks.
+    /// Remote functions whose last use is to be found out; absent if that is not needed.
     pub watched: Option<Arc<Watched>>,
 }
 
@@ -94,14 +95,14 @@ struct Conversation {
     task: AbortHandle,
 }
 
-/// What the last look wanted.
+/// Wishes of the latest reconcile.
 #[derive(Clone)]
 struct Wish {
     order: Option<Arc<Order>>,
-    /// Whether it starts.
+    /// Set while the main function starts.
     starting: bool,
     watched: Option<Arc<Watched>>,
-    /// Who it has to be.
+    /// Identity that it has to show.
     trust: Option<Trust>,
     at: Instant,
 }
@@ -125,7 +126,7 @@ impl Conversations {
         self.news.clone()
     }
 
-    /// What the main functions of `owner` said, by the uid of their pods.
+    /// Returns the latest state that each main function of `owner` reported, by the uid of its pod.
     pub(crate) fn heard(&self, owner: &MoEDeployment) -> HashMap<String, Heard> {
         let deployments = lock(&self.deployments);
         let mains = deployments.get(&ObjectRef::from_obj(owner)).map(|known| &known.mains);
@@ -138,7 +139,7 @@ impl Conversations {
         heard.collect()
     }
 
-    /// Speaks with `partners` and nobody else of `owner`, beginning now; they have to be who `trust` says.
+    /// Speaks with exactly `partners` of `owner` from now on, once they have shown the identity that `trust` demands.
     pub(crate) fn keep(&self, owner: &MoEDeployment, partners: Vec<Partner>, trust: Option<&Trust>) {
         let key = ObjectRef::from_obj(owner);
         let mut deployments = lock(&self.deployments);
@@ -174,13 +175,14 @@ impl Conversations {
         while known.tasks.try_join_next().is_some() {}
     }
 
-    /// Speaks with nobody of `deployment` any more.
+    /// Ends all conversations of `deployment`.
     pub(crate) fn end(&self, deployment: &ObjectRef<MoEDeployment>) {
         lock(&self.deployments).remove(deployment);
     }
 }
 
-/// Asks the main function at `ip` again and again, and tells it what it is to have, until nobody wishes so.
+/// Polls the main function at `ip`, and tells it the order that it is to have in force, until no reconcile asks for
+/// that any more.
 async fn converse(
     ip: IpAddr,
     mut wishes: watch::Receiver<Wish>,

@@ -1,4 +1,4 @@
-//! Whether an object in the cluster still is what it was made to be.
+//! Comparison of an object in the cluster with its desired state.
 
 use serde::Serialize;
 use serde_json::Value;
@@ -6,7 +6,7 @@ use serde_json::Value;
 /// Maps that are replaced as a whole: one more entry in a selector selects something else.
 const WHOLE: [&str; 5] = ["selector", "matchLabels", "podSelector", "namespaceSelector", "generations"];
 
-/// Whether `live` says everything that `wanted` says. It may say more, where the API server fills in
+/// Reports if `live` has every field of `wanted` with the same value. It may have more, where the API server fills in
 /// defaults and others add labels; lists and selectors must be equal.
 pub(crate) fn covers(live: &Value, wanted: &Value) -> bool {
     match (live, wanted) {
@@ -22,13 +22,13 @@ pub(crate) fn covers(live: &Value, wanted: &Value) -> bool {
     }
 }
 
-/// Whether `live` still says everything that `wanted` says.
+/// Reports if `live` still has every field of `wanted` with the same value.
 pub(crate) fn is_as<K: Serialize>(live: &K, wanted: &K) -> bool {
     let (live, wanted) = (serde_json::to_value(live), serde_json::to_value(wanted));
     matches!((live, wanted), (Ok(live), Ok(wanted)) if covers(&live, &wanted))
 }
 
-/// What the API server leaves out.
+/// Reports if the API server leaves the value out.
 fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null => true,

@@ -1,8 +1,8 @@
-//! What releases before this one kept in ConfigMaps: facts, figures and routing. Pure.
+//! Facts, figures and routing that earlier releases kept in ConfigMaps. Pure.
 //!
-//! It is read where there is no record of it yet, written anew as a record, and never changed: the operator may read
-//! ConfigMaps and no more. Others can write them, so it is believed as far as what only the operator writes bears it
-//! out: the status of the deployment, and its plans.
+//! They are read where there is no record yet, written as a record, and never changed: the operator may read ConfigMaps
+//! and no more. Others can write them, so they are believed only as far as objects that the operator alone writes
+//! confirm them: the status of the deployment, and its plans.
 
 use super::facts::ModelFacts;
 use super::names::{self, SUBJECT};
@@ -45,7 +45,7 @@ pub(super) fn facts(owner: &MoEDeployment, records: Records<'_>, subject: &str) 
     (facts.inspection.fingerprint == digest).then_some(facts)
 }
 
-/// What main functions were told, where a plan ran.
+/// Returns the generations that main functions were told, where a plan ran.
 pub(super) fn routing(owner: &MoEDeployment, records: Records<'_>) -> Option<RoutingTable> {
     if !had_plan(owner) || records.routing.is_some() {
         return None;
@@ -71,7 +71,7 @@ fn had_facts(owner: &MoEDeployment) -> Option<&str> {
     Some(owner.status.as_ref()?.model.as_ref()?.digest.as_str())
 }
 
-/// Whether main functions were told anything.
+/// Reports if main functions were ever told a generation.
 fn had_plan(owner: &MoEDeployment) -> bool {
     owner.status.as_ref().is_some_and(|status| status.plan.is_some())
 }

@@ -26,7 +26,7 @@ pub(crate) enum Errand {
     },
     /// A pod is at work.
     Waiting {
-        /// What keeps it.
+        /// Trouble that keeps the pod from working.
         trouble: Option<Trouble>,
     },
     /// A pod is done: its log has what it found out.
@@ -80,8 +80,8 @@ pub(crate) fn errand(
     }
 }
 
-/// Pods on errands of `component` that are no longer of use. Of use are at most those of one subject, as
-/// long as its errand is not to be started anew.
+/// Returns pods on errands of `component` that are no longer of use. Of use are at most the pods of one subject, unless
+/// its errand is to be started again.
 pub(crate) fn useless(
     pods: &[Pod],
     owner_uid: &str,
@@ -103,7 +103,7 @@ pub(crate) fn useless(
     useless.filter_map(deletion).collect()
 }
 
-/// What `remoe --json` prints when it fails.
+/// Output of `remoe --json` when it fails.
 #[derive(Deserialize)]
 struct Refusal {
     error: RefusalBody,

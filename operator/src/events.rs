@@ -6,11 +6,11 @@ use remoe_api::{Condition, ConditionType, MoEDeploymentStatus};
 /// Something that happened.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Happening {
-    /// Whether a person should look at it.
+    /// Set if the event is a warning for a user.
     pub warning: bool,
     /// One word in CamelCase.
     pub reason: String,
-    /// What was done or tried. Events that differ in their notes only are counted, not told again.
+    /// Action that was done or tried. Events that differ only in their notes are counted, not told again.
     pub action: String,
     /// For people.
     pub note: String,
@@ -35,7 +35,7 @@ impl Happening {
     }
 }
 
-/// What the change from one status to the next is worth saying.
+/// Returns the events of the change from one status to the next.
 pub(super) fn transitions(
     before: Option<&MoEDeploymentStatus>,
     after: &MoEDeploymentStatus,

@@ -1,4 +1,4 @@
-//! What the inspector found out about a checkpoint, and the record that keeps it.
+//! Facts that the inspector found out about a checkpoint, and the record that keeps them.
 
 use super::digest::digest;
 use super::names;
@@ -39,7 +39,7 @@ pub(crate) enum FactsError {
     /// They take too much room.
     #[error("model facts too large: {bytes} bytes, limit {MAX_FACTS}")]
     TooLarge {
-        /// What they take.
+        /// Size of the facts in bytes.
         bytes: usize,
     },
     /// They are not what this version reads.
@@ -67,7 +67,8 @@ impl ModelFacts {
         Ok(facts)
     }
 
-    /// What a model can be: facts come from a pod's log or an object, which others can write.
+    /// Checks that the facts are those of a possible model: they come from a pod's log or an object, which others can
+    /// write.
     ///
     /// # Errors
     /// The first figure that cannot be.
@@ -117,7 +118,7 @@ impl ModelFacts {
 
     /// The facts in `record`, where they are about `subject`.
     pub(crate) fn from_record(record: &MoERecord, subject: &str) -> Option<Self> {
-        // What somebody spoiled is found out again.
+        // Facts that another writer spoiled are found out again.
         Self::from_json(record.spec.json_of(RecordOf::Model, subject)?).ok()
     }
 

@@ -16,9 +16,9 @@ const MANY: usize = 3;
 pub(crate) struct Silence {
     /// Functions that are there to stay.
     pub there: usize,
-    /// Those among them that were ready and are not.
+    /// Functions among them that were ready and are not.
     pub silent: usize,
-    /// Those that are on their way to replace others.
+    /// Functions that are on their way to replace others.
     pub coming: usize,
 }
 
@@ -48,13 +48,13 @@ impl Silence {
         (self.there / AT_ONCE).max(1)
     }
 
-    /// Whether so many are silent that it is no single function that failed.
+    /// Reports if so many are silent that more than a single function must have failed.
     pub(super) fn is_many(self) -> bool {
         are_many(self.silent, self.there)
     }
 }
 
-/// Whether `some` of `all` are many.
+/// Reports if `some` of `all` are many.
 pub(super) fn are_many(some: usize, all: usize) -> bool {
     some.saturating_mul(MANY) > all
 }
@@ -69,12 +69,12 @@ pub(crate) struct Others {
     pub elsewhere: Silence,
     /// Other namespaces that have functions.
     pub namespaces: usize,
-    /// Those among them in which many are silent.
+    /// Namespaces among them in which many functions are silent.
     pub silent_namespaces: usize,
 }
 
 impl Others {
-    /// What `deployments`, each with the namespace that it is in, are for one in `namespace`.
+    /// Sums up `deployments`, each with its namespace, as the others of a deployment in `namespace`.
     pub(crate) fn of<'a>(namespace: &str, deployments: impl IntoIterator<Item = (&'a str, Silence)>) -> Self {
         let mut by_namespace = BTreeMap::<&str, Silence>::new();
         for (name, silence) in deployments {
@@ -94,7 +94,7 @@ impl Others {
     }
 }
 
-/// Whether `pod` is on its way to replace another one: not where its place is filled without it.
+/// Reports if `pod` is on its way to replace another one. It is not where another pod already fills its place.
 pub(super) fn is_coming(pods: &[PodView], pod: &PodView) -> bool {
     let fills = |other: &PodView| {
         other.owned && other.is_sound() && other.ready && other.name.place == pod.name.place

@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 
 /// The gateways of this release, as one operator knows them.
 pub(super) struct Gateways {
-    /// Of the namespace that they run in.
+    /// API of the namespace that they run in.
     calls: Calls,
     /// The release.
     release: String,
-    /// Who they show main functions to be; none: nobody signs certificates.
+    /// Identity that they show to main functions; absent without a signer of certificates.
     identity: Option<Identity>,
     /// Since when this operator has been looking.
     pub(super) since: Timestamp,
@@ -29,23 +29,24 @@ pub(super) struct Gateways {
 pub(super) struct Live {
     /// Their identities as pods.
     pub(super) uids: BTreeSet<String>,
-    /// Any of them shows no certificate: it is of a version that has none, or of a release in which nobody signed.
+    /// Set if any of them shows no certificate, or another one: it is of a version that has none, or of a release
+    /// without a signer.
     pub(super) strange: bool,
 }
 
 impl Gateways {
-    /// None of `release` is known yet; each is to show that it is `identity`, if that is anybody.
+    /// Starts without a known gateway of `release`; each has to show `identity`, if there is one.
     pub(super) fn new(calls: Calls, release: &str, identity: Option<Identity>) -> Self {
         let (release, since) = (release.to_owned(), Timestamp::now());
         Self { calls, release, identity, since, renewals: Mutex::default() }
     }
 
-    /// Whether they have certificates to show.
+    /// Reports if they have certificates to show.
     pub(super) fn have_certificates(&self) -> bool {
         self.identity.is_some()
     }
 
-    /// Those that live, read now. One that is seen for the first time lives.
+    /// Returns the gateways that live, read now. One that is seen for the first time lives.
     ///
     /// # Errors
     /// Leases cannot be read.
@@ -74,14 +75,14 @@ impl Gateways {
     }
 }
 
-/// Whether `lease` may be of a gateway of `release`. Gateways of versions before releases had Leases of their own do not
-/// say whose they are, and may have requests of ours while an upgrade goes on.
+/// Reports if `lease` may be of a gateway of `release`. Leases of gateways from before there were releases do not name
+/// one, and such gateways may have requests of ours during an upgrade.
 fn is_of(lease: &Lease, release: &str) -> bool {
     let labels = lease.metadata.labels.as_ref();
     labels.and_then(|labels| labels.get(RELEASE_LABEL)).is_none_or(|other| other == release)
 }
 
-/// Who the holder of `lease` shows that it is, if anybody.
+/// Returns the identity that the holder of `lease` says it shows, if any.
 fn shown(lease: &Lease) -> Option<Identity> {
     lease.annotations().get(SHOWN_ANNOTATION)?.parse().ok()
 }

@@ -12,7 +12,7 @@ use remoe_api::MoEDeployment;
 /// How the inspection of a model stands.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Inspecting {
-    /// Its facts are known.
+    /// The facts of the model are known.
     Known(Box<ModelFacts>),
     /// A pod is sent to find them out.
     Sent(Errand),

@@ -26,7 +26,7 @@ pub(super) struct Candidate {
     identity: String,
     duration: Duration,
     term: Term,
-    /// What was last read or written, and when it was first seen in this form.
+    /// Lease as last read or written, and when it was first seen in this form.
     seen: Option<(Lease, Instant)>,
 }
 
@@ -64,7 +64,8 @@ impl Candidate {
         self.term.close();
     }
 
-    /// Gives the Lease back, so that nobody has to wait for its end. Nothing may be written after this.
+    /// Gives the Lease back, so that no other candidate has to wait until it expires. Nothing may be written after
+    /// this.
     pub(super) async fn release(&mut self) {
         self.term.close();
         let Some((mut lease, _)) = self.seen.take() else { return };
@@ -100,7 +101,7 @@ impl Candidate {
     async fn attempt(&mut self) -> bool {
         // Counted from before the call: the others count from when they see what it did.
         let begun = Instant::now();
-        // One call does while nobody else writes it.
+        // One call is enough as long as no other candidate writes the Lease.
         let renewed = self.holder() == Some(&self.identity) && self.take().await;
         let held = renewed || self.read_and_take().await;
         if held {

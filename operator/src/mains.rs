@@ -26,7 +26,7 @@ const PLACEMENT_DIGITS: usize = 64;
 const MOST_PROBLEMS: usize = 16;
 const LONGEST_PROBLEM: usize = 256;
 
-/// What a main function is to have in force.
+/// Generation that a main function is to have in force.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Order {
     /// The number of the generation.
@@ -35,7 +35,7 @@ pub(crate) struct Order {
     pub routing: Result<Routing, String>,
 }
 
-/// What came of telling a main function its generation.
+/// Result of telling a main function its generation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// It is in force, but for endpoints that could not be used.
@@ -54,18 +54,18 @@ pub(crate) enum Outcome {
 pub(crate) struct Watched {
     /// The experts of each, by its name.
     pub hosted: BTreeMap<String, Vec<LayerExperts>>,
-    /// Those that sleep: a use of one of them is news.
+    /// Names of the functions that sleep: a use of one of them is news.
     pub asleep: BTreeSet<String>,
 }
 
-/// What a main function says of itself.
+/// Description of a main function by itself.
 #[derive(Debug, Clone)]
 pub(super) struct Described {
     /// The generation that it has in force.
     pub(super) in_force: u64,
-    /// Its placement by content.
+    /// Digest of its placement.
     pub(super) placement: String,
-    /// What the remote functions did that it calls.
+    /// Work that its remote functions did.
     pub(super) worked: Worked,
     /// How often remote experts were used, where that was asked.
     pub(super) pairs: Vec<LayerPairs>,

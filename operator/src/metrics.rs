@@ -14,7 +14,7 @@ const DRIFT: &str = "drift";
 const UP: &str = "up";
 const DOWN: &str = "down";
 
-/// What the operator counts.
+/// Metrics of the operator.
 #[derive(Clone)]
 pub(super) struct Metrics {
     /// Runs of the pipeline.
@@ -25,10 +25,10 @@ pub(super) struct Metrics {
     pub(super) duration: Histogram,
     /// Calls that change objects, by verb and kind.
     pub(super) writes: IntCounterVec,
-    /// Times that functions were started because somebody asked, and how long that took.
+    /// Wakes: functions were started because of a request, and how long that took.
     pub(super) wakes: IntCounter,
     pub(super) wake_seconds: Histogram,
-    /// Times that they ended because nobody did.
+    /// Times that functions were scaled to zero for lack of requests.
     pub(super) sleeps: IntCounter,
     /// Plans that followed what requests use, by whose requests.
     replans: IntCounterVec,
@@ -36,7 +36,7 @@ pub(super) struct Metrics {
     scalings: IntCounterVec,
     /// Remote functions that began or ceased to sleep while main functions ran, by why.
     group_turns: IntCounterVec,
-    /// Whether this operator leads.
+    /// Set to 1 while this operator leads.
     pub(super) leads: IntGauge,
 }
 

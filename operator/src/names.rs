@@ -68,7 +68,7 @@ pub(crate) fn labels(deployment: &str) -> BTreeMap<String, String> {
     ])
 }
 
-/// What selects the pods that play `component` in `deployment`.
+/// Returns the selector of the pods that play `component` in `deployment`.
 pub(crate) fn component_selector(deployment: &str, component: Component) -> BTreeMap<String, String> {
     BTreeMap::from([
         (DEPLOYMENT.to_owned(), deployment.to_owned()),
@@ -76,7 +76,7 @@ pub(crate) fn component_selector(deployment: &str, component: Component) -> BTre
     ])
 }
 
-/// What selects the pods of one function of `deployment`.
+/// Returns the selector of the pods of one function of `deployment`.
 pub(crate) fn function_selector(deployment: &str, function: &str) -> BTreeMap<String, String> {
     BTreeMap::from([
         (DEPLOYMENT.to_owned(), deployment.to_owned()),
@@ -129,14 +129,15 @@ impl PodName {
 }
 
 impl PodName {
-    /// Whether its incarnation can have been counted: others say nothing about how many there were.
+    /// Reports if this operator can have counted up to the incarnation: other numbers say nothing about how many there
+    /// were.
     pub(crate) fn is_counted(&self) -> bool {
         self.incarnation < MOST_INCARNATIONS
     }
 }
 
-/// The incarnation that follows `newest` at a place where the names of `taken` are in use, whoever uses
-/// them.
+/// Returns the incarnation that follows `newest` at a place where the names of `taken` are in use, by pods of any
+/// owner.
 pub(crate) fn next_incarnation(newest: Option<u32>, taken: &BTreeSet<u32>) -> u32 {
     let next = newest.and_then(|newest| newest.checked_add(1)).filter(|next| *next < MOST_INCARNATIONS);
     let first = next.unwrap_or(0);

@@ -74,7 +74,7 @@ impl Observed {
         kept.or_else(|| earlier::routing(owner, self.records())).unwrap_or_default()
     }
 
-    /// Whether main functions were told anything that is kept.
+    /// Reports if main functions were told a generation that is kept.
     pub(super) fn has_routing(&self, owner: &MoEDeployment) -> bool {
         self.routing.is_some() || earlier::routing(owner, self.records()).is_some()
     }

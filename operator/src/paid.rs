@@ -1,4 +1,4 @@
-//! What the pods of functions cost while they exist: told to gateways, which keep the books. Pure.
+//! Cost of the pods of functions while they exist. Gateways are told of it, and record it. Pure.
 //!
 //! A pod is paid for from when it has a node until it is gone, at the price of what it reserves there.
 
@@ -31,7 +31,7 @@ pub(crate) fn paid(owner: &MoEDeployment, pods: &[Pod], functions_run: bool) -> 
     paid
 }
 
-/// What an hour of `paid` costs, in nano-dollars.
+/// Returns the cost of `paid`, in nano-dollars per hour.
 pub(crate) fn per_hour(paid: &[FunctionPod]) -> u64 {
     paid.iter().fold(0, |sum, function| sum.saturating_add(function.rate))
 }
@@ -68,7 +68,7 @@ fn asked_to_end(pod: &Pod) -> Option<Timestamp> {
     ends.checked_sub(grace).ok()
 }
 
-/// What the containers of the pod reserve of `resource` together.
+/// Returns the amount of `resource` that the containers of the pod reserve together.
 fn reserved(pod: &Pod, resource: &str) -> f64 {
     let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
     let requests = containers.filter_map(|container| container.resources.as_ref()?.requests.as_ref());

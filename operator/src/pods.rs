@@ -1,4 +1,4 @@
-//! What a pod's status says: whether it lives, works, and what is wrong with it. Pure.
+//! View of a pod's status: if it lives, if it works, and what is wrong with it. Pure.
 
 use super::identity::knows_gateways;
 use super::names::{self, COMPONENT, Component, FUNCTION, IDENTITY, PodName, REPLICA};
@@ -24,15 +24,15 @@ pub(crate) type Run = (String, i32);
 /// A pod of a function.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct PodView {
-    /// Its name, read.
+    /// Name of the pod, parsed.
     pub name: PodName,
-    /// Its identity for the API.
+    /// UID of the pod.
     pub uid: String,
-    /// Whether it belongs to the deployment, and not to an earlier one of the same name.
+    /// Set if it belongs to the deployment, and not to an earlier one of the same name.
     pub owned: bool,
-    /// Whether it is a main function.
+    /// Set if it is a main function.
     pub is_main: bool,
-    /// Whether it takes requests from gateways alone, which know it by its certificate.
+    /// Set if it takes requests from gateways alone, which know it by its certificate.
     pub knows_gateways: bool,
     /// Which function.
     pub function: String,
@@ -46,21 +46,21 @@ pub(crate) struct PodView {
     pub ends_by: Option<Timestamp>,
     /// Where it is reached.
     pub ip: Option<IpAddr>,
-    /// Whether it is ready by its own account.
+    /// Set if it is ready by its own account.
     pub ready: bool,
-    /// Whether its container runs, or will for the first time, and has not been ready yet, as far as its node knows.
+    /// Set if its container runs, or will for the first time, and has not been ready yet, as far as its node knows.
     pub starting: bool,
     /// How often its container was started again.
     pub restarts: i32,
     /// When it becomes faulty if nothing changes.
     pub faulty_at: Option<Timestamp>,
-    /// What is wrong, where that calls for another pod in its place.
+    /// Fault that calls for another pod in its place.
     pub fault: Option<Trouble>,
-    /// What keeps it from working, where it may pass or a person must mend it.
+    /// Trouble that keeps it from working, and that may pass or that a user must mend.
     pub trouble: Option<Trouble>,
     /// The generation that a main function has in force; none: it did not answer.
     pub in_force: Option<u64>,
-    /// Its placement by content; empty where nothing is in force.
+    /// Digest of its placement; empty if no generation is in force.
     pub placement: String,
 }
 
@@ -70,7 +70,7 @@ impl PodView {
         self.ip.filter(|_| !self.is_main).map(expert_address)
     }
 
-    /// What `pod` says at `now`; none where it is not the pod of a function.
+    /// Returns the view of `pod` at `now`; absent if it is not the pod of a function.
     pub(crate) fn of(pod: &Pod, owner_uid: &str, now: Timestamp) -> Option<Self> {
         let meta = &pod.metadata;
         let component = names::label(meta, COMPONENT);
@@ -107,24 +107,24 @@ impl PodView {
         })
     }
 
-    /// Whether it is there to stay, and nothing is wrong with it that calls for another one.
+    /// Reports if it is there to stay, and has no fault that calls for another pod.
     pub(crate) fn is_sound(&self) -> bool {
         self.owned && self.ends_by.is_none() && self.fault.is_none() && self.name.is_counted()
     }
 
-    /// Its container.
+    /// Returns the present run of its container.
     pub(crate) fn run(&self) -> Run {
         (self.uid.clone(), self.restarts)
     }
 
-    /// Whether it has `generation` in force, that and nothing else that goes by its number.
+    /// Reports if exactly `generation` is in force: not another one that has the same number.
     pub(crate) fn acts_on(&self, generation: &Generation) -> bool {
         self.in_force == Some(generation.number)
             && generation.placement().is_ok_and(|it| it == self.placement)
     }
 
-    /// Takes note of the generation that a main function says it has in force; none: it said nothing. One
-    /// far from the `newest` that was told is somebody else's, and before long no later one could follow it.
+    /// Takes note of the generation that a main function says it has in force; absent if it said nothing. One far from
+    /// the `newest` that was told is another writer's, and before long no later one could follow it.
     pub(crate) fn note_in_force(&mut self, generation: Option<u64>, newest: u64) {
         self.in_force = generation.filter(|number| *number <= newest.max(MOST_GENERATIONS / 2));
         if let (Some(number), None) = (generation, self.in_force) {
@@ -190,7 +190,7 @@ pub(super) fn container(status: &PodStatus) -> Option<&ContainerStatus> {
     status.container_statuses.iter().flatten().next()
 }
 
-/// Whether the container ended, and has not been started again.
+/// Reports if the container ended, and has not been started again.
 fn is_between_runs(status: &PodStatus) -> bool {
     container(status).is_some_and(|container| {
         let ended =
@@ -222,7 +222,7 @@ fn last_words(log: &str) -> &str {
     log.trim_end().lines().next_back().unwrap_or_default()
 }
 
-/// What keeps a pod from starting that another pod in its place would meet as well.
+/// Returns the trouble that keeps a pod from starting, and that another pod in its place would meet as well.
 fn trouble(status: &PodStatus) -> Option<Trouble> {
     let unscheduled = condition(status, "PodScheduled").filter(|scheduled| scheduled.status == "False");
     if let Some(message) = unscheduled.and_then(|scheduled| scheduled.message.as_deref()) {
@@ -244,14 +244,14 @@ fn trouble(status: &PodStatus) -> Option<Trouble> {
 pub(crate) enum Outcome {
     /// It has not ended.
     Running {
-        /// What keeps it.
+        /// Trouble that keeps it from working.
         trouble: Option<Trouble>,
     },
     /// It did what it was to do.
     Succeeded,
     /// It did not.
     Failed {
-        /// What it said last.
+        /// Last words of the pod.
         trouble: Trouble,
         /// When it ended, where that is known.
         at: Option<Timestamp>,

@@ -17,7 +17,7 @@ use remoe_api::{MainSpec, MoEDeployment, MoERecord, MoERecordSpec, PodTemplate, 
 use remoe_hardware::{MEASUREMENTS, ModelId, Profile};
 use std::collections::BTreeMap;
 
-/// The key of a profile in the ConfigMap of somebody who supplies one.
+/// The key of a profile in a ConfigMap that a user supplies.
 pub(super) const KEY: &str = "profile.json";
 /// A profile takes no more, in bytes of JSON.
 const MAX_PROFILE: usize = 128 << 10;
@@ -56,10 +56,10 @@ pub(crate) fn subject(owner: &MoEDeployment, facts: &ModelFacts) -> Result<Strin
     digest(&(&facts.inspection.fingerprint, precision, MEASUREMENTS, hardware))
 }
 
-/// The profile that somebody supplied in the ConfigMap `name`.
+/// Returns the profile that a user supplied in the ConfigMap `name`.
 ///
 /// # Errors
-/// What a person must mend.
+/// A fault that a user must mend.
 pub(crate) fn supplied(name: &str, map: Option<&ConfigMap>) -> Result<KnownProfile, Trouble> {
     let missing = |message| Trouble::new("ProfileMissing", message);
     let map = map.ok_or_else(|| missing(format!("missing ConfigMap {name} (spec.profile.configMapName)")))?;
@@ -71,7 +71,8 @@ pub(crate) fn supplied(name: &str, map: Option<&ConfigMap>) -> Result<KnownProfi
     Ok(KnownProfile { profile, source: ProfileSource::Supplied })
 }
 
-/// The profile in `record`, where it is one of this subject and model; what somebody spoiled is measured again.
+/// Returns the profile in `record`, if it is one of this subject and model; one that another writer spoiled is measured
+/// again.
 pub(crate) fn measured(
     record: &MoERecord,
     subject: &str,

@@ -38,7 +38,7 @@ fn with_decimal_suffix(bytes: u64) -> String {
     fitting.map_or_else(|| bytes.to_string(), |(unit, suffix)| format!("{}{suffix}", bytes / unit))
 }
 
-/// What a quantity amounts to; none where it cannot be read.
+/// Returns the number that a quantity amounts to; absent if it cannot be read.
 pub(crate) fn amount(quantity: &Quantity) -> Option<f64> {
     const UNITS: [(&str, f64); 11] = [
         ("Ki", 1024.0),

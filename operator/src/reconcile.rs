@@ -110,12 +110,12 @@ impl From<TurnTaken> for ReconcileError {
 }
 
 impl ReconcileError {
-    /// Whether the namespace is being deleted.
+    /// Reports if the namespace is being deleted.
     pub(super) fn namespace_ends(&self) -> bool {
         matches!(self, Self::Call(error) if error.namespace_ends())
     }
 
-    /// What was tried, where a person must mend something that no condition names: the operator's role, an
+    /// Returns the action that failed, if a user must mend something that no condition names: the operator's role, an
     /// object that the API refuses, or the operator itself.
     pub(super) fn untold(&self) -> Option<String> {
         match self {

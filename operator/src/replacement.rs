@@ -4,7 +4,7 @@
 //! So such pods are replaced a few at a time, of a deployment, of a namespace and of all, and none while many are silent
 //! together: then it is no pod that failed. Pods that certainly ended are replaced at once, whatever their number.
 //!
-//! A namespace is somebody's own: what fails there without end leaves the others their replacements.
+//! A namespace is one tenant's: endless failures in it leave other namespaces their replacements.
 
 use super::fleet::{Others, Silence, are_many, is_coming};
 use super::manifests::Revision;

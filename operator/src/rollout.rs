@@ -1,8 +1,9 @@
 //! The pure step for pods and routing: their scene, and what its outcome is for them.
 //!
-//! Whoever decides may be restarted or deposed between any two writes, is told of health by nodes, and cannot tell a pod that
-//! is gone from one that it cannot see. So nothing is remembered between two steps: back-off is counted in names of pods,
-//! numbers are written before they are told, and a step that was interrupted anywhere is made again from what is there.
+//! The process that decides may be restarted or deposed between any two writes, is told of health by nodes, and cannot
+//! tell a pod that is gone from one that it cannot see. So nothing is remembered between two steps: back-off is counted
+//! in names of pods, numbers are written before they are told, and a step that was interrupted anywhere is made again
+//! from what is there.
 
 use super::backoff::PAUSES;
 use super::digest::digest;
@@ -29,18 +30,18 @@ use std::time::Duration;
 /// A pod with which something is wrong is not waited for until the longest answer is finished.
 const FAULTY_GRACE: Duration = Duration::from_secs(45);
 
-/// What a step sees.
+/// Inputs of a step.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Scene<'a> {
     /// The name of the deployment.
     pub deployment: &'a str,
-    /// What is to run.
+    /// Revision that is to run.
     pub target: &'a Revision,
-    /// What becomes of main functions that serve when others are to follow them.
+    /// Strategy for main functions that serve when others are to follow them.
     pub strategy: RolloutStrategy,
     /// Main functions that start now find their certificates.
     pub certified: bool,
-    /// What main functions were told.
+    /// Generations that main functions were told.
     pub table: &'a RoutingTable,
     /// Every pod of a function, those of earlier deployments of the same name included.
     pub pods: &'a [PodView],
@@ -50,20 +51,20 @@ pub(crate) struct Scene<'a> {
     pub now: Timestamp,
 }
 
-/// What is to be done.
+/// Outcome of a step.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Rollout {
     /// Pods to be made.
     pub create: Vec<Creation>,
     /// Pods to be deleted.
     pub delete: Vec<Deletion>,
-    /// What main functions are to be told from now on; none: no change.
+    /// Generations that main functions are to be told from now on; absent if they do not change.
     pub table: Option<RoutingTable>,
     /// Why functions that seem to be lost are left alone.
     pub held: Option<Trouble>,
     /// When to look again at the latest, where only time has to pass.
     pub look_again: Option<Timestamp>,
-    /// Whether everything is as it is to be.
+    /// Set if everything is in the desired state.
     pub settled: bool,
 }
 
@@ -79,7 +80,7 @@ pub(crate) struct Creation {
     pub replica: u32,
     /// How many filled the place before.
     pub incarnation: u32,
-    /// What was wrong with the one before.
+    /// Fault of the pod before it.
     pub instead_of: Option<Trouble>,
 }
 
@@ -89,7 +90,7 @@ pub(crate) fn revision_hash(revision: &Revision) -> Result<String, serde_json::E
     digest(&(&revision.plan, identities))
 }
 
-/// What is to be done now.
+/// Returns the next actions.
 ///
 /// # Errors
 /// A value cannot be written as JSON.
@@ -130,7 +131,7 @@ pub(crate) fn step(scene: Scene<'_>) -> Result<Rollout, serde_json::Error> {
             let generation = Generation { number, plan, revision, remote, endpoints, groups };
             table.entries.insert(identity.clone(), generation);
         }
-        // Nobody is left to be told.
+        // No main function is left to be told.
         let exists =
             |known: &String| scene.pods.iter().any(|pod| pod.is_main && pod.owned && pod.identity == *known);
         table.entries.retain(|known, _| known == identity || (!outcome.succeeded && exists(known)));
@@ -157,7 +158,7 @@ pub(crate) fn step(scene: Scene<'_>) -> Result<Rollout, serde_json::Error> {
     })
 }
 
-/// What main functions of the target are to be told, and what they were told of the same revision.
+/// Generation that main functions of the target are to be told, and the one that they were told of the same revision.
 struct Next<'a> {
     revision: String,
     remote: String,
@@ -182,7 +183,7 @@ impl<'a> Next<'a> {
     }
 
     fn told(&self, scene: Scene<'_>) -> Told<RoutedPod> {
-        // One that is further than it was told, or as far with other content, follows somebody else.
+        // If a main function is further than it was told, or as far with other content, it follows another writer.
         let overruled = |present: &Generation| {
             let mut mains = scene.pods.iter().filter(|pod| pod.owned && pod.is_main);
             mains.any(|pod| {
@@ -265,7 +266,7 @@ fn seen<'a>(scene: Scene<'_>, next: &Next<'_>, pod: &'a PodView) -> Instance<'a,
     Instance { place: &pod.name.place, incarnation, state, duty }
 }
 
-/// What a main function acts on.
+/// Compares the generation that a main function has in force with the one that it was told.
 fn follows(table: &RoutingTable, pod: &PodView) -> Follows {
     // On its way out it finishes its requests.
     let generation = table.entries.get(&pod.identity).filter(|_| pod.ends_by.is_none());
@@ -300,15 +301,15 @@ fn creation(scene: Scene<'_>, function: &Function, start: &Start, there: &[&PodV
     }
 }
 
-/// Whether a number that was never used can be told: where the durable copy was lost or spoiled, only main
-/// functions know which ones were.
+/// Reports if a number that was never used can be told: where the durable copy was lost or spoiled, only main functions
+/// know which ones were.
 fn numbers_are_known(scene: Scene<'_>) -> bool {
     let is_whole = !scene.table.entries.is_empty() && !scene.table.spoiled;
     let mut mains = scene.pods.iter().filter(|pod| pod.owned && pod.is_main && pod.fault.is_none());
     is_whole || mains.all(|pod| !pod.ready || pod.in_force.is_some())
 }
 
-/// Whether the pod that main functions were told of fills, or filled, a place of `function`.
+/// Reports if the pod that main functions were told of fills, or filled, a place of `function`.
 fn is_of(scene: Scene<'_>, function: &Function, routed: &RoutedPod) -> bool {
     let places = |place: &str| place.rsplit_once('-').map(|(places, _replica)| places.to_owned());
     let filled = PodName::parse(&routed.pod).and_then(|name| places(&name.place));

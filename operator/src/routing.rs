@@ -7,9 +7,9 @@ pub(crate) use remoe_api::{Generation, RoutedPod};
 use remoe_api::{MoEDeployment, MoERecord, MoERecordSpec};
 use std::collections::BTreeMap;
 
-/// Numbers are counted up to here: 64 times what a main function takes in one step, so that one that has
-/// just started can be brought there. Numbers from here on are not believed, wherever
-/// they stand: main functions that have one are replaced, and counting begins anew.
+/// Numbers are counted up to here: 64 times what a main function takes in one step, so that one that has just started
+/// can be brought there. Numbers from here on are not believed, wherever they stand: main functions that have one are
+/// replaced, and counting starts over.
 pub(crate) const MOST_GENERATIONS: u64 = 1 << 38;
 
 /// The generations in force or on their way there, by the identity of the main functions that they are
@@ -18,7 +18,7 @@ pub(crate) const MOST_GENERATIONS: u64 = 1 << 38;
 pub(crate) struct RoutingTable {
     /// One generation per shape.
     pub entries: BTreeMap<String, Generation>,
-    /// Whether the durable copy had more that could not be believed: numbers beyond these may be in use.
+    /// Set if the durable copy had more that could not be believed: numbers beyond these may be in use.
     pub spoiled: bool,
 }
 
@@ -29,7 +29,8 @@ impl RoutingTable {
         Self::believed(entries.map(|(identity, generation)| (identity.as_str(), Some(generation.clone()))))
     }
 
-    /// The generations of `entries` that can be believed. What somebody spoiled is left out, and decided anew.
+    /// Returns the generations of `entries` that can be believed. Those that another writer spoiled are left out, and
+    /// decided again.
     pub(super) fn believed<'a>(entries: impl Iterator<Item = (&'a str, Option<Generation>)>) -> Self {
         let mut table = Self::default();
         for (identity, read) in entries {
@@ -63,7 +64,7 @@ impl RoutingTable {
         self.entries.values().map(|generation| generation.number).max().unwrap_or(0)
     }
 
-    /// Whether any generation leads to the pod.
+    /// Reports if any generation leads to the pod.
     pub(crate) fn leads_to(&self, pod: &str) -> bool {
         let endpoints = self.entries.values().flat_map(|generation| &generation.endpoints);
         endpoints.into_iter().any(|routed| routed.pod == pod)

@@ -40,7 +40,7 @@ pub enum RunError {
     /// A metric is registered twice.
     #[error(transparent)]
     Metrics(#[from] prometheus::Error),
-    /// Who the collector of traces is cannot be told.
+    /// The peers of the collector of traces cannot be derived from its endpoint.
     #[error(transparent)]
     Collector(#[from] UnknownCollector),
     /// A socket failed.
@@ -56,7 +56,7 @@ pub enum RunError {
 /// The future is boxed, so that the operator is compiled here and not once more in its program.
 ///
 /// # Errors
-/// See [`RunError`]. After [`RunError::LeaseLost`] nothing was left running: the process may start anew.
+/// See [`RunError`]. After [`RunError::LeaseLost`] nothing was left running: the process may start again.
 pub fn run(
     client: Client,
     settings: RunSettings,

@@ -159,7 +159,7 @@ pub struct RunSettings {
 }
 
 impl RunSettings {
-    /// What the operator knows about who is who.
+    /// Returns the identities that the settings ask for, with the signer of certificates.
     pub(crate) fn identities(&self, client: &Client, writes: IntCounterVec) -> Identities {
         let issuer = || IssuerRef { name: self.issuer.clone(), kind: self.issuer_kind.clone() };
         let signer = match self.signer {
@@ -171,10 +171,10 @@ impl RunSettings {
         Identities::new(signer, life, (&self.namespace, &self.release), client.clone(), writes)
     }
 
-    /// What deployments need to know.
+    /// Returns the settings that deployments depend on.
     ///
     /// # Errors
-    /// Who the collector is cannot be told.
+    /// The peers of the collector cannot be derived from its endpoint.
     pub(crate) fn surroundings(&self) -> Result<Surroundings, UnknownCollector> {
         let collector = |endpoint: &Endpoint| {
             Collector::new(endpoint.clone(), self.tracing_ratio.clone(), self.tracing_to.clone())

@@ -67,7 +67,7 @@ impl ModelSource {
         }
     }
 
-    /// Whether weights come over the network: pods fetch them into a cache.
+    /// Reports if weights come over the network: pods fetch them into a cache.
     pub(crate) fn is_fetched(&self) -> bool {
         !matches!(self, Self::Claim { .. })
     }

@@ -1,7 +1,8 @@
-//! Remote functions that start are asked whether they serve: their node looks once a second at most, and somebody may wait.
+//! Readiness of remote functions that start: the operator asks them, since their node looks once a second at most, and
+//! a client may be waiting.
 //!
-//! What they say counts until the node has its own word on it. As in [`conversations`](super::conversations) no look waits
-//! for a pod, and what is new has the deployment looked at again.
+//! Their answer counts until the node reports readiness itself. As in [`conversations`](super::conversations) no
+//! reconcile waits for a pod, and news has the deployment reconciled again.
 
 use super::pods::Run;
 use super::ports::HEALTH_PORT;
@@ -33,7 +34,7 @@ pub(crate) struct Starting {
     news: mpsc::Sender<ObjectRef<MoEDeployment>>,
 }
 
-/// Those of one deployment.
+/// Functions of one deployment that are asked.
 #[derive(Default)]
 struct Deployment {
     functions: BTreeMap<Run, Function>,
@@ -47,7 +48,7 @@ struct Function {
 }
 
 impl Starting {
-    /// Nobody is asked yet; `news` is told which deployments are to be looked at.
+    /// Starts without a function to ask; `news` is told which deployments are to be reconciled.
     pub(crate) fn new(news: mpsc::Sender<ObjectRef<MoEDeployment>>) -> Self {
         Self { deployments: Mutex::default(), news }
     }
@@ -87,7 +88,7 @@ impl Starting {
         }
     }
 
-    /// Asks nobody of `deployment` any more.
+    /// Ends all questions to functions of `deployment`.
     pub(crate) fn end(&self, deployment: &ObjectRef<MoEDeployment>) {
         self.lock().remove(deployment);
     }
@@ -117,7 +118,7 @@ async fn ask(
     }
 }
 
-/// Whether the probe of the function at `ip` says that it serves.
+/// Reports if the probe of the function at `ip` says that it serves.
 async fn is_ready(ip: IpAddr) -> std::io::Result<bool> {
     const OK: &[u8] = b"HTTP/1.1 200 ";
     let mut stream = TcpStream::connect((ip, HEALTH_PORT)).await?;

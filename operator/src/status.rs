@@ -24,8 +24,8 @@ use remoe_api::{
 };
 use remoe_autoscale::scale_to_zero::Phase;
 
-/// What takes longer from one step to the next has stopped, for all that is known: the time that a
-/// Deployment is given by default ..
+/// Longest time from one step to the next before a rollout counts as stuck: the time that a Deployment is given by
+/// default ..
 const PROGRESS: SignedDuration = SignedDuration::from_secs(600);
 /// .. and the time that a function may load for, where functions are waited for.
 const PROGRESS_OF_FUNCTIONS: SignedDuration = SignedDuration::from_secs(600 + LOAD_SECONDS as i64);
@@ -47,7 +47,7 @@ pub(crate) struct Findings<'a> {
     pub planning: PlanState,
     /// How measuring the hardware stands, while the plan stands on a prior.
     pub profiling: Option<String>,
-    /// What is to run.
+    /// Revision that is to run, and its plan.
     pub target: Option<(&'a Revision, &'a MoEPlanSpec)>,
     /// The plan that main functions were last told of.
     pub running: Option<&'a str>,
@@ -55,17 +55,17 @@ pub(crate) struct Findings<'a> {
     pub serving: Option<String>,
     /// The pods of functions.
     pub pods: &'a [PodView],
-    /// What went wrong when this was brought about.
+    /// Troubles that the reconcile met.
     pub troubles: Vec<Trouble>,
-    /// Whether functions are to run.
+    /// Decision on whether functions are to run.
     pub demanded: &'a Demanded,
     /// Nano-dollars that the pods cost in an hour.
     pub per_hour: u64,
     /// Nano-dollars that gateways say were saved; none: no gateway answered anything.
     pub saved: Option<i64>,
-    /// Whether everything is as it is to be.
+    /// Set if everything is in the desired state.
     pub settled: bool,
-    /// Whether others have their turn before it.
+    /// Set if other deployments have their turn before it.
     pub waits: bool,
     /// Prices of the platform apply in place of those of the spec.
     pub repriced: bool,
@@ -122,7 +122,7 @@ impl<'a> Findings<'a> {
     }
 }
 
-/// What gateways say was saved, all together.
+/// Returns the sum that gateways say was saved.
 fn saved(observed: &Observed) -> Option<i64> {
     let said = observed.demand.as_ref().map_or(&[][..], |demand| demand.gateways());
     let said = said.iter().map(|entry| entry.saved).filter(|saved| *saved != 0);
@@ -148,7 +148,7 @@ pub(crate) fn status(findings: &Findings<'_>) -> MoEDeploymentStatus {
         }
         _ => Time(whole_seconds(findings.now)),
     };
-    // Nobody waits for progress while functions are to sleep.
+    // No progress is expected while functions are to sleep.
     let woken = findings.demanded.since.filter(|_| findings.demanded.is_wake());
     let progressing =
         progressing(findings, woken.map_or(last_progress.0, |woken| woken.max(last_progress.0)));

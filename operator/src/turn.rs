@@ -9,8 +9,8 @@ use super::pods::PodView;
 use super::routing::{RoutedPod, RoutingTable};
 use remoe_api::MoEDeployment;
 
-/// Whether all main functions, or all remote ones, of `owner` are to be followed by others that nobody asked for, none of
-/// which is there yet, while all that main functions were told of by `table` is there and works.
+/// Reports if all main functions, or all remote ones, of `owner` are to be followed by others that no user asked for,
+/// none of which is there yet, while main functions and all remote ones that `table` routes to are there and work.
 pub(crate) fn is_needed(
     owner: &MoEDeployment,
     pods: &[PodView],

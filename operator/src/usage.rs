@@ -28,7 +28,7 @@ const CLOCKS: SignedDuration = SignedDuration::from_secs(60);
 /// Intervals without another plan after one that could not start.
 const GIVEN_UP_INTERVALS: u32 = 10;
 
-/// What gateways are to find out; none where plans do not follow.
+/// Returns the facts that gateways are to find out about requests; absent if plans do not follow.
 pub(crate) fn order(
     owner: &MoEDeployment,
     model: Option<&Inspection>,
@@ -48,8 +48,8 @@ fn interval(owner: &MoEDeployment) -> Duration {
     owner.spec.prediction.interval.into()
 }
 
-/// Whether a plan for other requests than those that `plan`, which is to run, was made for, is worth looking for now;
-/// `running` is the name of the plan that main functions were last told of. Whose requests.
+/// Returns the kind of requests, if any, that a search for another plan is due for now: requests other than those that
+/// `plan`, which is to run, was made for. `running` is the name of the plan that main functions were last told of.
 pub(crate) fn due(inputs: Inputs<'_>, plan: &MoEPlan, hash: &str, running: Option<&str>) -> Option<MixOf> {
     let Inputs { owner, observed, remembered, .. } = inputs;
     if owner.spec.prediction.replan == Replan::Never {
@@ -58,11 +58,11 @@ pub(crate) fn due(inputs: Inputs<'_>, plan: &MoEPlan, hash: &str, running: Optio
     let demand = observed.demand.as_ref()?;
     let waits = || observed.gateways_alive().any(|entry| entry.waiting > 0);
     match demand.spec.phase {
-        // A plan that is only proposed serves nobody who waits.
+        // A plan that is only proposed serves no waiting request.
         DemandPhase::Asleep if owner.spec.mode == Mode::Active && waits() => {
             (observed.now >= remembered.cooldown.wake).then_some(MixOf::Waiting)
         }
-        // A prior that nobody has measured yet is no reason to move experts.
+        // A prior, which is not measured, is no reason to move experts.
         DemandPhase::Active if running == Some(hash) && plan.spec.profile != ProfileSource::Prior => {
             let made = plan.metadata.creation_timestamp.as_ref().map_or(Timestamp::UNIX_EPOCH, |time| time.0);
             let is_old = elapsed(observed, made) >= interval(owner);
@@ -99,8 +99,8 @@ fn elapsed(observed: &Observed, since: Timestamp) -> Duration {
     Duration::try_from(observed.now.duration_since(since)).unwrap_or_default()
 }
 
-/// What the gateways that live say together of requests to `model`: those who wait, if `of` says so and anything is known
-/// of them, else those that were answered. None where too little is known.
+/// Sums up what live gateways report of requests to `model`: of waiting ones, if `of` asks for them and anything is
+/// known of them, else of answered ones. Absent if too little is known.
 pub(crate) fn heard(
     owner: &MoEDeployment,
     observed: &Observed,
@@ -115,8 +115,8 @@ pub(crate) fn heard(
     Some(PlannedPrediction { revision, of, requests, shares: shares.to_text(MOST_SHARES)? })
 }
 
-/// What requests are expected to use that functions start for: what those who wait will, as far as anything is known of them,
-/// else what `plan`, by which they start, was made for. None where neither is known.
+/// Returns the expert usage that functions start for: that of waiting requests, as far as anything is known of them,
+/// else the one that `plan`, by which they start, was made for. Absent if neither is known.
 pub(crate) fn expected(
     owner: &MoEDeployment,
     observed: &Observed,
@@ -173,10 +173,10 @@ fn merged(
     Some((shares, requests.round().min(f64::from(u32::MAX)) as u32))
 }
 
-/// What `entry` says of those requests to this very model.
+/// Reads the report of `entry` about requests `of` this kind, if it is about this very model.
 fn read<'a>(entry: &'a GatewayDemand, model: &Inspection, of: MixOf) -> Option<(Shares, &'a RequestMix)> {
     let mix = entry.mix.as_ref().filter(|mix| mix.of == of && mix.model == model.fingerprint)?;
-    // Nobody but gateways writes there; what they cannot have meant is left out.
+    // Only gateways write there; values that they cannot have meant are left out.
     Shares::from_text(&mix.shares, model.moe_layers.len(), model.experts).ok().map(|shares| (shares, mix))
 }
 
@@ -197,9 +197,9 @@ pub(crate) fn is_of_spec(plan: &MoEPlanSpec, planning: &Planning) -> bool {
     }
 }
 
-/// Whether `plan` followed requests and functions cannot start by it. Whoever waits has no other plan to be served by
-/// meanwhile: functions that wake are given less time than those that replace others. Weights that take long to load are
-/// waited for.
+/// Reports if `plan` followed requests and functions cannot start by it. Waiting requests have no other plan to be
+/// served by meanwhile: functions that wake are given less time than those that replace others. Weights that take long
+/// to load are waited for.
 pub(crate) fn is_given_up(owner: &MoEDeployment, observed: &Observed, plan: &MoEPlan) -> bool {
     // What a person accepted is his to take back.
     if plan.spec.prediction.is_none() || owner.spec.mode != Mode::Active {

@@ -1,7 +1,7 @@
-//! What the experts did for a request, as a main function tells it at the end of an answer.
+//! Expert activations of a request, as a main function reports them at the end of an answer.
 //!
-//! Only counts: nothing of the prompt's or the answer's text. The text form is a header's value. `2.` stands before layers,
-//! experts, positions and counts as LEB128 numbers, packed. Where that is too long for a header, `3.` stands
+//! Only counts: nothing of the prompt's or the answer's text. The text form is a header's value. `2.` stands before
+//! layers, experts, positions and counts as LEB128 numbers, packed. Where that is too long for a header, `3.` stands
 //! before the positions and the shares of each phase, as exact as there is room for.
 
 use crate::error::PredictError;
@@ -10,9 +10,9 @@ use crate::phase::{ByPhase, Phase};
 use crate::record::RecordHeader;
 use crate::shares::Shares;
 
-/// What the text form of all counts begins with.
+/// Prefix of the text form with all counts.
 const COUNTS: &str = "2.";
-/// What that of shares begins with.
+/// Prefix of the text form with shares.
 const SHARES: &str = "3.";
 /// Most bytes of a number.
 const LONGEST_NUMBER: usize = 9;
@@ -30,7 +30,7 @@ pub struct Activations {
 }
 
 impl Activations {
-    /// None yet, of a model with so many layers with experts, and experts in each.
+    /// Returns empty counts, for a model with so many layers with experts, and experts in each.
     #[must_use]
     pub fn new(layers: usize, experts: usize) -> Self {
         Self {
@@ -54,7 +54,7 @@ impl Activations {
         }
     }
 
-    /// Forgets what was counted: the request begins anew.
+    /// Clears the counts: the request starts over.
     pub fn restart(&mut self) {
         self.positions = ByPhase::both(0);
         Phase::ALL.into_iter().for_each(|phase| self.counts.of_mut(phase).fill(0));
@@ -122,7 +122,7 @@ impl Activations {
     }
 
     /// Reads the text form of the model that `header` names. Counts that cannot be are refused: every position has
-    /// `top_k` experts in every layer, so that nobody's request weighs more than its tokens. Where shares were told, the
+    /// `top_k` experts in every layer, so that no request weighs more than its tokens. Where the text has shares, the
     /// counts are those of the same positions, rounded.
     ///
     /// # Errors

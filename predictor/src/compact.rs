@@ -101,7 +101,7 @@ mod tests {
     }
 
     proptest! {
-        /// What is read is within half a step of what was written, and is read as the same again.
+        /// Shares that are read are within half a step of those written, and a second round trip does not change them.
         #[test]
         fn shares_come_back(weights in proptest::collection::vec(0.0_f32..1.0, 4 * 8)) {
             let shares = Shares::from_weights(8, weights).unwrap();

@@ -20,27 +20,27 @@ use std::sync::Arc;
 pub struct Contestant<'a> {
     /// The predictor.
     pub predictor: Box<dyn Predictor + 'a>,
-    /// What it took to build.
+    /// Seconds that it took to build.
     pub build_seconds: f64,
     /// Where it leans on similar prompts: itself, so that its neighbours can be looked at.
     pub similar: Option<SimilarPrompts>,
 }
 
-/// Those who take part.
+/// Predictors to compare.
 pub struct Field<'a> {
     /// SPS first.
     pub contestants: Vec<Contestant<'a>>,
-    /// Who cannot, and why.
+    /// Methods that cannot take part, and why.
     pub left_out: Vec<(&'static str, String)>,
 }
 
-/// What all contestants are built from.
+/// Data from which all contestants are built.
 pub struct Contest<'a> {
     /// The model's embedding.
     pub embedding: &'a Embedding,
-    /// What the records are of.
+    /// Header of the records: their model.
     pub header: &'a RecordHeader,
-    /// What models did.
+    /// Activation records.
     pub records: &'a [ActivationRecord],
     /// How trees are grown.
     pub options: TrainingOptions,
@@ -64,7 +64,8 @@ impl Contest<'_> {
         Ok((value, (self.clock)() - started))
     }
 
-    /// Everyone, with the model's own `fate`. Temperatures are the one that `trained` fitted for SPS, unless said otherwise.
+    /// Everyone, with the model's own `fate`. Temperatures are the one that `trained` fitted for SPS, unless said
+    /// otherwise.
     ///
     /// # Errors
     /// The records are too few, or not of this embedding.

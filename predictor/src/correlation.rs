@@ -1,4 +1,4 @@
-//! Whether similar prompts use similar experts: the assumption that SPS rests on (the paper's figure 3).
+//! Checks whether similar prompts use similar experts: the assumption that SPS rests on (the paper's figure 3).
 
 use crate::divergence;
 use crate::embedding::Embedding;

@@ -52,10 +52,11 @@ impl EmbeddingType {
 }
 
 impl EmbeddingType {
-    /// Rows of `hidden` elements in fewer `dimensions`, as float16: each is scaled to length 1, and each of its elements is
-    /// added to one of the dimensions or taken off it (the count sketch of Charikar, Chen and Farach-Colton, 2002). Cosines
-    /// of sums of rows stay what they are but for noise of about 1 / sqrt(dimensions). The same in every process. A row
-    /// of zeros stays zero, and so does one that is not finite; a rest that is no whole row is left out.
+    /// Rows of `hidden` elements in fewer `dimensions`, as float16: each is scaled to length 1, and each of its
+    /// elements is added to one of the dimensions or taken off it (the count sketch of Charikar, Chen and
+    /// Farach-Colton, 2002). Cosines of sums of rows stay what they are but for noise of about 1 / sqrt(dimensions).
+    /// The result is the same in every process. A row of zeros stays zero, and so does one that is not finite; a rest
+    /// that is no whole row is left out.
     #[must_use]
     pub fn sketch(self, hidden: usize, dimensions: usize, rows: &[u8]) -> Vec<u8> {
         let places: Vec<(usize, f32)> = (0..hidden as u64).map(|at| place(at, dimensions.max(1))).collect();
@@ -112,7 +113,7 @@ pub struct Embedding {
 struct Weighting {
     /// One per token.
     weights: Arc<[f32]>,
-    /// What is taken off each unit row before it is weighted, [hidden].
+    /// Vector that is taken off each unit row before it is weighted, [hidden].
     centre: Arc<[f32]>,
 }
 
@@ -145,7 +146,7 @@ impl Embedding {
         Ok(embedding)
     }
 
-    /// The same from numbers.
+    /// As [`Embedding::new`], from float32 values.
     ///
     /// # Errors
     /// As [`Embedding::new`].
@@ -174,7 +175,7 @@ impl Embedding {
         Ok(Self { weighting: Some(weighting), ..self.clone() })
     }
 
-    /// Whether tokens count differently.
+    /// Reports if tokens count differently.
     #[must_use]
     pub fn is_weighted(&self) -> bool {
         self.weighting.is_some()

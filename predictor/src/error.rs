@@ -1,4 +1,4 @@
-//! What can be wrong with a question or with the history it is answered from.
+//! Errors of predictions, and of the history that they are made from.
 
 /// Why nothing can be predicted, learned or built.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -27,11 +27,11 @@ pub enum PredictError {
     /// An option that cannot be.
     #[error("option `{option}` is {value}, {message}")]
     Option {
-        /// Its name.
+        /// Name of the option.
         option: &'static str,
-        /// Its value.
+        /// Value of the option.
         value: String,
-        /// What is allowed.
+        /// Allowed values.
         message: String,
     },
     /// Two things that belong together have different sizes.
@@ -49,10 +49,10 @@ pub enum PredictError {
     NotFinite {
         /// The tensor.
         what: &'static str,
-        /// Its first such row.
+        /// First such row.
         row: usize,
     },
-    /// What experts did, told in a way that cannot be.
+    /// Activation counts that cannot be.
     #[error("activation counts: {0}")]
     Activations(String),
     /// Shares in a text that cannot be.

@@ -1,4 +1,4 @@
-//! What a placement goes by: both phases of a request together.
+//! Expected usage on which a placement is based: both phases of a request together.
 
 use crate::error::PredictError;
 use crate::error_bars::ErrorBars;
@@ -18,8 +18,8 @@ pub struct Expectation {
 }
 
 impl Trained {
-    /// What to expect of a request with this prompt, given as token ids, or of any request of the history where
-    /// there is none, that has `tokens` of each phase. Without tokens of either phase both count alike.
+    /// Returns the expected usage of a request with this prompt, given as token ids, and with `tokens` of each phase.
+    /// Without a prompt it is that of any request of the history. Without tokens of either phase both count alike.
     ///
     /// # Errors
     /// The prompt is empty or has a token that the model does not have.

@@ -11,7 +11,7 @@ use crate::predictor::Predictor;
 use crate::shares::Shares;
 use crate::vector::dot;
 
-/// What one layer does before it routes.
+/// Weights of one layer that decide its routing.
 #[derive(Debug, Clone)]
 pub struct GateWeights {
     /// Weight of the RMS norm before the experts, [hidden].

@@ -13,9 +13,9 @@ use rayon::prelude::*;
 pub struct Experience {
     /// The vector of its prompt, [`Embedding::prompt_vector`].
     pub vector: Vec<f32>,
-    /// Its shares in the prefill.
+    /// Shares of the experts in the prefill.
     pub prefill: Shares,
-    /// The same of its decode steps, where it had any.
+    /// Shares of the experts in the decode steps, where it had any.
     pub decode: Option<Shares>,
 }
 
@@ -30,7 +30,7 @@ pub struct History {
     pub(crate) vectors: Rows,
     /// The shares of the prefill, [slots, layers x experts].
     pub(crate) shares: Rows,
-    /// The same of the decode steps; absent as long as no request had any.
+    /// The shares of the decode steps, [slots, layers x experts]; absent as long as no request had any.
     pub(crate) decode: Option<Rows>,
     /// Token ids of each slot's prompt, empty where they are not kept; none where the slot is free.
     prompts: Vec<Option<Box<[u32]>>>,
@@ -78,7 +78,7 @@ impl History {
         Ok(history)
     }
 
-    /// Of one request, whose prompt is not kept.
+    /// Returns a history of one request, whose prompt is not kept.
     pub(crate) fn of_one(experience: &Experience) -> Self {
         let Experience { vector, prefill, decode } = experience;
         let mut history = Self {
@@ -146,7 +146,7 @@ impl History {
         Shares::from_counts(self.experts, counts).map(Some)
     }
 
-    /// Whether some request in it had decode steps.
+    /// Reports if some request in it had decode steps.
     #[must_use]
     pub fn has_decode(&self) -> bool {
         self.decode.is_some()
@@ -158,7 +158,7 @@ impl History {
         self.prompts.len() - self.free.len()
     }
 
-    /// Whether none is.
+    /// Reports if no slot is in use.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -211,12 +211,12 @@ impl History {
         rows.row(slot as usize)
     }
 
-    /// Whether a slot is in use.
+    /// Reports if a slot is in use.
     pub(crate) fn holds(&self, slot: u32) -> bool {
         self.prompts.get(slot as usize).is_some_and(Option::is_some)
     }
 
-    /// The same vectors in the same slots, without what requests used and without tokens.
+    /// Returns a copy of the vectors in the same slots, without the shares of requests and without tokens.
     pub(crate) fn of_vectors(&self) -> Self {
         Self {
             layers: self.layers,

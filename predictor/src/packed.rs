@@ -22,8 +22,8 @@ pub(crate) fn pack(bytes: &[u8]) -> String {
     STANDARD_NO_PAD.encode(packed)
 }
 
-/// What [`pack`] made `text` of; `None` where it is nothing of the kind, or more than `most` bytes: a few may claim to be
-/// gigabytes.
+/// Reverses [`pack`]; `None` if `text` is not in its form, or holds more than `most` bytes: a short text may claim to
+/// be gigabytes.
 pub(crate) fn unpack(text: &str, most: usize) -> Option<Vec<u8>> {
     let packed = STANDARD_NO_PAD.decode(text).ok()?;
     decompress_to_vec_with_limit(&packed, most).ok()

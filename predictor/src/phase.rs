@@ -16,7 +16,7 @@ impl Phase {
     /// Both, in their order.
     pub const ALL: [Self; 2] = [Self::Prefill, Self::Decode];
 
-    /// Its name in tables and files.
+    /// Returns the name of the phase in tables and files.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -45,7 +45,7 @@ impl<T> ByPhase<T> {
         }
     }
 
-    /// The same for both.
+    /// Returns `value` for both phases.
     #[must_use]
     pub fn both(value: T) -> Self
     where
@@ -62,10 +62,10 @@ impl<T> ByPhase<T> {
         }
     }
 
-    /// What `make` makes for each.
+    /// Calls `make` for each phase.
     ///
     /// # Errors
-    /// The first that `make` has.
+    /// The first error of `make`.
     pub fn try_each<E>(mut make: impl FnMut(Phase) -> Result<T, E>) -> Result<Self, E> {
         Ok(Self { prefill: make(Phase::Prefill)?, decode: make(Phase::Decode)? })
     }

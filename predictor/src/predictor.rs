@@ -1,4 +1,4 @@
-//! What every predictor is, and the ones that need no more than a sentence.
+//! The trait of predictors, and the implementations that need no more than a sentence.
 
 use crate::error::PredictError;
 use crate::history::History;
@@ -7,7 +7,7 @@ use crate::shares::Shares;
 
 /// Says how the work of a request will spread over the experts.
 pub trait Predictor: Send + Sync {
-    /// Its name in tables and files.
+    /// Returns the name of the predictor in tables and files.
     fn name(&self) -> &'static str;
 
     /// The predicted shares of a phase of the request with this prompt, given as token ids.

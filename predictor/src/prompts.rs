@@ -21,7 +21,7 @@ pub const PROMPT_CHARACTERS: usize = 500;
 pub struct Prompt {
     /// The beginning of the text.
     pub text: String,
-    /// What kind of text it is, where the line says so.
+    /// Kind of text, where the line says so.
     pub kind: Option<String>,
 }
 

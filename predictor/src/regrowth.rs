@@ -5,7 +5,7 @@ use crate::history::History;
 use crate::sps::{Index, SimilarPrompts};
 use crate::tree::{Clustering, Tree, TreeOptions};
 
-/// What a tree is grown from: a copy of the prompts' vectors as they were, in their slots.
+/// Input for growing a tree: a copy of the prompts' vectors as they were, in their slots.
 #[derive(Debug)]
 pub struct Regrowth {
     vectors: History,
@@ -14,7 +14,7 @@ pub struct Regrowth {
 }
 
 impl Regrowth {
-    /// Grows the tree. It takes one thread: whoever searches or learns meanwhile has the others.
+    /// Grows the tree. It takes one thread: searches and learning have the others meanwhile.
     ///
     /// # Errors
     /// The options are wrong, or the system refuses a thread.
@@ -26,7 +26,7 @@ impl Regrowth {
     }
 }
 
-/// A tree whose owner sees to it that it is grown anew as prompts change.
+/// Grows a tree whose owner sees to it that it is grown again as prompts change.
 fn grown(history: &History, options: TreeOptions, alpha: usize) -> Result<Tree, PredictError> {
     let mut tree = Tree::build(history, Clustering::Centred, options, alpha)?;
     tree.keep_directions();
@@ -44,7 +44,7 @@ impl SimilarPrompts {
         Ok(())
     }
 
-    /// What a tree over the present prompts is grown from elsewhere. It copies their vectors.
+    /// Returns the input for growing a tree over the present prompts elsewhere. It copies their vectors.
     #[must_use]
     pub fn regrowth(&self, options: TreeOptions) -> Regrowth {
         Regrowth { vectors: self.history().of_vectors(), options, alpha: self.alpha() }

@@ -61,7 +61,7 @@ struct Preamble {
 }
 
 impl Manifest {
-    /// Of a file of this version.
+    /// Reads the manifest of a file of this version.
     fn of(bytes: &[u8]) -> Result<Self, PredictError> {
         let text = metadata(bytes)?;
         let Preamble { version } = serde_json::from_str(&text).map_err(saved)?;

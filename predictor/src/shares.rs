@@ -56,8 +56,8 @@ impl Shares {
         Ok(Self { experts, values })
     }
 
-    /// What lies between two on the way from `self`, at 0, to `other`, at 1: both phases of a request by the part of
-    /// its tokens that are `other`'s.
+    /// Interpolates between `self`, at 0, and `other`, at 1: for both phases of a request, by the part of its tokens
+    /// that are `other`'s.
     ///
     /// # Errors
     /// They are of different forms.

@@ -33,7 +33,7 @@ pub enum Index {
 /// Where a new request is kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Learned {
-    /// Its slot, which may be that of one that left.
+    /// Slot of the request, which may be that of one that left.
     pub slot: u32,
     /// The slots of those that left for it.
     pub left: Vec<u32>,
@@ -125,7 +125,7 @@ impl SimilarPrompts {
         &self.history
     }
 
-    /// Whether prompts are compared by the paper's similarity, every token counting alike.
+    /// Reports if prompts are compared by the paper's similarity, every token counting alike.
     #[must_use]
     pub fn embedding_is_plain(&self) -> bool {
         !self.embedding.is_weighted()
@@ -169,7 +169,7 @@ impl SimilarPrompts {
         }
     }
 
-    /// What a prediction for a prompt with this vector comes to.
+    /// Returns the effort of a prediction for a prompt with this vector.
     #[must_use]
     pub fn effort(&self, vector: &[f32]) -> Effort {
         self.search_counted(vector).1

@@ -24,7 +24,7 @@ pub(crate) const HELD_OUT: usize = 10;
 /// Shorter histories are not divided: a tenth of them says nothing.
 const LEAST_DIVIDED: usize = 100;
 
-/// What a fit goes through, in this order.
+/// Stages of a fit, in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FitStage {
     /// The sums of the four fifths that the parts are fitted to.
@@ -86,7 +86,7 @@ impl Trained {
         Self::fit_in_stages(header, records, embedding, options, &mut |_| ())
     }
 
-    /// The same; `begun` is told of each stage as it begins. Short histories go straight to
+    /// As [`Self::fit`]; `begun` is called with each stage as it begins. Short histories go straight to
     /// [`FitStage::Whole`].
     ///
     /// # Errors
@@ -102,8 +102,8 @@ impl Trained {
         Ok(trained)
     }
 
-    /// As [`Self::fit_in_stages`], with the predictor that gateways get beside it: the same parts over `sketch`, a sketch
-    /// of `embedding`, tuned and measured on the same held-out prompts.
+    /// As [`Self::fit_in_stages`], with the predictor that gateways get beside it: the same parts over `sketch`, a
+    /// sketch of `embedding`, tuned and measured on the same held-out prompts.
     ///
     /// # Errors
     /// As [`Self::fit`]; or `sketch` has another vocabulary.

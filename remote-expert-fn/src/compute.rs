@@ -23,9 +23,9 @@ use tonic::Status;
 /// milliseconds, whatever the model.
 const SMALL_BYTES: usize = 128 << 20;
 /// Requests are computed together while their answers are not larger than this: sixteen of the largest.
-/// Others overtake nobody for longer than that takes.
+/// No request is overtaken for longer than that takes.
 const PASS_BYTES: usize = 64 << 20;
-/// The same in (token, expert) pairs, of which a pass keeps a list.
+/// As [`PASS_BYTES`], in (token, expert) pairs, of which a pass keeps a list.
 const PASS_PAIRS: usize = 1 << 16;
 /// A look at the connections that brings nothing takes microseconds. One that took longer than this
 /// was interrupted: another thread wants the core, and polling would only delay both.
@@ -151,7 +151,7 @@ impl Computer {
         let mut computed = self.compute(&live).into_iter();
         for (order, refusal) in pass.into_iter().zip(&mut refusals) {
             let Some(outcome) = refusal.take().or_else(|| computed.next()) else { continue };
-            // Nobody waits for what was taken back meanwhile; its rows may be incomplete.
+            // An order that was cancelled meanwhile needs no answer; its rows may be incomplete.
             if self.drop_cancelled(&order) {
                 continue;
             }
@@ -171,12 +171,12 @@ impl Computer {
             let reply = ForwardReply { id: order.work.id, outcome: Some(outcome) };
             // A stream that is gone needs no answer.
             let _stream_gone = order.answers.send(Ok((reply, Some(order.permit))));
-            // Nobody waits for that.
+            // The answer is on its way already.
             self.spans.answered(&order.work, order.arrived, begun, took);
         }
     }
 
-    /// Whether `order` was taken back, so that it needs no answer.
+    /// Reports if `order` was cancelled, so that it needs no answer.
     fn drop_cancelled(&self, order: &Order) -> bool {
         let cancelled = order.cancelled.load(Ordering::Acquire);
         if cancelled {

@@ -16,7 +16,7 @@ pub(crate) const LEAST_IN_FLIGHT: u64 = 2 * MAX_MESSAGE as u64;
 /// Stack of a thread, which takes address space only.
 const STACK_BYTES: u64 = 2 << 20;
 
-/// What the function takes in before a message is complete. [`BASE_BYTES`] has the connections and streams
+/// Limits of what the function takes in before a message is complete. [`BASE_BYTES`] has the connections and streams
 /// in it, some tens of KiB each.
 pub(crate) const INTAKE: IntakeLimits = IntakeLimits {
     connections: 128,
@@ -64,7 +64,7 @@ pub enum HostError {
     },
 }
 
-/// Whether the process may take `needed` bytes more.
+/// Checks that the process may take `needed` bytes more.
 pub(crate) fn within_address_space(needed: u64) -> Result<(), HostError> {
     match address_space_left().filter(|&left| needed > left) {
         Some(left) => Err(HostError::AddressSpace { needed, left }),
@@ -129,7 +129,7 @@ impl Host {
         self.layers.get(&layer)?.get(&expert)
     }
 
-    /// What is hosted, ascending.
+    /// Returns the hosted experts by layer, ascending.
     pub fn listing(&self) -> Vec<LayerExperts> {
         self.layers
             .iter()

@@ -104,7 +104,7 @@ pub struct Listeners {
     pub grpc: TcpListener,
     /// For scrapers.
     pub metrics: TcpListener,
-    /// For probes; none where nobody probes.
+    /// For probes; absent if there are none.
     pub health: Option<TcpListener>,
 }
 
@@ -291,7 +291,7 @@ async fn serve(
         admission.drain();
         admission.idle().await;
         closing.cancel();
-        // Whoever watches the health would hold the server open.
+        // A client that watches the health would hold the server open.
         for name in HEALTH_SERVICES {
             health.clear_service_status(name).await;
         }
@@ -317,7 +317,7 @@ async fn serve(
     }
 }
 
-/// What takes time to load.
+/// Parts of the function that take time to load.
 struct Loaded {
     /// Elements of a hidden state.
     hidden: usize,

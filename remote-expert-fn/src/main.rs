@@ -9,9 +9,9 @@ use remote_expert_fn::{Error, HostError, Listeners, Settings, run};
 use std::process::ExitCode;
 use std::time::Instant;
 
-/// What a launcher reads from an exit: the experts do not fit into the memory that was given.
+/// Exit code that a launcher reads: the experts do not fit into the memory that was given.
 const EXIT_MEMORY: u8 = 3;
-/// The checkpoint is at fault, restarting does not help.
+/// Exit code: the checkpoint is at fault, restarting does not help.
 const EXIT_CHECKPOINT: u8 = 4;
 
 fn main() -> ExitCode {

@@ -2,7 +2,7 @@ use crate::admission::Gauges;
 use prometheus::{Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
 use remoe_proto::v1::Code;
 
-/// What a function reports. No series per expert: there can be thousands.
+/// Metrics of a function. No series per expert: there can be thousands.
 #[derive(Clone)]
 pub(crate) struct Metrics {
     /// Answers by `outcome`: ok, or the failure's code.

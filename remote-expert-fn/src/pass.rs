@@ -18,7 +18,7 @@ pub(crate) struct Pass {
     inputs: Vec<u8>,
 }
 
-/// What a pass gave.
+/// Result of a pass.
 pub(crate) struct Computed {
     /// The answer of each request: one row per (token, expert) in its order. Of a request that was taken
     /// back meanwhile it may be incomplete.
@@ -31,11 +31,11 @@ pub(crate) struct Computed {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Pair {
     expert: u32,
-    /// Which request.
+    /// Index of the request.
     request: usize,
-    /// Its row there.
+    /// Row in the request.
     row: u32,
-    /// Its place in the answer.
+    /// Place in the answer.
     slot: usize,
 }
 

@@ -97,7 +97,7 @@ impl Reader {
                     let _stream_gone = self.answers.send(Err(status));
                     break;
                 }
-                // Who has asked everything still waits for answers; a function that closes owes none.
+                // A client that has asked everything still waits for answers; a function that closes owes none.
                 None => return,
             }
             if self.unread.load(Ordering::Acquire) > MAX_UNREAD {
@@ -111,7 +111,7 @@ impl Reader {
                 self.pending.retain(|_, flag| Arc::strong_count(flag) > 1);
             }
         }
-        // Nobody waits for what is still pending.
+        // The client takes no further answers: cancels what is still pending.
         self.pending.values().for_each(|flag| flag.store(true, Ordering::Release));
     }
 
@@ -168,7 +168,7 @@ impl Reader {
     }
 }
 
-/// Whether `work` agrees with itself and with what is hosted, rows being of `row_bytes`.
+/// Checks that `work` agrees with itself and with what is hosted, rows being of `row_bytes`.
 ///
 /// # Errors
 /// The refusal that the caller gets.

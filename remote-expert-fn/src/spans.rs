@@ -1,6 +1,6 @@
-//! The spans of callers' requests that computations are parts of: one for each span of a caller, however many messages it
-//! sends, over when it has sent nothing for a while. Nobody tells when a caller has sent all; one that goes on after it was
-//! silent has another span.
+//! The spans of callers' requests that computations are parts of: one for each span of a caller, however many messages
+//! it sends, over when it has sent nothing for a while. A caller does not tell when it has sent all; one that goes on
+//! after it was silent has another span.
 
 use remoe_otel::{CONTEXT_BYTES, Span, Traces};
 use remoe_proto::v1::Work;
@@ -27,7 +27,7 @@ struct Shared {
     open: Mutex<HashMap<[u8; CONTEXT_BYTES], Served>>,
 }
 
-/// What was done for a span of a caller.
+/// Work that was done for a span of a caller.
 struct Served {
     span: Span,
     calls: i64,
@@ -39,12 +39,12 @@ struct Served {
 }
 
 impl Spans {
-    /// None where there are no `traces`.
+    /// Makes the spans of callers; none if `traces` are off.
     pub(crate) fn new(traces: Traces) -> Self {
         Self(traces.is_on().then(|| Arc::new(Shared { traces, open: Mutex::default() })))
     }
 
-    /// Takes the callers' spans out of `work` where nobody wants them, or where they are not what they should be.
+    /// Removes the callers' spans from `work` if traces are off, or if the spans are invalid.
     pub(crate) fn admit(&self, work: &mut Work) {
         let is_fine = work.trace.len() <= MOST_CALLERS * CONTEXT_BYTES
             && work.trace.len().is_multiple_of(CONTEXT_BYTES);
@@ -53,8 +53,8 @@ impl Spans {
         }
     }
 
-    /// `work`, which came at `arrived`, began to be computed at `begun` and is over; `computed` is its share of the time, none
-    /// where it failed.
+    /// `work`, which came at `arrived`, began to be computed at `begun` and is over; `computed` is its share of the
+    /// time, none where it failed.
     pub(crate) fn answered(&self, work: &Work, arrived: Instant, begun: Instant, computed: Option<Duration>) {
         let Some(shared) = self.0.as_ref().filter(|_| !work.trace.is_empty()) else { return };
         let now = Instant::now();

@@ -19,7 +19,7 @@ PRIVATE = (
 API_PORT = 443
 SERVICE_RANGE = "10.96.0.0/16"
 API_SERVICE = "10.96.0.1"
-# Nobody answers here (there is no DNS in the cluster), and routes say so at once.
+# No server answers here (there is no DNS in the cluster), and routes say so at once.
 DNS_SERVICE = "10.96.0.10"
 NODE = "node-1"
 # What the node says it has, so that the requests of several tests' pods fit beside each other on a
@@ -50,7 +50,7 @@ class Cluster:
     def root(self) -> Path:
         return STATE / self.name
 
-    # 198.18.0.0/15 is set apart for tests of networks (RFC 2544), so it is nobody's own network.
+    # 198.18.0.0/15 is set apart for tests of networks (RFC 2544), so it is not the network of any host.
     @property
     def host_address(self) -> str:
         return f"198.18.{self.slot}.1"

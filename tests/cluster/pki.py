@@ -1,4 +1,4 @@
-"""The cluster's certificates and the files that name them: one authority, made anew for each cluster."""
+"""The cluster's certificates and the files that name them: a fresh authority for each cluster."""
 
 import base64
 import json

@@ -1,5 +1,5 @@
-//! A GPT-2 that was converted answers as transformers' own GPT-2 does where a token uses all experts, and the same bits wherever
-//! experts are.
+//! A GPT-2 that was converted answers as transformers' own GPT-2 does where a token uses all experts, and the same bits
+//! wherever experts are.
 
 use remoe_test_support::binaries::workspace;
 use remoe_test_support::command::remoe;
@@ -10,7 +10,7 @@ use std::path::Path;
 /// max|difference| / max|reference| of the logits.
 const LOGITS: f64 = 2e-4;
 
-/// What transformers computed from the dense model.
+/// Reference values that transformers computed from the dense model.
 #[derive(Deserialize)]
 struct Expected {
     prompts: Vec<Prompt>,

@@ -1,4 +1,4 @@
-//! What clients are told that their requests cost, and what the ledger says.
+//! Costs of requests as clients are told them, and as the ledger has them.
 
 use remoe_test_support::binaries;
 use remoe_test_support::command::remoe;
@@ -64,7 +64,7 @@ async fn the_ledger_is_what_clients_were_told() {
             let (cost, count) = client.await.unwrap();
             (sum, answers) = (sum + cost, answers + count);
         }
-        // One who does not wait for the end.
+        // A client that does not wait for the end.
         let mut connection = Connection::open(address).await;
         connection.write(request(&model.name, 60, true)).await.unwrap();
         connection.head().await.unwrap();
@@ -99,9 +99,10 @@ fn requests(folder: &str) -> BTreeMap<String, u64> {
     exported(&String::from_utf8(out.stdout).unwrap())
 }
 
-/// While many ask, the main function, remote functions and the gateway with its launcher are killed again and again, in the
-/// middle of answers, and started again on the same ledger. It has every whole answer at the cost that its client was
-/// told, none twice and none of nobody, and adds up. `REMOE_COST_REQUESTS` says how many answers there are.
+/// Clients ask while the main function, remote functions and the gateway with its launcher are killed again and again,
+/// in the middle of answers, and started again on the same ledger. It has every complete answer at the cost that its
+/// client was told, none twice and no request that no client sent, and adds up. `REMOE_COST_REQUESTS` is the number of
+/// answers.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_whole_answer_is_in_the_ledger_whoever_is_killed() {
     let count = std::env::var("REMOE_COST_REQUESTS").map_or(240, |count| count.parse().unwrap());
@@ -152,7 +153,7 @@ async fn every_whole_answer_is_in_the_ledger_whoever_is_killed() {
     let others = seen.are_in(&exported, &cost);
     assert_eq!(amount(&cost["damaged"]), 0, "{cost}");
     let (paid, residual) = (amount(&cost["paid"]), cost["residual"].as_i64().unwrap());
-    // Of a short run a millisecond in which two clocks contradict each other about one who is killed is more.
+    // In a short run, a millisecond in which two clocks contradict each other about a killed process is more.
     assert!(count < 10_000 || residual.unsigned_abs() * 1000 <= paid, "{cost}");
     println!(
         "{} whole answers of {} requests, {others} in the ledger that nobody had whole, {kills} kills; {residual} of \
@@ -162,7 +163,8 @@ async fn every_whole_answer_is_in_the_ledger_whoever_is_killed() {
     );
 }
 
-/// Asks `count` times, in turn whole and as a stream: how many answers came, and how much usages and headers told together.
+/// Asks `count` times, in turn whole and as a stream: how many answers came, and how much usages and headers told
+/// together.
 async fn sums(address: SocketAddr, model: String, count: usize) -> [u64; 3] {
     let mut sums = [0; 3];
     for turn in 0..count {
@@ -181,8 +183,8 @@ async fn sums(address: SocketAddr, model: String, count: usize) -> [u64; 3] {
     sums
 }
 
-/// One of two replicas is killed, and another one joins, while requests run: all of them are answered, and usages, headers
-/// and the ledger add up to one amount.
+/// One of two replicas is killed, and another one joins, while requests run: all of them are answered, and usages,
+/// headers and the ledger add up to one amount.
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_replica_leaves_usage_header_and_ledger_equal() {
     let model = Model::demo();
@@ -257,7 +259,7 @@ async fn budgets_end_and_sleep_is_free() {
     }
     assert!(refused.text().contains("Daily budget of tenant poor exhausted: $"), "{}", refused.text());
     assert_eq!(ask("sk-rich").await.head.status, 200);
-    // Who leaves before the end of an answer pays about what there was of it.
+    // A client that leaves before the end of an answer pays about what there was of it.
     let mut connection = Connection::open(address).await;
     connection.write(with(request(&model.name, 60, true), "sk-hasty")).await.unwrap();
     connection.head().await.unwrap();
@@ -283,7 +285,7 @@ async fn budgets_end_and_sleep_is_free() {
     signal(up.process.pid(), Signal::INT);
     up.process.end(LONG).await;
     let cost = cost(&ledger).await;
-    // Who left stands here only where its answer ended before the gateway saw it leave.
+    // A client that left stands here only if its answer ended before the gateway saw it leave.
     assert!(["poor", "rich"].iter().all(|tenant| amount(&cost["by_tenant"][tenant]) > 0), "{cost}");
     assert_eq!((amount(&cost["alive"]), amount(&cost["per_hour"])), (0, 0), "{cost}");
 }

@@ -1,5 +1,5 @@
-//! The HTTP port of a main function that knows gateways: theirs are answered as everybody's are without, nobody else's,
-//! whatever they try, and certificates change under running streams.
+//! The HTTP port of a main function that knows gateways: it answers gateways as it answers every client without
+//! identities, and no other caller, whatever it tries. Certificates change under running streams.
 
 use remoe_proto::identity::{Counterpart, Identity, Keyring, Trust};
 use remoe_test_support::deadline::{SOON, until, within};
@@ -36,7 +36,7 @@ async fn refused(main: &MainFunction, reason: &str) -> u64 {
     metrics(main).await.value(&format!("remoe_connections_refused_total{{reason=\"{reason}\"}}"))
 }
 
-/// What `own` shows to the main function under test.
+/// Returns the trust with which `own` connects to the main function under test.
 fn shown(realm: &Realm, own: &Identity) -> Trust {
     realm.trust(own, &main_of(DEPLOYMENT))
 }
@@ -92,7 +92,7 @@ async fn gateways_of_the_release_are_answered_and_nobody_else() {
     known.answer().await.unwrap().ok();
 }
 
-/// Who asks for the port alone, without knowing anybody, ends at the start.
+/// A main function that is told of gateways, without a certificate of its own, ends at the start.
 #[tokio::test(flavor = "multi_thread")]
 async fn gateways_are_known_by_a_certificate_of_ones_own() {
     let options = Options::default().with("--gateway-identity", gateway());
@@ -100,7 +100,7 @@ async fn gateways_are_known_by_a_certificate_of_ones_own() {
     assert_eq!(status.code(), Some(2), "{log:?}");
 }
 
-/// Certificates are renewed, by another authority in the end, while answers stream; whoever leaves ends his work.
+/// Certificates are renewed, by another authority in the end, while answers stream. A client that leaves ends its work.
 #[tokio::test(flavor = "multi_thread")]
 async fn certificates_change_under_running_streams() {
     const LIVES: Duration = Duration::from_secs(60);
@@ -165,8 +165,8 @@ async fn certificates_change_under_running_streams() {
     until(SOON, "the end of the work for who left", idle).await;
 }
 
-/// Connections that say nothing, half of a handshake, or half of a head within TLS: a gateway gets in beside them, and they are
-/// let go.
+/// Connections that say nothing, half of a handshake, or half of a head within TLS: a gateway gets in beside them, and
+/// they are let go.
 #[tokio::test(flavor = "multi_thread")]
 async fn strangers_keep_no_gateway_out() {
     const PLACES: usize = 16;

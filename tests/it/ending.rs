@@ -1,5 +1,5 @@
-//! Functions that are asked to end: while they load, while somebody watches, for the second time,
-//! and when their requests take too long.
+//! Functions that are asked to end: while they load, while a client watches their health, for the second
+//! time, and when their requests take too long.
 
 use remoe_process::{Announcement, Role};
 use remoe_test_support::control::{Control, greedy};
@@ -86,7 +86,7 @@ async fn a_watched_function_ends_as_soon_as_others() {
     }
 }
 
-/// Logs that nobody takes are lost, and nothing else is: functions start, answer and drain as usual.
+/// Logs that cannot be written are lost, and nothing else is: functions start, answer and drain as usual.
 #[tokio::test(flavor = "multi_thread")]
 async fn functions_live_on_when_their_logs_cannot_be_written() {
     let model = Model::fixture("mixtral-basic");

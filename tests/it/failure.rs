@@ -173,7 +173,7 @@ async fn an_interrupted_up_drains() {
     drains(Signal::INT).await;
 }
 
-/// Clients come while the main function is killed again and again. Nobody is refused and nobody loses an
+/// Clients come while the main function is killed again and again. No client is refused and none loses an
 /// answer: requests wait until it is back, and those that it had in hand are done again.
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_of_a_restarting_main_function_wait() {
@@ -200,7 +200,7 @@ async fn clients_of_a_restarting_main_function_wait() {
     for _ in 0..KILLS {
         signal(main, Signal::KILL);
         main = up.whole_without(&[main]).await.main().pid.unwrap();
-        // Whoever was cut has its answer before the next blow: a request is not sent for ever.
+        // Every client that was cut off has its answer before the next kill: a request is not sent for ever.
         let counts: Vec<usize> = answered.iter().map(|one| one.load(Ordering::Relaxed)).collect();
         until(LONG, "an answer to every client", async || {
             let mut pairs = answered.iter().zip(&counts);

@@ -92,7 +92,7 @@ async fn the_hubs_model_answers_as_the_folders() {
     assert_eq!(hub.leaked(), 0);
 }
 
-/// Experts that nobody has fetched when their remote function dies.
+/// A main function fetches experts that were not in its cache when their remote function dies.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_main_function_fetches_the_experts_that_it_lost() {
     let model = generate(Sizes {
@@ -146,7 +146,7 @@ async fn an_inspection_names_the_commit() {
     assert_eq!(printed, serde_json::from_slice::<Value>(&local.stdout).unwrap());
 }
 
-/// Whether starting again can help is what exit codes tell.
+/// Exit codes tell if starting again can help.
 #[tokio::test(flavor = "multi_thread")]
 async fn functions_that_cannot_have_their_model_say_so() {
     let model = Model::demo();

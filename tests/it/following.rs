@@ -128,7 +128,7 @@ async fn a_placement_that_cannot_start_is_taken_back() {
     let arguments = ["--remote-ratio", "0.5", "--replan", "300ms", "--ready-timeout", "8"];
     let mut up = Up::start_with(&copy, &arguments).await;
     let address = up.ready.http();
-    // What runs has its weights; whoever starts now finds none.
+    // Running functions have their weights; those that start now find none.
     let weights: Vec<_> = std::fs::read_dir(&copy).unwrap().map(|file| file.unwrap().path()).collect();
     let weights: Vec<_> =
         weights.iter().filter(|path| path.extension().is_some_and(|it| it == "safetensors")).collect();

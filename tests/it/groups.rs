@@ -24,7 +24,7 @@ const GROUPS: usize = 4;
 const REPLICAS: usize = 2;
 const TOKENS: u32 = 16;
 
-/// What must not depend on the groups.
+/// Results that must not depend on the groups.
 #[derive(Debug, PartialEq)]
 struct Answers {
     /// Bits of the hidden states and of the logits, prompt by prompt.
@@ -95,7 +95,7 @@ async fn bfloat16_answers_do_not_depend_on_groups() {
     }
 }
 
-/// What a group computed is computed without it, bit for bit, however many others are left.
+/// Results of a group are computed without it, bit for bit, however many others are left.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_group_that_is_killed_changes_no_bit() {
     for (name, dtype) in [("olmoe-basic", "float32"), ("mixtral-basic", "bfloat16")] {
@@ -186,8 +186,8 @@ async fn messages_go_where_their_experts_are() {
     assert!(calls.remote > 0 && calls.fallback > 0, "{calls:?}");
 }
 
-/// What one replica refuses goes to the other one of its group, and never to another group, although the
-/// functions behind them could answer.
+/// A message that one replica refuses goes to the other one of its group, and never to another group,
+/// although the functions behind them could answer.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refused_message_stays_in_its_group() {
     let model = Model::fixture("olmoe-basic");

@@ -31,8 +31,8 @@ const NAME: usize = 16 << 10;
 /// The cache is the largest thing that requests bring into memory.
 const CACHE: u64 = 128 << 20;
 
-/// What the process may have grown by once all is over: the cache's blocks, which the allocator may
-/// keep, and as much again as the largest amount seen without it.
+/// Bytes by which the process may have grown once all is over: the cache's blocks, which the allocator
+/// may keep, and as much again as the largest amount seen without it.
 const GROWTH: u64 = CACHE + (96 << 20);
 
 /// A request that is answered properly; what it says depends on `index` only.

@@ -119,7 +119,7 @@ async fn loading_and_ready() {
     assert_eq!(client.choice(json!({})).await.ids.len(), 12);
 }
 
-/// Who scrapes needs no key there, and gets nothing else.
+/// A client of the metrics needs no key there, and gets nothing else.
 #[tokio::test(flavor = "multi_thread")]
 async fn metrics_have_an_address_of_their_own_where_one_is_given() {
     let options = Options::default().with("--metrics-listen", "127.0.0.1:0").with("--api-key", "secret");
@@ -259,7 +259,7 @@ async fn prompts(client: &Client, greedy: &Choice) {
     assert_eq!(echoed[0].text, format!("{PROMPT}{}", greedy.text));
     assert_eq!(echoed[1].text, format!("The king said{}", other.text));
     assert_eq!(client.choice(json!({"prompt": ids, "echo": true})).await.text, echoed[0].text);
-    // What nobody knows is ignored.
+    // Unknown fields are ignored.
     let unknown = json!({"user": "u", "metadata": {"a": ["b"]}, "unheard_of": [1, {"deep": null}], "": 1});
     assert_eq!(client.choice(unknown).await, *greedy);
     // Sixteen tokens, unless said otherwise; the newer name wins.
@@ -519,7 +519,7 @@ async fn characters(client: &Client) {
     assert!(whole > 0, "no character came of its two bytes");
 }
 
-/// What cannot be done, by name.
+/// Requests that cannot be served are refused by the name of a field.
 async fn refusals(client: &Client) {
     let message = json!([{"role": "user", "content": "hi"}]);
     let tool = json!([{"type": "function", "function": {"name": "f"}}]);
@@ -577,7 +577,7 @@ async fn refusals(client: &Client) {
     assert_eq!((&error["code"], &error["param"]), (&json!("context_length_exceeded"), &json!("messages")));
 }
 
-/// Bytes that are no request, or nearly one: each gets its status, or none, and hurts nobody.
+/// Bytes that are no request, or nearly one: each gets its status, or none, and harms no other client.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_no_request() {
     let server = MainHttp::start(&Model::demo().folder, &[], &[]).await;

@@ -1,4 +1,4 @@
-//! Functions with identities: the right ones work as without, everybody else is refused, whatever they try,
+//! Functions with identities: the right identities work as without any, all others are refused, whatever they try,
 //! and certificates change under running requests.
 
 use remoe_proto::identity::{Counterpart, Identity, Keyring, Trust};
@@ -116,7 +116,7 @@ async fn only_those_who_may_are_answered() {
     works().await;
 }
 
-/// A certificate of one authority, shown by somebody who believes in another.
+/// A certificate of one authority, shown by a peer that trusts another authority.
 fn mixed(signs: &Realm, believed: &Realm, own: &Identity, peer: &Identity) -> Trust {
     let folder = signs.write("mixed", &signs.sign(own, LIFE), believed.certificate());
     Trust { keyring: Keyring::of_folder(folder).unwrap(), peer: Counterpart::Named(peer.clone()) }
@@ -155,7 +155,7 @@ async fn no_certificate(address: SocketAddr) {
     assert!(error.contains("CertificateRequired"), "{error}");
 }
 
-/// A client that believes everybody.
+/// A client that trusts every certificate.
 mod anyone {
     use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
     use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
@@ -295,7 +295,7 @@ async fn certificates_change_under_running_requests() {
     {
         renew(signs, authorities);
         sleep(LIVES / 2).await;
-        // Who connects now uses what is there now.
+        // A new client uses what is there now.
         let client = Control::within(main.announcement.grpc, Some(trust(to_main.clone())));
         let described =
             within(SOON, "Describe", client.client().describe(DescribeMainRequest::default())).await;
@@ -364,7 +364,7 @@ async fn strangers_keep_nobody_out() {
     let fresh = Control::within(main.announcement.grpc, Some(realm.trust(&operator(), &main_of(DEPLOYMENT))));
     let described = within(SOON, "Describe", fresh.client().describe(DescribeMainRequest::default())).await;
     assert_eq!(described.unwrap().into_inner().generation, 1);
-    // Those who were there have not been sent away, and new links are let in.
+    // Clients that were connected have not been sent away, and new links are let in.
     main.control.route(&[remote.address()], sets).await;
     let prompt = &model.expected().unwrap().prompts[0];
     let answer = main.control.generate(greedy(&prompt.ids, prompt.greedy.len() as u32)).await.finished;

@@ -1,10 +1,10 @@
 //! How many instructions the engine's thread executes for a token, counted by callgrind: a figure without noise,
 //! which says what timings on a shared machine cannot.
 //!
-//! The kernels compute by the portable path: valgrind's fused multiply-add rounds twice, so that the others are refused.
-//! What counts is the rest, which is the same with every path: the host's work between products. valgrind shows every
-//! host the same processor, and so the figures are the same everywhere. They change with the compiler, and where
-//! somebody means them to: write the new figure then, and why.
+//! The kernels compute by the portable path: valgrind's fused multiply-add rounds twice, so that the others are
+//! refused. The rest is what counts, and it is the same with every path: the host's work between products. valgrind
+//! shows every host the same processor, and so the figures are the same everywhere. They change with the compiler, and
+//! with changes that are meant to change them: write the new figure then, and why.
 
 use remoe_test_support::control::greedy;
 use remoe_test_support::deadline::LONG;
@@ -15,10 +15,10 @@ use rustix::process::Signal;
 use std::collections::HashMap;
 use std::process::Command;
 
-/// With which these were counted.
+/// Compiler with which these were counted.
 const COMPILER: &str = "rustc 1.95.0";
 
-/// What is counted while it is on the stack.
+/// Function whose instructions, and those of its callees, are counted.
 const COUNTED: &str = "main_model_fn::engine::thread::iteration::*::iterate*";
 
 /// Instructions of functions that are named as the kernels', and of everything else.
@@ -61,7 +61,7 @@ const CASES: &[Case] = &[
     },
 ];
 
-/// What a main function executes for a prompt of `prompt` tokens and `answer` more, all experts in it.
+/// Counts what a main function executes for a prompt of `prompt` tokens and `answer` more, all experts in it.
 async fn count(case: &Case, prompt: usize, answer: u32) -> Counts {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("callgrind");
@@ -82,7 +82,7 @@ async fn count(case: &Case, prompt: usize, answer: u32) -> Counts {
     parse(&std::fs::read_to_string(&file).expect("callgrind has written what it counted"))
 }
 
-/// What each function executed itself, added up, of callgrind's output (valgrind's manual, "Callgrind Format
+/// Adds up what each function executed itself, from callgrind's output (valgrind's manual, "Callgrind Format
 /// Specification"): names are written once and numbered, and the line after a call has what is its callee's.
 fn parse(output: &str) -> Counts {
     let mut names: HashMap<&str, bool> = HashMap::new();

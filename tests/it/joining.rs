@@ -1,4 +1,5 @@
-//! Wakes with starts that are limited: who waits is served when the first functions are there, and the others join.
+//! Wakes with starts that are limited: requests that wait are served when the first functions are there, and the others
+//! join.
 
 use remoe_test_support::checkpoint::{Sizes, generate};
 use remoe_test_support::deadline::{LONG, within};

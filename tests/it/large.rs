@@ -1,5 +1,6 @@
-//! A model of each family with hundreds of elements and dozens of experts answers as transformers does: prompts of more rows than an
-//! iteration has, layers whose rows are more than a message may carry. Their weights follow from a rule (tests/fixtures/large.py).
+//! A model of each family with hundreds of elements and dozens of experts answers as transformers does: prompts of more
+//! rows than an iteration has, layers whose rows are more than a message may carry. Their weights follow from a rule
+//! (tests/fixtures/large.py).
 
 use remoe_model::Checkpoint;
 use remoe_proto::MAX_PAYLOAD;
@@ -32,9 +33,9 @@ struct Expected {
 struct ExpectedPrompt {
     prompt: Rule,
     last_logits: Vec<f32>,
-    /// How often each expert of each layer with experts is used.
+    /// Number of uses of each expert of each layer with experts.
     counts: Vec<Vec<u32>>,
-    /// Of the last token.
+    /// Routing of the last token.
     last_routing: Vec<ExpectedToken>,
     greedy: Vec<u32>,
 }

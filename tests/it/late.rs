@@ -32,7 +32,7 @@ async fn together(
     running
 }
 
-/// Whoever is `running` is answered, with the tokens `expected` of each.
+/// Asserts that all `running` requests are answered, with the tokens `expected` of each.
 async fn all_as(running: Vec<tokio::task::JoinHandle<Result<Answer, Status>>>, expected: &[Vec<u32>]) {
     for (running, expected) in running.into_iter().zip(expected) {
         let answer = within(LONG, "an answer", running).await.unwrap();
@@ -83,7 +83,7 @@ async fn survive_a_pause(replicas: usize) {
         main.process.log().iter().filter(|line| line.contains("remote function unavailable")).count();
     assert_eq!(closed, 0, "a function that was only slow has lost its connection");
 
-    // Nobody waits for its end: these begin and end while the function stands still.
+    // The requests do not wait for its end: they begin and end while the function stands still.
     functions[0].process.signal(Signal::STOP);
     let running = together(&control, &requests).await;
     all_as(running, &peace).await;
@@ -144,8 +144,8 @@ async fn with_and_without(control: &Control, model: &Model) -> ([GenerateRequest
     panic!("every prompt uses every expert");
 }
 
-/// Nobody serves an expert and it cannot be loaded: who does not need it is not disturbed, who does
-/// waits and is served when a function is there.
+/// No function serves an expert and it cannot be loaded. Requests that do not need it are not disturbed;
+/// one that does waits and is served when a function is there.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_expert_out_of_reach_fails_nobody_who_does_not_need_it_and_nobody_at_once() {
     let model = Model::fixture("mixtral-top1");

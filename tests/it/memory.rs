@@ -18,7 +18,7 @@ use tonic::{Code, Status};
 
 const SIZES: Sizes =
     Sizes { layers: 4, hidden: 256, width: 2048, experts: 8, top_k: 2, vocabulary: 256, context: 512 };
-/// Of the local experts of one layer, half of all that it has.
+/// Bytes of the local experts of one layer, half of all that it has.
 const LAYER_BYTES: u64 = 4 * 3 * 256 * 2048 * 4;
 
 /// The experts 0 to 3 of every layer, or the others.

@@ -1,5 +1,5 @@
-//! What goes over the wire and when, seen by a recording remote function; and what the main function
-//! does about remote functions that misbehave.
+//! Messages on the wire and their order in time, seen by a recording remote function; and the main
+//! function's reaction to remote functions that misbehave.
 
 use remoe_model::Checkpoint;
 use remoe_proto::v1::{Code, ExpertCalls, LayerExperts};
@@ -208,7 +208,7 @@ async fn rows_travel_once_and_decoding_takes_one_message_per_layer() {
     }
 }
 
-/// What a failing replica may cost.
+/// Price of a failing replica.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Cost {
     /// A message to another replica.

@@ -1,5 +1,6 @@
-//! Ten times what real functions can answer, from two tenants: what the gateway and the main function keep in memory stays
-//! bounded, who is refused is told when to come back, who is let in is served in turns, and nothing is left of it afterwards.
+//! Ten times what real functions can answer, from two tenants: what the gateway and the main function keep in memory
+//! stays bounded, a refused client is told when to come back, admitted requests are served in turns, and nothing is
+//! left of it afterwards.
 
 use remoe_test_support::deadline::{LONG, until};
 use remoe_test_support::fixture::Model;
@@ -52,14 +53,14 @@ async fn sustainable(address: SocketAddr, expected: &Value) -> f64 {
     answered.into_inner() as f64 / begun.elapsed().as_secs_f64()
 }
 
-/// What became of a tenant's requests.
+/// Outcomes of a tenant's requests.
 #[derive(Default)]
 struct Tally {
     answered: AtomicUsize,
     refused: AtomicUsize,
-    /// The most answers of others that one who was answered has waited for.
+    /// The most answers to others that an answered request has waited for.
     overtaken: AtomicUsize,
-    /// The longest that one who was answered has waited, in microseconds.
+    /// The longest that an answered request has waited, in microseconds.
     longest: AtomicU64,
 }
 
@@ -164,8 +165,8 @@ async fn ten_times_what_functions_answer_is_shared_refused_and_over_when_it_ends
         );
         assert!(10 * answered >= 4 * of(&all), "{name}: {answered} of {}", of(&all));
         assert!(refused > 0, "{name}");
-        // Tenants take turns: each of those before it is met with one of the other tenant's at most. A client begins to count
-        // before it is let in: those that are open then may come first.
+        // Tenants take turns: each of those before it is met with one of the other tenant's at most. A client begins to
+        // count before it is let in: those that are open then may come first.
         assert!(overtaken <= 2 * MOST + 2 * OPEN, "{name}: {overtaken} others were answered meanwhile");
     }
     for ((name, before), largest) in ["gateway", "main function"].into_iter().zip(before).zip(largest) {
@@ -173,7 +174,7 @@ async fn ten_times_what_functions_answer_is_shared_refused_and_over_when_it_ends
         assert!(largest.saturating_sub(before) < GROWTH, "{name}: {before} bytes, then {largest}");
     }
 
-    // It is over: nobody waits, the same functions serve, and nobody is refused.
+    // It is over: no request waits, the same functions serve, and no request is refused.
     let status = async || {
         let get = raw::get("/status").replacen("\r\n", "\r\nAuthorization: Bearer key-of-loud\r\n", 1);
         raw::ask(address, get).await.ok()["models"][0].clone()

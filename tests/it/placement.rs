@@ -16,7 +16,7 @@ const RATIOS: [f64; 3] = [0.25, 0.5, 1.0];
 const REPLICAS: usize = 3;
 const TOKENS: u32 = 16;
 
-/// What must not depend on the placement.
+/// Results that must not depend on the placement.
 #[derive(Debug, PartialEq)]
 struct Answers {
     /// Bits of the hidden states and of the logits, prompt by prompt.

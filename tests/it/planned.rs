@@ -133,7 +133,7 @@ async fn a_planned_deployment_serves_as_many_at_once_as_it_says() {
         let (status, reply) = client.await.unwrap();
         assert_eq!(status, 200, "{reply}");
     }
-    // Nobody had to give way.
+    // No request was preempted.
     assert_eq!(Metrics::read(http).await.value(&of_model("remoe_preemptions_total")), 0);
 }
 

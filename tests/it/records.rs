@@ -143,7 +143,7 @@ async fn prompt_sets_are_read_with_care() {
     }
 }
 
-/// What a gateway is told of a request is what the record of the request says, streamed or not.
+/// A gateway is told of a request what the record of the request says, streamed or not.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_told_at_the_end_of_an_answer_is_what_is_recorded() {
     let folder = tempfile::tempdir().unwrap();

@@ -62,7 +62,7 @@ async fn experts_that_do_not_exist_are_refused() {
     }
 }
 
-/// What makes a good request a bad one.
+/// Change that makes a good request a bad one.
 type Change = fn(&mut Work);
 
 /// Requests for expert 1 of layer 0 of a model, of which only that is hosted.

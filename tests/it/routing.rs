@@ -39,7 +39,7 @@ async fn a_placement_goes_on_without_the_one_who_asked_for_it() {
     let model = Model::fixture("mixtral-basic");
     let main = MainFunction::start(&model.folder, Options::default()).await;
     let launcher = Launcher::new(&main);
-    // Connections to it are made by the system, and nobody ever answers.
+    // The system accepts connections to it, and no process ever answers.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint =
         Endpoint { address: silent.local_addr().unwrap().to_string(), layers: vec![], experts: vec![] };
@@ -157,7 +157,7 @@ fn copied(model: &Model) -> (tempfile::TempDir, Vec<PathBuf>) {
     (folder, shards)
 }
 
-/// Cuts files in place: who holds them open sees it.
+/// Cuts files in place: a process that holds them open sees it.
 fn shrink(shards: &[PathBuf]) {
     for path in shards {
         let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
@@ -188,7 +188,8 @@ async fn weights_that_shrink_fail_the_placement_and_nothing_else() {
     assert_eq!(launcher.route(&routing).await.unwrap().generation, 2, "the same placement, tried again");
 }
 
-/// The first placement is in force before its experts are read. Without one of them there is no answer that can be relied on.
+/// The first placement is in force before its experts are read. Without one of them there is no answer that can be
+/// relied on.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_function_that_cannot_read_its_first_experts_ends_and_says_why() {
     let (folder, shards) = copied(&Model::fixture("mixtral-basic"));

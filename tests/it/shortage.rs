@@ -80,7 +80,7 @@ async fn too_little_address_space_is_an_exit_3_that_says_how_much_is_missing() {
     assert!(refused >= 3, "only {refused} limits were refused");
 }
 
-/// Nobody writes into them.
+/// No process writes into the pipes.
 #[tokio::test(flavor = "multi_thread")]
 async fn pipes_in_place_of_model_files_end_the_load() {
     let model = Model::fixture("mixtral-basic");

@@ -67,7 +67,8 @@ async fn requests_wake_a_model_and_none_is_lost() {
     let expected = tokens(&complete(address, "olmoe-basic", 4).await);
     let mut pids = up.ready.pids();
 
-    // Fifty at the same time, from nothing: one wake. Who comes when it is over has not waited for it.
+    // Fifty requests at the same time, from nothing: one wake. A request that comes when it is over has not waited for
+    // it.
     assert!(up.next("asleep").await.pids().is_empty());
     all_gone(&pids, SOON).await;
     assert_eq!(raw::ask(address, raw::get("/health")).await.head.status, 200, "asleep is healthy");
@@ -110,7 +111,7 @@ async fn requests_wake_a_model_and_none_is_lost() {
     }
     assert!(missing.len() < WAKES, "the parts never add up to what the client saw: {missing:?}");
 
-    // Its main function dies while it starts. A start may be over before anybody sees it, hence the rounds;
+    // Its main function dies while it starts. A start may be over before the test sees it, hence the rounds;
     // one that is stopped and still not serving will not have served.
     let mut rounds = 0;
     loop {

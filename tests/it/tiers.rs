@@ -1,5 +1,5 @@
-//! Remote groups that sleep while their main function runs: answers do not depend on who sleeps, who asks wakes what it needs
-//! and nothing else, and what sleeps costs nothing.
+//! Remote groups that sleep while their main function runs: answers do not depend on which groups sleep, a request
+//! wakes the groups that it needs and no others, and a group that sleeps costs nothing.
 
 use remoe_proto::format_listing;
 use remoe_proto::v1::LayerExperts;
@@ -35,7 +35,7 @@ async fn status(address: SocketAddr) -> Value {
     raw::ask(address, raw::get("/status")).await.ok()["models"][0].clone()
 }
 
-/// What the remote functions are doing, by name.
+/// Returns the states of the remote functions, with their names and process ids.
 async fn remote(address: SocketAddr) -> Vec<(String, String, Option<u32>)> {
     let functions = status(address).await["functions"].as_array().unwrap().clone();
     let functions = functions.iter().filter(|function| function["name"] != "main");
@@ -117,7 +117,8 @@ async fn what_nobody_uses_sleeps_and_who_asks_for_it_wakes_it() {
         expected_groups.map(|(name, experts, asleep)| (name.to_owned(), experts.clone(), asleep));
     assert_eq!(placed(address).await, expected_groups);
 
-    // Who asks for it is answered by the main function itself, with the same bits and without having waited for anybody.
+    // A request for it is answered by the main function itself, with the same bits and without having waited for a
+    // function.
     let asked = complete(address, "olmoe-basic", &[seldom], 4).await;
     assert_eq!(tokens(&asked), other);
     assert!(pairs(&asked, "fallback") > 0);
@@ -199,7 +200,7 @@ async fn the_main_function_sleeps_last() {
     assert_eq!((rested.remote_pids(), rested.main().pid), (vec![], up.ready.main().pid));
     all_gone(&pids, SOON).await;
     assert!(up.next("asleep").await.pids().is_empty());
-    // Nothing is known of who waits: all wakes.
+    // Nothing is known of the requests that wait: all groups wake.
     let answer = complete(address, "olmoe-basic", &[1, 2, 3], 4).await;
     assert_eq!(pairs(&answer, "fallback"), 0);
     let awake = up.next("awake").await;

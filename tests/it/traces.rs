@@ -23,7 +23,7 @@ fn trace(n: u8) -> String {
     format!("4bf92f3577b34da6a3ce929d0e0e47{n:02x}")
 }
 
-/// A completion of `tokens` tokens as part of a trace, by who has a key.
+/// A completion of `tokens` tokens as part of a trace, by a client with a key.
 fn post(model: &str, tokens: u32, stream: bool, traceparent: &str) -> String {
     let body = json!({"model": model, "prompt": [1, 2, 3, 4, 5], "max_tokens": tokens, "temperature": 0,
         "ignore_eos": true, "stream": stream});
@@ -179,8 +179,8 @@ async fn who_leaves_is_told_apart() {
     }
 }
 
-/// A request that never gets on because nobody has experts that it needs, and whose client leaves: what remote functions did
-/// for it meanwhile is a part of its tree.
+/// A request that never gets on because no function has experts that it needs, and whose client leaves: what remote
+/// functions did for it meanwhile is a part of its tree.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_that_is_given_up_is_one_tree() {
     let model = Model::fixture("mixtral-basic");
@@ -191,7 +191,7 @@ async fn a_request_that_is_given_up_is_one_tree() {
     let function = RemoteFunction::start(folder.path(), &all_experts(&checkpoint), options()).await;
     let main = MainFunction::start(folder.path(), options()).await;
     let remote = remote_sets(&checkpoint, 1.0);
-    // Nobody hosts the last layer.
+    // No function hosts the last layer.
     let hosted = remote[..remote.len() - 1].to_vec();
     assert!(!hosted.is_empty(), "a model of several layers");
     main.control.route_parts(&[(function.address(), hosted)], &remote).await;
@@ -286,7 +286,7 @@ async fn without_an_environment_there_are_none() {
     assert_eq!(collector.requests(), 0);
 }
 
-/// What there is not is refused by name, before anything starts.
+/// An unsupported protocol is refused by name, before anything starts.
 #[tokio::test(flavor = "multi_thread")]
 async fn another_protocol_is_refused() {
     let model = Model::fixture("olmoe-basic");

@@ -16,7 +16,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use tokio::time::sleep;
 
-/// What is announced of each message, and what is sent of it.
+/// Announced bytes of each message, and those that are sent of it.
 const ANNOUNCED: u32 = 4_190_000;
 const SENT: usize = 4_000_000;
 
@@ -103,7 +103,7 @@ async fn unfinished_messages_of_a_remote_function_are_bounded_and_others_are_ser
         for id in 0..5 {
             served(&mut before, 10 + 2 * id, &alone).await;
         }
-        // Who comes later is served, too.
+        // Later connections and streams are served, too.
         describe(address).await;
         served(&mut ExpertStream::open(address).await, 4, &alone).await;
         let peak = peak(&function.process).await;
@@ -156,7 +156,7 @@ async fn messages_that_are_answered_keep_no_memory() {
     assert!(peak <= quiet + BESIDE, "{peak} bytes at the peak, {quiet} before");
 }
 
-/// Those that never brought a message give their places to newcomers.
+/// Connections that never brought a message give their places to newcomers.
 #[tokio::test(flavor = "multi_thread")]
 async fn silent_connections_are_bounded_and_keep_nobody_out() {
     let model = Model::fixture("mixtral-basic");

@@ -34,7 +34,7 @@ pub(crate) fn write(shape: &Shape, seed: u64, shard_bytes: u64, out: &Path) -> R
 
 const CONFIG: &str = "config.json";
 
-/// Whether `folder` holds a complete checkpoint of `shape`.
+/// Reports if `folder` holds a complete checkpoint of `shape`.
 pub(crate) fn is_of(shape: &Shape, folder: &Path) -> bool {
     std::fs::read_to_string(folder.join(CONFIG)).is_ok_and(|text| text == config_text(shape))
 }

@@ -1,4 +1,4 @@
-//! What a generated model looks like.
+//! Shape of a generated model.
 
 use crate::error::{BenchError, Result};
 use clap::{Args, ValueEnum};
@@ -29,7 +29,7 @@ impl Dtype {
         }
     }
 
-    /// Its name in `config.json`.
+    /// Name of the dtype in `config.json`.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Bfloat16 => "bfloat16",
@@ -38,7 +38,7 @@ impl Dtype {
         }
     }
 
-    /// Its name in a safetensors header.
+    /// Name of the dtype in a safetensors header.
     pub(crate) fn tag(self) -> &'static str {
         match self {
             Self::Bfloat16 => "BF16",

@@ -2,7 +2,7 @@
 
 use super::shape::{Family, Shape};
 
-/// What a tensor is filled with.
+/// Content of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Fill {
     /// Random numbers around 0 with this standard deviation.
@@ -107,7 +107,7 @@ fn experts(list: &mut List, shape: &Shape) {
 
 struct List {
     tensors: Vec<Tensor>,
-    /// What the names of the current layer begin with.
+    /// Prefix of the names of the current layer's tensors.
     prefix: String,
 }
 

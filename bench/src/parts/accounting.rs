@@ -1,4 +1,4 @@
-//! What knowing the cost of every request costs.
+//! Overhead of accounting for every request's cost.
 
 use crate::context::Context;
 use crate::error::{BenchError, Result, While};

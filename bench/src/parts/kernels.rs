@@ -28,8 +28,8 @@ const TORCH_EXPERT: &str = include_str!("../../torch_expert.py");
 
 /// How experts are computed, as ffn_speed names it.
 const FORMS: [&str; 6] = ["bf16", "f32", "int8", "int4", "mxfp4", "fp8"];
-/// Of these it is decided whether they reach the machine's limits. Of weights that are integers it is only told how much of them
-/// is used: reading less, they are bound by arithmetic sooner.
+/// Forms with a bar: it is decided whether they reach the machine's limits. For integer weights only the share of the
+/// limits that is used is reported: reading less, they are bound by arithmetic sooner.
 const WITH_BARS: [&str; 2] = ["bf16", "f32"];
 
 /// Shares of the machine's limits.
@@ -147,9 +147,9 @@ enum Instrument {
 /// GB/s or GFLOP/s.
 #[derive(Debug, Clone, Copy, Deserialize)]
 pub(super) struct Answer {
-    /// Of all calls together.
+    /// Rate of all calls together.
     pub(super) rate: f64,
-    /// Of the best single call.
+    /// Rate of the best single call.
     best: f64,
 }
 

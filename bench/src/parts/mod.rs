@@ -1,4 +1,4 @@
-//! What can be measured; each part answers one question.
+//! Parts of a measurement; each answers one question.
 
 mod accounting;
 mod kernels;

@@ -1,4 +1,4 @@
-//! What an exchange with a remote function adds to its computation, against raw TCP.
+//! Overhead of an exchange with a remote function over its computation, against raw TCP.
 //!
 //! Two widths of expert: 1024, OLMoE's, whose computation outlasts the engine's polling, so that the
 //! answer finds it asleep; and 16, whose computation does not, so that only the exchange is left.
@@ -24,15 +24,15 @@ const ROUNDS: usize = 20;
 /// Exchanges of a round, of each kind.
 const EXCHANGES: usize = 100;
 
-/// Whoever was asked before polls for a while before it sleeps.
+/// A remote function that has answered polls for a while before it sleeps.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// What TLS may add to an exchange, in microseconds.
+/// Bar for the time that TLS adds to an exchange, in microseconds.
 const TLS_BAR: Bar = Bar::AtMost(15.0);
 
-/// What is added per remote layer, in microseconds.
+/// Bar for the time that is added per remote layer, in microseconds.
 const ADDED_BAR: Bar = Bar::AtMost(60.0);
-/// The same as a multiple of raw TCP.
+/// Bar for the added time as a multiple of raw TCP.
 const RATIO_BAR: Bar = Bar::AtMost(6.0);
 
 pub(super) fn measure(context: &Context, share: &Share) -> Result<Part> {
@@ -87,7 +87,7 @@ pub(super) fn measure(context: &Context, share: &Share) -> Result<Part> {
 struct Case {
     name: &'static str,
     wait: Wait,
-    /// Whether this is what the bars are about.
+    /// Set if the bars apply to this case.
     has_bar: bool,
     conversation: Conversation,
     _function: RemoteFunction,

@@ -51,7 +51,7 @@ struct Gpt2MoeArgs {
     sources: SourceArgs,
 }
 
-/// What was written.
+/// Facts of the written checkpoint.
 #[derive(Serialize)]
 struct Report {
     model: PathBuf,

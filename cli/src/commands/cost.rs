@@ -45,7 +45,7 @@ pub(crate) enum ExportForm {
     Json,
 }
 
-/// What a reconciliation may leave over of what was paid.
+/// Largest residual of a reconciled ledger, as a share of what was paid.
 const RESIDUAL: f64 = 0.01;
 /// Columns of the longest bar.
 const BAR: u64 = 40;
@@ -54,7 +54,7 @@ const BAR: u64 = 40;
 #[derive(Serialize)]
 struct Report<'a> {
     requests: u64,
-    /// What answered requests cost.
+    /// Cost of answered requests.
     total: u64,
     idle: u64,
     cold_start: u64,
@@ -73,7 +73,7 @@ struct Report<'a> {
     by_tenant: BTreeMap<&'a str, u64>,
     by_day: BTreeMap<String, u64>,
     by_tier: &'a BTreeMap<String, Tier>,
-    /// What the same requests would have cost elsewhere.
+    /// Counterfactual cost of the same requests.
     rivals: BTreeMap<&'a str, RivalReport>,
     prompt_tokens: u64,
     completion_tokens: u64,
@@ -83,7 +83,7 @@ struct Report<'a> {
     alive: u64,
     per_hour: u64,
     prices: &'a str,
-    /// Seconds of functions whose end nobody saw.
+    /// Seconds of functions without a recorded end.
     estimated_s: f64,
     /// Lines of the ledger that cannot be read.
     damaged: u64,
@@ -335,7 +335,7 @@ mod tests {
 
     const DAY: u64 = 86_400_000_000_000;
 
-    /// What a request of `tenant` on the day `day` since 1970 cost, a third of it in `group-0`.
+    /// Cost record of a request of `tenant` on the day `day` since 1970, a third of it in `group-0`.
     fn request(day: u64, tenant: &str, cost: u64) -> Record {
         let share = |tier: &str, cost| Share {
             tier: tier.to_owned(),

@@ -34,7 +34,7 @@ const LITTLE_MEMORY: u64 = 1 << 30;
 const LITTLE_DISK: u64 = 10_000_000_000;
 /// Open files that the gateway's connections take, and some.
 const FILES: u64 = 1024;
-/// What a cluster may take to answer a connection.
+/// Timeout for connecting to a cluster.
 const CONNECT: Duration = Duration::from_secs(2);
 
 const HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
@@ -57,7 +57,7 @@ struct Check {
     name: &'static str,
     status: Verdict,
     found: String,
-    /// What to do.
+    /// Advice on what to do.
     advice: Option<String>,
 }
 

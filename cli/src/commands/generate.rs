@@ -66,15 +66,15 @@ pub(crate) struct Generation {
     pub(crate) timings: Timings,
     pub(crate) experts: Experts,
     forwarded_positions: u64,
-    /// What remote functions computed and how often they were called.
+    /// Seconds that remote functions computed, and how often they were called.
     #[serde(skip)]
     remote: (f64, u64),
-    /// Absent where nobody planned the placement.
+    /// Absent if the placement was not planned.
     #[serde(skip_serializing_if = "Option::is_none")]
     plan: Option<Comparison>,
 }
 
-/// What `generation` took, for the plan's account.
+/// Returns the measured times of `generation`, for the plan's account.
 fn measured(generation: &Generation) -> Measured {
     let (usage, timings) = (&generation.usage, &generation.timings);
     Measured {
@@ -255,7 +255,7 @@ impl Generation {
         }
     }
 
-    /// Of all tokens after the first; 0 where there is none.
+    /// Decode rate: of all tokens after the first; 0 if there is none.
     pub(crate) fn tokens_per_second(&self) -> f64 {
         let decoded = self.usage.completion_tokens.saturating_sub(1);
         if self.timings.decode_s > 0.0 { decoded as f64 / self.timings.decode_s } else { 0.0 }

@@ -35,12 +35,12 @@ struct WithRevision<'a> {
     quantization_error: Option<Quantisation>,
 }
 
-/// What quantising experts loses.
+/// Errors of quantised experts.
 #[derive(Serialize)]
 struct Quantisation {
     experts_per_layer: usize,
     rows: usize,
-    /// What the rows are.
+    /// Distribution that the rows are drawn from.
     drawn_from: &'static str,
     layers: Vec<LayerErrors>,
 }
@@ -176,7 +176,7 @@ fn for_people(facts: &Inspection) -> String {
     table::of_pairs(&rows)
 }
 
-/// What is in the files besides the model.
+/// Describes what is in the files besides the model.
 fn besides(ignored: &Ignored) -> String {
     match ignored.prediction_layers.as_slice() {
         [] => "recomputed buffers".to_owned(),

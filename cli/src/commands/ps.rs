@@ -36,7 +36,7 @@ pub(crate) struct StopArgs {
     pub(crate) all: bool,
 }
 
-/// What a command may take to end: its requests are let come to their end first.
+/// Longest time for a command to end: it drains its requests first.
 const END: Duration = Duration::from_secs(60);
 
 /// Limits of an answer about states: `ps` is fast, whatever a gateway does.
@@ -54,7 +54,7 @@ struct Line {
     endpoint: Option<String>,
     since: String,
     uptime_s: u64,
-    /// Its function processes.
+    /// Number of its function processes.
     functions: usize,
     /// Memory that it and its functions have resident.
     memory_bytes: u64,
@@ -214,7 +214,8 @@ pub(crate) fn stop(args: &StopArgs, as_json: bool) -> Result<(), CliError> {
     Ok(())
 }
 
-/// What a name, a process id or `--all` means. A number is a process id where there is such a process.
+/// Returns the commands that a name, a process id or `--all` means. A number is a process id if there is such a
+/// process.
 fn chosen(args: &StopArgs, all: Vec<Running>) -> Result<Vec<Running>, CliError> {
     let Some(name) = &args.what else { return Ok(all) };
     let by_pid: Vec<Running> =

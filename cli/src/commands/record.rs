@@ -52,7 +52,7 @@ pub(crate) struct RecordArgs {
     pub(crate) deployment: DeploymentArgs,
 }
 
-/// What the main function has to write its last records.
+/// Time for the main function to write its last records.
 const WRITE_LIMIT: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Serialize)]

@@ -126,13 +126,13 @@ struct Session<'a> {
     talks: bool,
     /// Answers are shown as they come, else kept.
     shows: bool,
-    /// What an answer took is said after it.
+    /// Set if the figures of an answer are printed after it.
     figures: bool,
     answers: Vec<Answer>,
 }
 
 impl Session<'_> {
-    /// A line where answers are. Whoever does not read it any more is told of that by the next answer.
+    /// Prints a line where answers are. If the output is closed, the next answer reports that.
     fn say(&self, line: &str) {
         let _closed = writeln!(std::io::stdout(), "{line}");
     }
@@ -258,7 +258,7 @@ impl Session<'_> {
     }
 }
 
-/// What an answer took, in a line.
+/// Formats the figures of an answer, in a line.
 fn figures(generation: &Generation) -> String {
     let dim = anstyle::Style::new().dimmed();
     let (usage, experts) = (&generation.usage, &generation.experts);
@@ -283,7 +283,7 @@ fn figures(generation: &Generation) -> String {
     format!("{text}{dim:#}\n")
 }
 
-/// Who holds which experts.
+/// Lists the functions, with the experts that each holds.
 fn functions(wanted: &Wanted, status: &Status) -> String {
     let remote = wanted.placement.remote();
     let rows = status.functions.iter().map(|function| {

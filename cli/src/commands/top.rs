@@ -60,7 +60,7 @@ struct ModelLine {
     /// Without requests for so many seconds it sleeps.
     idle_s: Option<f64>,
     wakes: u64,
-    /// Of remote groups that slept while their main function ran.
+    /// Wakes of remote groups that slept while their main function ran.
     #[serde(default)]
     group_wakes: u64,
     last_wake_s: Option<f64>,
@@ -80,7 +80,7 @@ struct Cost {
     per_hour: u64,
     /// All functions so far; `None` for a tenant's key, and so the next.
     paid: Option<u64>,
-    /// Of which for answered requests.
+    /// Part of `paid` for answered requests.
     requests: Option<u64>,
 }
 

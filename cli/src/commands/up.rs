@@ -68,7 +68,7 @@ pub(crate) async fn run(args: &UpArgs, as_json: bool, progress: &Arc<Progress>) 
         },
     };
     let served = match started {
-        // Nobody has been served yet, so there is nothing to drain.
+        // No request has been served yet, so there is nothing to drain.
         None if kept.is_empty() => return Ok(()),
         Some(Err(error)) if kept.is_empty() => return Err(error),
         None => Ok(()),
@@ -101,7 +101,7 @@ fn traces() -> Result<Traces, CliError> {
     })
 }
 
-/// What main functions let the gateway in by, and nobody else on this machine.
+/// Draws the secret by which main functions let in the gateway, and no other process on this machine.
 fn secret() -> Result<String, CliError> {
     let mut bytes = [0; 32];
     std::fs::File::open("/dev/urandom")

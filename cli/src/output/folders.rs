@@ -13,7 +13,7 @@ pub(crate) fn require_parent(flag: &str, file: &Path) -> Result<(), CliError> {
     }
 }
 
-/// Refuses a file that nobody could write here: better said before work than after.
+/// Refuses a file that this user cannot write: better said before work than after.
 pub(crate) fn require_writable(flag: &str, file: &Path) -> Result<(), CliError> {
     require_parent(flag, file)?;
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));

@@ -18,6 +18,6 @@ pub(crate) fn print_error(error: &CliError) {
     struct ErrorObject<'a> {
         error: &'a CliError,
     }
-    // Where nobody reads, the exit code speaks.
+    // If the output is closed, only the exit code tells.
     let _closed = print(&ErrorObject { error });
 }

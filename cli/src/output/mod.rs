@@ -1,4 +1,4 @@
-//! What is printed, and how.
+//! Output of commands, and its forms.
 
 pub(crate) mod folders;
 pub(crate) mod json;

@@ -33,9 +33,9 @@ const COLOURS: [&str; 8] =
 /// One axis.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Axis<'a> {
-    /// What it shows, with its unit.
+    /// Quantity of the axis, with its unit.
     pub(crate) label: &'a str,
-    /// Whether equal ratios have equal lengths; all values must be above 0 then.
+    /// Set if equal ratios have equal lengths; all values must be above 0 then.
     pub(crate) logarithmic: bool,
 }
 
@@ -43,7 +43,7 @@ pub(crate) struct Axis<'a> {
 #[derive(Debug, Clone)]
 pub(crate) struct Series<'a> {
     pub(crate) name: String,
-    /// What its name means; may be empty.
+    /// Meaning of the name; may be empty.
     pub(crate) meaning: &'a str,
     pub(crate) points: Vec<(f64, f64)>,
 }
@@ -52,7 +52,7 @@ pub(crate) struct Series<'a> {
 #[derive(Debug, Clone)]
 pub(crate) struct Lines<'a> {
     pub(crate) title: &'a str,
-    /// What the title's names mean.
+    /// Meaning of the title's names.
     pub(crate) subtitle: &'a str,
     pub(crate) x: Axis<'a>,
     pub(crate) y: Axis<'a>,
@@ -79,9 +79,9 @@ pub(crate) struct Bar {
 #[derive(Debug, Clone)]
 pub(crate) struct Bars<'a> {
     pub(crate) title: &'a str,
-    /// What the title's names mean.
+    /// Meaning of the title's names.
     pub(crate) subtitle: &'a str,
-    /// What the bars show, with its unit.
+    /// Quantity of the bars, with its unit.
     pub(crate) label: &'a str,
     /// Names of the series, where there are several.
     pub(crate) series: Vec<&'a str>,
@@ -266,7 +266,7 @@ impl Scale {
         Self { logarithmic, low, high: if logarithmic { low * 10.0 } else { low + 1.0 } }
     }
 
-    /// The same axis, as much longer as it takes to begin and end at a mark.
+    /// Returns the axis, lengthened so that it begins and ends at a mark.
     fn rounded_outwards(self) -> Self {
         let Self { logarithmic, low, high } = self;
         if !logarithmic {

@@ -1,4 +1,4 @@
-//! What goes on, on standard error: a spinner on a terminal, plain lines elsewhere.
+//! Progress on standard error: a spinner on a terminal, plain lines elsewhere.
 
 use crate::machine;
 use crate::output::logs;
@@ -14,7 +14,7 @@ pub(crate) struct Progress {
     spinner: Option<ProgressBar>,
     verbose: bool,
     silent: bool,
-    /// Of how many things what follows is made up, and how many of those have begun; none where that is not known.
+    /// Number of steps of the present work, and how many of them have begun; 0 if that is not known.
     steps: AtomicUsize,
     begun: AtomicUsize,
 }
@@ -31,7 +31,7 @@ impl Progress {
         }
     }
 
-    /// Reports nothing: for work that nobody waits for.
+    /// Reports nothing: for work in the background.
     pub(crate) fn silent() -> Self {
         let (steps, begun) = (AtomicUsize::new(0), AtomicUsize::new(0));
         Self { spinner: None, verbose: false, silent: true, steps, begun }
@@ -42,7 +42,7 @@ impl Progress {
         self.verbose
     }
 
-    /// What follows until [`Self::clear`] is made up of `steps`, of which [`Self::doing`] begins one each.
+    /// Expects `steps` until [`Self::clear`]; each call of [`Self::doing`] begins one of them.
     pub(crate) fn expect(&self, steps: usize) {
         self.steps.store(steps, Relaxed);
         self.begun.store(0, Relaxed);
@@ -53,7 +53,7 @@ impl Progress {
         }
     }
 
-    /// What is being waited for now.
+    /// Shows what is being waited for now.
     pub(crate) fn doing(&self, what: impl Into<String>) {
         if self.silent {
             return;
@@ -146,7 +146,8 @@ impl Progress {
     }
 }
 
-/// A bar for `count` things of a kind, with a rate and the time that is left; nothing where nobody watches.
+/// Returns a bar for `count` things of a kind, with a rate and the time that is left; hidden unless standard error is a
+/// terminal.
 pub(crate) fn bar(count: usize, kind: &str) -> ProgressBar {
     let target = match std::io::stderr().is_terminal() {
         true => ProgressDrawTarget::stderr(),

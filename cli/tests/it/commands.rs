@@ -615,7 +615,7 @@ fn children_of(pid: Pid) -> Vec<Pid> {
     children
 }
 
-/// Whether the process runs; one that has ended and was not waited for does not.
+/// Reports if the process runs; one that has ended and was not waited for does not.
 fn is_alive(pid: Pid) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
     let ended = stat.is_ok_and(|stat| stat.contains(") Z ") || stat.contains(") X "));

@@ -193,7 +193,7 @@ fn predictions_are_worth_what_plans_by_them_save() {
                 let row = rows.iter().find(|row| row["name"] == name).unwrap();
                 (row["remote"].as_f64().unwrap(), row["remote_pairs"].as_f64().unwrap())
             };
-            // All experts but the first are used alike: whoever knows that one leaves it local.
+            // All experts but the first are used alike: a planner that knows that one leaves it local.
             assert!(remote("oracle") <= remote("uniform"), "{worth}");
             assert!(remote("dop").0 <= remote("uniform").0 * (1.0 + 1e-9), "{worth}");
         }

@@ -1,4 +1,4 @@
-//! `remoe plan` for a model, from figures that nobody has to measure.
+//! `remoe plan` for a model, from figures that need no measurement.
 
 use remoe_hardware::Profile;
 use remoe_model::{Checkpoint, Inspection};
@@ -164,7 +164,7 @@ fn what_is_infeasible_is_said_with_units_and_a_flag_that_helps() {
     assert!(message.contains("--model") && message.contains("--problem"), "{message}");
 }
 
-/// What was asked for is never dropped: a problem in a file has its own limits, prices and sizes.
+/// Flags are never dropped silently: a problem in a file has its own limits, prices and sizes.
 #[test]
 fn a_problem_in_a_file_takes_nothing_from_flags() {
     for (flag, value) in [

@@ -25,8 +25,8 @@ pub const SHOWN_ANNOTATION: &str = "remoe.dev/identity";
 /// requests back before that.
 pub const LEASE_SECONDS: u32 = 15;
 
-/// Returns the name that users see of `function`, as labels, pods and [`GroupDemand`] have it: `group-0` for `g0`, `layer-3` for
-/// `l3`, else `main`.
+/// Returns the name that users see of `function`, as labels, pods and [`GroupDemand`] have it: `group-0` for `g0`,
+/// `layer-3` for `l3`, else `main`.
 #[must_use]
 pub fn tier(function: &str) -> String {
     let numbered = |letter: char| function.strip_prefix(letter).filter(|rest| rest.parse::<u32>().is_ok());

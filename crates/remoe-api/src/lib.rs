@@ -47,6 +47,6 @@ pub const GROUP: &str = "remoe.dev";
 /// Set on a `MoEDeployment` to a new value (a time, by custom), it has every function replaced.
 pub const RESTARTED_AT: &str = "remoe.dev/restartedAt";
 
-/// Set on a `MoEDeployment` to a new value (a time, by custom), it gives its functions other identities: certificates of
-/// before are of no use any more.
+/// Set on a `MoEDeployment` to a new value (a time, by custom), it gives its functions other identities: certificates
+/// of before are of no use any more.
 pub const IDENTITY_ROTATED_AT: &str = "remoe.dev/identityRotatedAt";

@@ -25,7 +25,7 @@ pub enum AccountError {
     /// It has more names than anything real.
     #[error("cannot add up the ledger: expected at most {NAMES} {of}; add up parts of it")]
     TooMany {
-        /// What it has too many of.
+        /// Kind of the names.
         of: &'static str,
     },
 }
@@ -68,11 +68,11 @@ pub struct Tier {
 pub struct Functions {
     /// Nano-dollars that their time cost.
     pub paid: u64,
-    /// Of which they served and had nothing to do for so many.
+    /// Part of `paid` in which they served and had nothing to do.
     pub idle: u64,
-    /// Those that are alive at the end.
+    /// Functions that are alive at the end.
     pub alive: u64,
-    /// Nano-dollars that those cost in an hour.
+    /// Nano-dollars that the functions in `alive` cost in an hour.
     pub per_hour: u64,
 }
 
@@ -81,15 +81,15 @@ pub struct Functions {
 /// `paid` + `unknown` = `answered.cost` + `earlier` + `failed` + `idle` + `cold_start` + `overlap` + `overhead` +
 /// `residual`.
 ///
-/// Of a ledger whose oldest files were removed that is the sum of what is left: its requests, and the functions that
-/// were alive when it begins, from their starts on.
+/// If the oldest files of the ledger were removed, that is the sum of what is left: its requests, and the functions
+/// that were alive when it begins, from their starts on.
 #[derive(Debug, Clone, Default)]
 pub struct Account {
     /// Requests that were answered.
     pub answered: Amounts,
     /// Time of functions by their price, and the overhead.
     pub paid: u64,
-    /// Work whose answer nobody got, and work in progress.
+    /// Work without a delivered answer, and work in progress.
     pub failed: u64,
     /// Functions that serve and have nothing to do.
     pub idle: u64,
@@ -99,11 +99,11 @@ pub struct Account {
     pub overlap: u64,
     /// Gateway and launcher.
     pub overhead: u64,
-    /// What the parts lack of what was paid, or have too much.
+    /// Difference of what was paid and the sum of the parts; negative if the parts are more.
     pub residual: i64,
     /// Requests of these functions whose records are gone: in files that were removed, or that could not be written.
     pub earlier: u64,
-    /// What requests were told of functions of whose start the ledger says nothing: it lacks its beginning.
+    /// Charges to requests for functions whose start is not in the ledger: it lacks its beginning.
     pub unknown: u64,
     /// Requests without an answer.
     pub lost: u64,
@@ -118,14 +118,14 @@ pub struct Account {
     pub by_day: BTreeMap<u64, Amounts>,
     /// By tier.
     pub by_tier: BTreeMap<String, Tier>,
-    /// What requests would have cost elsewhere, beside what those requests did cost, by the rival's name.
+    /// Counterfactual cost of requests, beside what those requests did cost, by the rival's name.
     pub rivals: BTreeMap<String, (u64, u64)>,
     /// Functions that are alive at the end, and what they cost in an hour together.
     pub alive: u64,
     /// See [`Self::alive`].
     pub per_hour: u64,
-    /// Nanoseconds that functions may have lived longer than they were paid for, all together: nobody saw their end,
-    /// and the last sign of life was taken for it.
+    /// Nanoseconds that functions may have lived longer than they were paid for, all together: their end is not
+    /// recorded, and the last sign of life was taken for it.
     pub estimated: u64,
     /// Where the prices stand, as the last one who wrote the ledger said.
     pub prices: String,
@@ -161,8 +161,8 @@ impl Account {
     }
 
     /// Adds several ledgers up, as gateways write them whose functions are the same: each function counts once. Each is
-    /// oldest first, and functions that nobody saw end are alive until the last record of all, or until
-    /// the last one of those who knew them where these have fallen silent.
+    /// oldest first. Functions without a recorded end are alive until the last record of all, or until the last record
+    /// of the ledgers that know them if these have fallen silent.
     ///
     /// # Errors
     /// As those of [`Self::of`].
@@ -247,7 +247,7 @@ impl Account {
         self
     }
 
-    /// What a file begins with for all that follows, from `at` on, to add up without those before it.
+    /// Returns the records that a new file begins with, as of `at`, so that it adds up without the files before it.
     pub(crate) fn carried(&self, at: u64) -> impl Iterator<Item = Record> {
         // It says nothing that was not known by then.
         let at = self.span.map_or(at, |(_, last)| last);
@@ -406,7 +406,7 @@ impl Account {
         }
     }
 
-    /// What the parts lack of what was paid, and what was told and not paid for, as a share of it.
+    /// Share of what was paid that the residual is, together with what was charged but not paid for.
     #[must_use]
     pub fn residual_share(&self) -> f64 {
         match (self.residual.unsigned_abs().saturating_add(self.unknown), self.paid) {
@@ -416,8 +416,8 @@ impl Account {
     }
 }
 
-/// The name under which a main function was said to start that answers as `function`: one whose process was started again
-/// in its place is `NAME#1`, and counts its work anew.
+/// The name under which a main function was said to start that answers as `function`: one whose process was started
+/// again in its place is `NAME#1`, and counts its work from 0.
 fn started_function(function: &str) -> &str {
     function.split_once('#').map_or(function, |(name, _)| name)
 }

@@ -14,7 +14,7 @@ use std::time::Instant;
 
 /// A request that takes part in iterations.
 pub trait Billed {
-    /// What functions have done for it, and what they do now.
+    /// Returns the work that functions have done for it, and its present phase.
     fn work(&mut self) -> (&mut Work, Phase);
 }
 
@@ -34,7 +34,8 @@ impl Pairs {
         self.pairs.resize(rows * links, 0);
     }
 
-    /// Link `link` has answered for `slots`, of which a row has `top_k`; what lies outside of the iteration is nobody's.
+    /// Counts the pairs in `slots` that link `link` has answered for, `top_k` slots for each row. Slots outside of the
+    /// iteration are ignored.
     pub fn count(&mut self, link: usize, slots: &[u32], top_k: usize) {
         let first = link * self.rows;
         let rows = self.pairs.get_mut(first..first + self.rows);
@@ -56,7 +57,7 @@ impl Pairs {
     }
 }
 
-/// What the functions have done since the engine serves.
+/// Time that functions have worked since the engine serves.
 #[derive(Debug)]
 pub struct Attribution {
     /// When the first placement was in force.
@@ -78,7 +79,7 @@ pub struct Passed {
 }
 
 impl Attribution {
-    /// Of an engine that does not serve yet.
+    /// Creates the attribution of an engine that does not serve yet.
     #[must_use]
     pub fn new(now: Instant) -> Self {
         Self { serving: None, until: now, main: 0, remote: BTreeMap::new(), links: Vec::new() }
@@ -178,7 +179,7 @@ mod tests {
         let passed = attribution.passed(at(2_001));
         let mut pairs = Pairs::default();
         pairs.begin(4, 3);
-        // Three rows of the first request and one of the second, two slots each; a slot outside is nobody's.
+        // Three rows of the first request and one of the second, two slots each; a slot outside is ignored.
         pairs.count(0, &[0, 1, 2, 6], 2);
         pairs.count(1, &[7, 8], 2);
         pairs.count(9, &[0], 2);

@@ -1,4 +1,4 @@
-//! What requests cost: integer money, the ledger that keeps it, and how it adds up.
+//! Cost of requests: integer money, the ledger that keeps it, and how it adds up.
 //!
 //! ```text
 //! engine: nanoseconds of iterations, split by work ([`Attribution`]) ─▶ [`Meter`]: x rate ─▶ [`Told`], with the answer

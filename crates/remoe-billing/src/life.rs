@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 /// Time that a function may say it worked or served beyond its life: clocks may be set meanwhile.
 const SLACK: u64 = 3_600_000_000_000;
 
-/// What is known of a function. Times are nanoseconds since 1970.
+/// Life of a function, as far as it is known. Times are nanoseconds since 1970.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Life {
     pub(crate) rate: Rate,
@@ -18,11 +18,12 @@ pub struct Life {
     pub(crate) serving: Option<u64>,
     pub(crate) replaced: Option<u64>,
     pub(crate) stopped: Option<u64>,
-    /// Until when it was known to be alive, where the ledger was opened anew since and nobody has said that it still is.
+    /// Last time at which it was known to be alive, if the ledger was opened again since and no record says that it
+    /// still is.
     pub(crate) unseen: Option<u64>,
-    /// Nano-dollars that requests were told.
+    /// Nano-dollars that requests were charged.
     pub(crate) told: u64,
-    /// What it did, by the main function that says so: each counts from its own start.
+    /// Work that it did, by the main function that reports it: each counts from its own start.
     work: BTreeMap<String, Work>,
     /// When an answer last left.
     answered: Option<u64>,
@@ -35,7 +36,7 @@ pub struct Life {
     lost_for: u64,
 }
 
-/// What a main function says of the work of a function, and of its own time.
+/// Work of a function, and the main function's own time, as a main function reports them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Work {
     /// How long the function worked.
@@ -52,7 +53,7 @@ pub(crate) struct Spent {
     pub(crate) idle: u64,
     pub(crate) cold_start: u64,
     pub(crate) overlap: u64,
-    /// What is left of what was paid.
+    /// Rest of what was paid.
     pub(crate) residual: i64,
 }
 
@@ -107,17 +108,17 @@ impl Life {
         self.lost_until = self.lost_until.max(at);
     }
 
-    /// Where the money went until `now`, or until its end.
+    /// Returns where the money went until `now`, or until its end.
     ///
-    /// What was paid follows from the launcher's clock, what it was for from the engine's: where the two contradict each
-    /// other, the difference is the residual.
+    /// The launcher's clock says what was paid, the engine's what it was for: where the two contradict each other, the
+    /// difference is the residual.
     pub(crate) fn spent(&self, now: u64) -> Spent {
         let end = self.stopped.or(self.unseen).unwrap_or(now).max(self.started);
         // No process works or serves for longer than it lives, whatever it says.
         let longest = (end - self.started).saturating_add(SLACK);
         let busy = sum(self.work.values().map(|work| work.busy)).min(longest);
         if self.basis == Basis::Work {
-            // Nothing is paid for beside work: what it has done that nobody was told of was for nothing.
+            // Only work is paid for: work that no request was charged for was for nothing.
             let paid = self.rate.cost(busy).max(self.told);
             return Spent { paid, failed: paid - self.told, ..Spent::default() };
         }
@@ -125,7 +126,7 @@ impl Life {
         let serving = self.began.filter(|_| self.is_main).map_or(serving, |began| began.min(serving));
         let serving = serving.clamp(self.started, end);
         let replaced = self.replaced.unwrap_or(end).clamp(serving, end);
-        // It is main functions that measure the work of a remote one; nobody measures its rest.
+        // Main functions measure the work of a remote one; its other time is not measured.
         let until = self.answered.unwrap_or(serving).clamp(serving, replaced);
         let served = match self.is_main {
             true => sum(self.work.values().map(|work| work.served)).min(longest),

@@ -20,7 +20,7 @@ pub(crate) fn is_rival(name: &str) -> bool {
     RIVALS.contains(&name)
 }
 
-/// What the functions of a deployment cost while they are alive, by `main` and the addresses of remote ones.
+/// Cost of a deployment's functions while they are alive, by `main` and the addresses of remote ones.
 ///
 /// As text: `main=44000000;127.0.0.1:4001=9000000`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -48,7 +48,7 @@ impl FromStr for Rates {
     }
 }
 
-/// What functions did for a request.
+/// Work of functions for a request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Work {
     /// The main function.
@@ -59,7 +59,7 @@ pub struct Work {
     pub served: u64,
 }
 
-/// What one function did for a request.
+/// Work of one function for a request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Worked {
     /// Nanoseconds.
@@ -86,12 +86,12 @@ impl Work {
     }
 }
 
-/// What a request cost, as its main function tells whoever keeps the ledger.
+/// Cost of a request, as its main function reports it to the writer of the ledger.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Told {
     /// By `main` and the addresses of remote functions; without tiers, which it does not know.
     pub shares: BTreeMap<String, Share>,
-    /// What it would have cost elsewhere.
+    /// Counterfactual costs, by the rival's name.
     #[serde(default)]
     pub rivals: BTreeMap<String, u64>,
     /// Nanoseconds since the main function serves.
@@ -118,7 +118,7 @@ impl Told {
 pub struct Meter(Mutex<BTreeMap<String, Carry>>);
 
 impl Meter {
-    /// What `work` cost at `rates`; a function without a rate costs nothing.
+    /// Returns the cost of `work` at `rates`; a function without a rate costs nothing.
     pub fn tell(&self, work: &Work, rates: &Rates) -> Told {
         // Numbers that are right after every step.
         let mut carries = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// Nanoseconds of an hour, in which rates are stated.
 const HOUR: u128 = 3_600_000_000_000;
 
-/// What a function costs while it is alive, in nano-dollars per hour.
+/// Cost of a function while it is alive, in nano-dollars per hour.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Rate(pub u64);
 
@@ -39,8 +39,8 @@ impl Carry {
     }
 }
 
-/// Splits `total` in proportion to `weights`: shares that add up to it, each less than 1 off its exact value. Without
-/// any weight nobody has a share.
+/// Splits `total` in proportion to `weights`: shares that add up to it, each less than 1 off its exact value. If all
+/// weights are 0, so are all shares.
 pub fn split(total: u64, weights: impl Iterator<Item = u64> + Clone) -> impl Iterator<Item = u64> {
     let whole: u128 = weights.clone().map(u128::from).sum();
     let mut before = 0_u64;

@@ -1,4 +1,4 @@
-//! What a ledger has records of. Times are nanoseconds since 1970, durations nanoseconds, money nano-dollars.
+//! Records of a ledger. Times are nanoseconds since 1970, durations nanoseconds, money nano-dollars.
 
 use crate::life::Life;
 use crate::money::Rate;
@@ -19,7 +19,7 @@ pub enum Record {
     },
     /// An answer whose last chunk follows.
     Request(RequestRecord),
-    /// What a function of a deployment has come to.
+    /// A step of the life of a deployment's function.
     Function(FunctionRecord),
     /// A request ended without an answer: its client left, or its function died.
     Lost {
@@ -28,7 +28,7 @@ pub enum Record {
         /// When the function got it; 0 where that is not known.
         #[serde(default)]
         since: u64,
-        /// What the tenant's budget is charged for it, in nano-dollars: an estimate.
+        /// Estimate that the tenant's budget is charged for it, in nano-dollars.
         #[serde(default)]
         estimate: u64,
         /// The model's name.
@@ -45,7 +45,7 @@ pub enum Record {
     Alive {
         /// When.
         at: u64,
-        /// What gateway and launcher themselves have cost since the last one.
+        /// Cost of gateway and launcher themselves since the last one.
         overhead: u64,
     },
     /// A file of a ledger begins that follows another: functions that are alive are [`Self::Carried`] next, so that it
@@ -56,7 +56,7 @@ pub enum Record {
         /// As in [`Self::Opened`].
         prices: String,
     },
-    /// What all files before have said of a function.
+    /// State of a function after all files before.
     Carried {
         /// When.
         at: u64,
@@ -67,12 +67,12 @@ pub enum Record {
         function: String,
         /// `main`, or the name of its group.
         tier: String,
-        /// Its life so far.
+        /// Life of the function so far.
         life: Life,
     },
 }
 
-/// What one answer cost.
+/// Cost of one answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RequestRecord {
     /// When its last chunk was about to leave.
@@ -83,15 +83,15 @@ pub struct RequestRecord {
     pub model: String,
     /// Whose request it was.
     pub tenant: String,
-    /// The main function that answered; `NAME#1` where its process was started again in its place, and counts anew.
+    /// The main function that answered; `NAME#1` if its process was started again in its place, and counts from 0.
     pub function: String,
     /// Tokens of the prompts.
     pub prompt_tokens: u64,
     /// Tokens of the answer.
     pub completion_tokens: u64,
-    /// Its share of every function that worked for it.
+    /// Shares of every function that worked for the request.
     pub shares: BTreeMap<String, Share>,
-    /// What it would have cost elsewhere, by the name of the way.
+    /// Counterfactual costs, by the name of the baseline.
     pub rivals: BTreeMap<String, u64>,
     /// How long the main function's engine says that it has been serving.
     pub served: u64,
@@ -138,7 +138,7 @@ pub struct RequestCost {
     pub rivals: BTreeMap<String, u64>,
 }
 
-/// What a function has come to.
+/// A step of a function's life, with its time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FunctionRecord {
     /// When.
@@ -147,7 +147,7 @@ pub struct FunctionRecord {
     pub model: String,
     /// The function: a name that no other one ever has.
     pub function: String,
-    /// What happened.
+    /// The step.
     pub event: FunctionEvent,
 }
 
@@ -159,9 +159,9 @@ pub enum FunctionEvent {
     Started {
         /// `main`, or the name of its group.
         tier: String,
-        /// What it costs.
+        /// Price of the function.
         rate: Rate,
-        /// What for.
+        /// Billing basis.
         #[serde(default)]
         basis: Basis,
     },

@@ -48,11 +48,11 @@ struct Tail {
     file: File,
     number: u64,
     bytes: u64,
-    /// What was last written may be half a line.
+    /// Set if the last write may have left half a line.
     torn: bool,
-    /// The file does not begin yet with what those before it have said.
+    /// Set if the file does not begin yet with the state after the files before it.
     headless: bool,
-    /// What the ledger has said so far of functions that are alive.
+    /// State of the functions that are alive, after all records so far.
     past: Account,
 }
 
@@ -145,7 +145,7 @@ impl Ledger {
         for (_, path) in files.iter().take(files.len().saturating_sub(self.limits.files.max(1))) {
             tracing::warn!(path = %path.display(), "ledger size limit reached: removing the oldest file");
             match std::fs::remove_file(path) {
-                // Somebody else has removed it.
+                // Another process has removed it.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 removed => removed.map_err(|error| LedgerError::Io { path: path.clone(), error })?,
             }
@@ -161,8 +161,8 @@ impl Drop for Ledger {
     }
 }
 
-/// What `files`, oldest first, have said of functions that are alive, and whether the last one does not begin with that
-/// yet.
+/// Returns the state of the functions that are alive after `files`, oldest first, and whether the last file does not
+/// begin with that state yet.
 fn past(folder: &Path, files: &mut Vec<(u64, PathBuf)>) -> Result<(Account, bool), LedgerError> {
     let mut needed = Vec::new();
     let mut headless = false;
@@ -183,8 +183,8 @@ fn past(folder: &Path, files: &mut Vec<(u64, PathBuf)>) -> Result<(Account, bool
     Ok((past, headless))
 }
 
-/// Whether a file begins with all that those before it have said: its head was written together with the record that
-/// follows it, so that it is whole where there is another one.
+/// Reports if a file begins with the state after all files before it: its head was written together with the record
+/// that follows it, so that it is whole if there is another one.
 fn stands_alone(folder: &Path, file: (u64, PathBuf)) -> Result<bool, LedgerError> {
     let mut records = Entries::of(folder, vec![file]);
     let Some(Record::Continued { .. }) = records.next().transpose()? else { return Ok(false) };

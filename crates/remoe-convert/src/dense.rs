@@ -21,7 +21,7 @@ pub(crate) struct Dense {
     pub(crate) sizes: Sizes,
 }
 
-/// Its sizes, in elements.
+/// Sizes of a dense model, in elements.
 #[derive(Clone, Copy)]
 pub(crate) struct Sizes {
     pub(crate) vocabulary: usize,
@@ -30,7 +30,7 @@ pub(crate) struct Sizes {
     pub(crate) layers: usize,
     /// Neurons of a feed-forward network.
     pub(crate) width: usize,
-    /// Whether the head is a tensor of its own.
+    /// Set if the head is a tensor of its own.
     pub(crate) head: bool,
 }
 

@@ -4,10 +4,10 @@ use remoe_model::CheckpointError;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// What went wrong.
+/// Error of a conversion.
 #[derive(Debug, thiserror::Error)]
 pub enum ConvertError {
-    /// What is converted, or what came of it, is no checkpoint that can be used.
+    /// The checkpoint to convert, or the resulting one, cannot be used.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
     /// An option does not fit the model.
@@ -15,7 +15,7 @@ pub enum ConvertError {
     Option {
         /// The option.
         name: &'static str,
-        /// What is wrong with its value, and what was expected.
+        /// Problem with its value, and the expected value.
         message: String,
     },
     /// There is something where the result should go.
@@ -26,13 +26,13 @@ pub enum ConvertError {
     Write {
         /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
 }
 
 impl ConvertError {
-    /// What the system said when `path` was written.
+    /// Returns a closure that converts an I/O error of writing `path`.
     pub(crate) fn write(path: &Path) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Write { path: path.to_owned(), source }
     }

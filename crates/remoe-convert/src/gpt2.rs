@@ -1,10 +1,13 @@
-//! GPT-2 to the family `gpt2_moe`: each feed-forward network becomes experts of as many of its neurons each, and a router.
+//! GPT-2 to the family `gpt2_moe`: each feed-forward network becomes experts of as many of its neurons each, and a
+//! router.
 //!
-//! A chosen expert counts with weight 1, and the bias of the down projection is the layer's own. So the sum over all experts is
-//! the network itself whatever the router says, and with fewer of them a token goes without the neurons of the others.
+//! A chosen expert counts with weight 1, and the bias of the down projection is the layer's own. So the sum over all
+//! experts is the network itself whatever the router says, and with fewer of them a token goes without the neurons of
+//! the others.
 //!
-//! The router's logit of an expert is the mean of what its neurons get before their activation, biases included: a linear function
-//! of the hidden state, made of the weights alone (MoEfication's "parameter center", arXiv 2110.01786, section 3.3).
+//! The router's logit of an expert is the mean of what its neurons get before their activation, biases included: a
+//! linear function of the hidden state, made of the weights alone (MoEfication's "parameter center", arXiv 2110.01786,
+//! section 3.3).
 
 use crate::dense::{Dense, Sizes};
 use crate::elements::{chosen, floats, rounded, transposed};
@@ -21,7 +24,7 @@ const CONFIG: &str = "config.json";
 const WEIGHTS: &str = "model.safetensors";
 /// Longest `config.json` that is read.
 const CONFIG_LIMIT: u64 = 1 << 20;
-/// What goes along as it is, where it is there.
+/// Files that are copied unchanged, if they exist.
 const BESIDE: [&str; 8] = [
     "generation_config.json",
     "tokenizer.json",
@@ -44,7 +47,7 @@ pub struct Options {
     pub top_k: usize,
 }
 
-/// What was written.
+/// Summary of a written checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Converted {
     /// Layers, each of which has experts now.
@@ -58,7 +61,8 @@ pub struct Converted {
 /// The config is written last: a folder without one is what an interrupted conversion left.
 ///
 /// # Errors
-/// `from` is no GPT-2 that can be served, by file and field or tensor; the options do not fit it; `to` cannot be written.
+/// `from` is no GPT-2 that can be served, by file and field or tensor; the options do not fit it; `to` cannot be
+/// written.
 pub fn gpt2_moe(from: &dyn Store, to: &Path, options: Options) -> Result<Converted, ConvertError> {
     let mut config = read_config(from)?;
     let path = from.root().join(CONFIG);
@@ -174,7 +178,7 @@ fn copy(file: &dyn StoredFile, from: &Path, to: &Path) -> Result<(), ConvertErro
     Ok(())
 }
 
-/// What is written, in this order.
+/// Tensors of the converted checkpoint, in the order in which they are written.
 struct Names(Vec<Planned>);
 
 impl Names {

@@ -1,5 +1,6 @@
-//! Which neurons of a feed-forward network become one expert: those whose input weights point the same way, since they are active
-//! for the same hidden states. Balanced k-means, as MoEfication's "parameter clustering split" (arXiv 2110.01786, section 3.2).
+//! Which neurons of a feed-forward network become one expert: those whose input weights point the same way, since they
+//! are active for the same hidden states. Balanced k-means, as MoEfication's "parameter clustering split" (arXiv
+//! 2110.01786, section 3.2).
 
 /// Lanes of a sum: a fixed order of additions that the compiler can make with vectors.
 const LANES: usize = 16;
@@ -9,7 +10,7 @@ const ROUNDS: usize = 20;
 /// A matrix of float32, row after row.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rows<'a> {
-    /// Its elements.
+    /// Elements of all rows.
     pub(crate) elements: &'a [f32],
     /// Elements of a row, at least one.
     pub(crate) columns: usize,
@@ -21,8 +22,9 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// The neurons of each of `experts` experts, ascending, as many in each; `neurons` has one row of input weights for each, and
-/// `experts` divides their number. Experts are in the order of their first neurons. The same for the same weights, everywhere.
+/// The neurons of each of `experts` experts, ascending, as many in each; `neurons` has one row of input weights for
+/// each, and `experts` divides their number. Experts are in the order of their first neurons. The same for the same
+/// weights, everywhere.
 pub(crate) fn split(neurons: Rows<'_>, experts: usize) -> Vec<Vec<usize>> {
     let directions: Vec<Vec<f32>> = neurons.iter().map(direction).collect();
     let room = directions.len() / experts.max(1);

@@ -2,8 +2,8 @@
 //!
 //! `cargo run --release -p remoe-experiments --example wake_costs [WAKES [TTFT [TPOT]]]`
 //!
-//! One row for each load and billing basis. Requests come in bursts of four, 12 times an hour, and functions end after a
-//! minute without any.
+//! One row for each load and billing basis. Requests come in bursts of four, 12 times an hour, and functions end after
+//! a minute without any.
 
 #![allow(clippy::unwrap_used)]
 

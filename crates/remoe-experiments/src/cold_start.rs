@@ -17,7 +17,7 @@ pub struct Decisions {
     pub solve_seconds: f64,
 }
 
-/// What happens in a span of time.
+/// Kind of work in a cold start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Part {
@@ -35,7 +35,7 @@ impl Part {
     /// Every part.
     pub const ALL: [Self; 4] = [Self::Calculate, Self::Container, Self::Load, Self::Move];
 
-    /// Its name in tables.
+    /// Returns the name in tables.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -50,7 +50,7 @@ impl Part {
 /// One part of a cold start, in seconds since the request arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Span {
-    /// What.
+    /// Kind of work.
     pub part: Part,
     /// When it begins.
     pub from: f64,
@@ -58,12 +58,12 @@ pub struct Span {
     pub to: f64,
 }
 
-/// What one function, or the planner, does until it is ready.
+/// Spans of one function, or of the planner, until it is ready.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Lane {
-    /// Who.
+    /// Function, or the planner.
     pub who: String,
-    /// One after another.
+    /// Spans, one after another.
     pub spans: Vec<Span>,
 }
 
@@ -76,9 +76,9 @@ pub struct ColdStart {
     pub lanes: Vec<Lane>,
     /// When the last lane ends.
     pub ready_seconds: f64,
-    /// The same if all functions read from one storage that gives as much as one of them gets alone.
+    /// `ready_seconds` if all functions read from one storage with the throughput that one of them gets alone.
     pub ready_on_shared_storage_seconds: f64,
-    /// The same if every part waited for the one before it.
+    /// `ready_seconds` if every part waited for the one before it.
     pub ready_one_after_another_seconds: f64,
 }
 

@@ -16,22 +16,22 @@ pub enum Strategy {
     Gpu,
     /// Experts in host memory that cross to the accelerator when they are needed.
     Fetch,
-    /// The same if crossing took no time, as the paper has it: a bound that no system reaches, and so no
+    /// [`Self::Fetch`] with transfers that take no time, as in the paper: a bound that no system reaches, and so no
     /// rival in any ranking.
     FetchWithoutMoves,
     /// Experts on CPUs, everything else on the accelerator.
     Mix,
     /// The cheapest plan for the class of requests; MIX is one of its choices.
     Remoe,
-    /// The same for each request by its own prediction, as the paper plans; only where requests are
-    /// predicted one by one.
+    /// [`Self::Remoe`] for each request by its own prediction, as the paper plans; only where requests are predicted
+    /// one by one.
     RemoePerRequest,
     /// The cheapest plan with remote experts in every layer.
     RemoeAlways,
 }
 
 impl Strategy {
-    /// Those that can be had first.
+    /// All strategies; the bound that no system reaches comes last.
     pub const ALL: [Self; 8] = [
         Self::Cpu,
         Self::Gpu,
@@ -42,10 +42,10 @@ impl Strategy {
         Self::RemoeAlways,
         Self::FetchWithoutMoves,
     ];
-    /// Those of the paper, as they can be had.
+    /// Strategies of the paper in the form that a system can reach.
     pub const OF_THE_PAPER: [Self; 5] = [Self::Cpu, Self::Gpu, Self::Fetch, Self::Mix, Self::Remoe];
 
-    /// Its name in tables.
+    /// Returns the name in tables.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -60,7 +60,7 @@ impl Strategy {
         }
     }
 
-    /// What it means, for those who see its name for the first time.
+    /// Returns the meaning in a few words, for readers who see the name for the first time.
     #[must_use]
     pub fn meaning(self) -> &'static str {
         match self {
@@ -85,12 +85,12 @@ pub struct ClassPlans {
     pub remoe: Plan,
     /// The cheapest plan with remote experts in every layer; absent where none keeps the limits.
     pub always: Option<Plan>,
-    /// What the class costs by prediction, per strategy.
+    /// Expected cost and times of the class, per strategy.
     pub expected: Vec<(Strategy, Outcome)>,
     baselines: Baselines,
 }
 
-/// What one request is expected to cost.
+/// Expected cost of one request.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct StrategyCost {
     /// Under which strategy.
@@ -99,16 +99,16 @@ pub struct StrategyCost {
     pub cost: f64,
 }
 
-/// What the requests of a scenario cost.
+/// Costs of the requests of a scenario.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Costs {
     /// Per strategy that is possible.
     pub strategies: Vec<StrategyCosts>,
-    /// Those that are not: no size holds the model, or no plan keeps the limits.
+    /// Strategies that are not possible: no size holds the model, or no plan keeps the limits.
     pub impossible: Vec<Strategy>,
 }
 
-/// What the requests cost under one strategy.
+/// Costs of the requests under one strategy.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct StrategyCosts {
     /// Which.
@@ -117,8 +117,7 @@ pub struct StrategyCosts {
     pub main_bytes: Option<f64>,
     /// Experts of all layers that are remote; absent where they differ from request to request.
     pub remote_experts: Option<usize>,
-    /// What the class's plan expects one request to cost, in dollars; absent where requests have plans
-    /// of their own.
+    /// Dollars that the class's plan expects one request to cost; absent where requests have plans of their own.
     pub expected_cost: Option<f64>,
     /// Dollars of each request with its true routing.
     pub costs: Vec<f64>,
@@ -154,7 +153,7 @@ impl ClassPlans {
     /// Plans for the class of `scenario`, from its predictions alone.
     ///
     /// # Errors
-    /// The scenario cannot be, or no plan keeps its limits.
+    /// The scenario is invalid, or no plan keeps its limits.
     pub fn of(scenario: &Scenario) -> Result<Self, ExperimentError> {
         let problem = scenario.class_problem()?;
         let answer = scenario.solve(&problem, Remote::Auto)?;
@@ -184,13 +183,13 @@ impl ClassPlans {
         })
     }
 
-    /// What the class is expected to cost under `strategy`.
+    /// Returns the expected cost and times of the class under `strategy`.
     #[must_use]
     pub fn expected(&self, strategy: Strategy) -> Option<Outcome> {
         self.expected.iter().find(|(one, _)| *one == strategy).map(|(_, outcome)| *outcome)
     }
 
-    /// What the class is expected to cost under the strategies of the paper that are possible.
+    /// Returns the expected cost of the class under each strategy of the paper that is possible.
     pub(crate) fn of_the_paper(&self) -> Vec<StrategyCost> {
         let strategies = Strategy::OF_THE_PAPER.into_iter();
         let cost = |strategy| Some(StrategyCost { strategy, cost: self.expected(strategy)?.cost });
@@ -210,10 +209,10 @@ impl ClassPlans {
     }
 }
 
-/// What each request costs under each strategy: planned from predictions, paid with the true routing.
+/// Computes the cost of each request under each strategy: planned from predictions, paid with the true routing.
 ///
 /// # Errors
-/// The scenario cannot be, or no plan keeps its limits.
+/// The scenario is invalid, or no plan keeps its limits.
 pub fn costs(scenario: &Scenario, plans: &ClassPlans) -> Result<Costs, ExperimentError> {
     let mut costs = Costs { strategies: Vec::new(), impossible: Vec::new() };
     let same_prediction = scenario.requests.windows(2).all(|pair| pair[0].predicted == pair[1].predicted);
@@ -247,9 +246,9 @@ pub fn costs(scenario: &Scenario, plans: &ClassPlans) -> Result<Costs, Experimen
 }
 
 impl Scenario {
-    /// What Fetch takes when experts have to come from host memory after all: each that a token uses once
-    /// per decode step, each that any token uses once per prefill, while others compute. `ideal` is the
-    /// planner's Fetch for `request`, whose moves take no time.
+    /// Returns the outcome of Fetch with transfers from host memory: one per decode step for each expert that a token
+    /// uses, one per prefill for each expert that any token uses, while others compute. `ideal` is the planner's
+    /// Fetch for `request`, whose transfers take no time.
     fn moving(&self, ideal: &Baseline, request: &remoe_planner::Request) -> Outcome {
         let facts = &self.shape.facts;
         let moved = |experts: f64| {

@@ -1,4 +1,4 @@
-//! What can go wrong in an experiment.
+//! Errors of experiments.
 
 use remoe_hardware::ProblemError;
 use remoe_planner::PlanError;
@@ -9,23 +9,23 @@ pub enum ExperimentError {
     /// No problem can be made of the scenario.
     #[error("{scenario}: {error}")]
     Problem {
-        /// Its name.
+        /// Name of the scenario.
         scenario: String,
-        /// What cannot be.
+        /// Cause.
         error: ProblemError,
     },
     /// The planner has no answer.
     #[error("{scenario}: {error}")]
     Plan {
-        /// Its name.
+        /// Name of the scenario.
         scenario: String,
-        /// Why.
+        /// Cause.
         error: PlanError,
     },
     /// Nothing to plan for.
     #[error("{scenario}: missing requests; give at least one")]
     NoRequests {
-        /// Its name.
+        /// Name of the scenario.
         scenario: String,
     },
     /// A request's shares do not have the form of the model.
@@ -33,7 +33,7 @@ pub enum ExperimentError {
         "{scenario}: invalid shares of request {request}: expected {expected} (layers x experts), got {found}"
     )]
     Shares {
-        /// Its name.
+        /// Name of the scenario.
         scenario: String,
         /// Index of the request.
         request: usize,

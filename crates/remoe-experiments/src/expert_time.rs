@@ -27,7 +27,7 @@ pub struct ExpertTime {
 /// Every ratio that the model's experts allow, in eighths at most, whatever memory they need.
 ///
 /// # Errors
-/// The scenario cannot be.
+/// The scenario is invalid.
 pub fn expert_time(scenario: &Scenario, plans: &ClassPlans) -> Result<Vec<ExpertTime>, ExperimentError> {
     let problem = &plans.problem;
     let prediction = scenario.class_prediction();

@@ -21,7 +21,7 @@ pub struct Phases {
     pub decode_seconds: f64,
 }
 
-/// What a request costs when its answer is so many times as long as its prompt.
+/// Expected cost of a request at one ratio of answer length to prompt length.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Ratio {
     /// Tokens of the prompt.
@@ -36,7 +36,7 @@ pub struct Ratio {
 /// takes for the class.
 ///
 /// # Errors
-/// The scenario cannot be, or no size holds all experts.
+/// The scenario is invalid, or no size holds all experts.
 pub fn phases(scenario: &Scenario, plans: &ClassPlans) -> Result<Vec<Phases>, ExperimentError> {
     let Some(mix) = plans.baseline(Strategy::Mix) else { return Ok(Vec::new()) };
     let plan = scenario.all_local(mix.main_bytes);
@@ -52,10 +52,10 @@ pub fn phases(scenario: &Scenario, plans: &ClassPlans) -> Result<Vec<Phases>, Ex
     TOKENS.into_iter().map(at).collect()
 }
 
-/// Figure 10: the class's expected cost over the length of answers, planned anew for each.
+/// Figure 10: the class's expected cost over the length of answers, with a plan for each length.
 ///
 /// # Errors
-/// The scenario cannot be, or no plan keeps its limits.
+/// The scenario is invalid, or no plan keeps its limits.
 pub fn ratios(scenario: &Scenario) -> Result<Vec<Ratio>, ExperimentError> {
     let at = |per_token: f64| {
         let mut of_length = scenario.clone();

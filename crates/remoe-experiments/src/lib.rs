@@ -4,9 +4,9 @@
 //! A [`Scenario`] joins a [`Shape`] (the sizes of a model), a machine as a profile and requests whose
 //! routing is known, recorded or drawn. Each figure is a function from a scenario to rows of numbers:
 //! [`expert_time`] (figure 4), [`phases`] (figure 5), [`costs`] (figure 9), [`ratios`] (figure 10),
-//! [`cold_starts`] (figure 11); [`map`] is who is cheapest over models, rates, prices and limits, [`replicas()`] how many functions follow
-//! load, [`Regret`] what plans are worth when figures are wrong,
-//! [`WakeCosts`] what plans of wakes cost by what they know. Pure: no file, no clock, no network; plans and costs are the planner's.
+//! [`cold_starts`] (figure 11); [`map`] is who is cheapest over models, rates, prices and limits, [`replicas()`] how
+//! many functions follow load, [`Regret`] what plans are worth when figures are wrong, [`WakeCosts`] what plans of
+//! wakes cost by what they know. Pure: no file, no clock, no network; plans and costs are the planner's.
 
 mod cold_start;
 mod costs;

@@ -5,13 +5,13 @@ use remoe_hardware::{DeviceTimes, Memory, Profile, Start, Starts, Transport};
 use remoe_planner::{Affine, CpuProfile, GpuProfile};
 use serde::Serialize;
 
-/// What an assumed machine does per second. Its times are those of a roofline: the slower of reading
-/// weights and of computing, and what a call costs besides.
+/// Throughputs and overheads of an assumed machine. Its times are those of a roofline: the slower of reading weights
+/// and of computing, and the overhead of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Machine {
-    /// Its processors.
+    /// Processors.
     pub cpu: Cpu,
-    /// Its accelerator.
+    /// Accelerator.
     pub gpu: Gpu,
     /// Bytes per second between main and remote functions.
     pub network_bytes_per_second: f64,
@@ -27,7 +27,7 @@ pub struct Machine {
     pub function_bytes: f64,
 }
 
-/// What vCPUs do.
+/// Throughput of vCPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Cpu {
     /// Weights that one vCPU reads per second, in bytes.
@@ -57,7 +57,7 @@ impl CpuScaling {
     /// Both.
     pub const ALL: [Self; 2] = [Self::Wide, Self::Narrow];
 
-    /// Its name in tables and file names.
+    /// Returns the name in tables and file names.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -66,7 +66,7 @@ impl CpuScaling {
         }
     }
 
-    /// What its name means, for those who see it for the first time.
+    /// Returns the meaning of the name, for readers who see it for the first time.
     #[must_use]
     pub fn meaning(self) -> &'static str {
         match self {
@@ -83,7 +83,7 @@ impl CpuScaling {
     }
 }
 
-/// What an accelerator does.
+/// Throughputs and overheads of an accelerator.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Gpu {
     /// Weights that it reads per second, in bytes.
@@ -92,7 +92,7 @@ pub struct Gpu {
     pub operations_per_second: f64,
     /// Seconds that launching the operators of one layer without routed experts takes.
     pub layer_seconds: f64,
-    /// The same for one expert.
+    /// Seconds that launching the operators of one expert takes.
     pub expert_seconds: f64,
     /// Bytes per second from or to the host.
     pub host_bytes_per_second: f64,

@@ -1,9 +1,9 @@
 //! Regret: what a plan is worth when the figures that it was made from are wrong.
 //!
 //! A problem is planned twice, exactly (the cheapest plan of its figures) and sturdily (the plan that `remoe plan` and
-//! the operator take: within 2 % of the cheapest cost the one that breaks the fewest limits in wrong problems). Then one
-//! figure at a time turns out to be another ([`WrongFigure`], in both directions), and both plans are evaluated under
-//! the true figures beside the plan that is made from those: a clairvoyant's.
+//! the operator take: within 2 % of the cheapest cost the one that breaks the fewest limits in wrong problems). Then
+//! one figure at a time turns out to be another ([`WrongFigure`], in both directions), and both plans are evaluated
+//! under the true figures beside the plan that is made from those: a clairvoyant's.
 
 use crate::error::ExperimentError;
 use crate::map::{Subject, UnitRegime};
@@ -25,28 +25,28 @@ const TIGHT: f64 = 0.8;
 /// A problem to plan for.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RegretSubject {
-    /// Its name.
+    /// Name of the subject.
     pub name: String,
     /// The figures that it is planned from.
     pub problem: Problem,
 }
 
-/// What a plan comes to under the true figures.
+/// Cost of a plan under the true figures, and the limits that it breaks.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Met {
     /// Dollars of a request.
     pub cost: f64,
     /// Limits that it breaks.
     pub broken: Vec<String>,
-    /// Share by which it costs more than the clairvoyant's plan; absent where there is none, and where the plan breaks a
-    /// limit, which the clairvoyant's does not.
+    /// Share by which it costs more than the clairvoyant's plan; absent where there is none, and where the plan breaks
+    /// a limit, which the clairvoyant's does not.
     pub regret: Option<f64>,
 }
 
 /// One figure that turned out to be another.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RegretCase {
-    /// What was planned for.
+    /// Name of the subject that was planned for.
     pub subject: String,
     /// Which figure.
     pub figure: WrongFigure,
@@ -60,10 +60,10 @@ pub struct RegretCase {
     pub clairvoyant: Option<f64>,
 }
 
-/// What a problem was planned with.
+/// Sturdy plan of a problem, compared with the exact one.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Planned {
-    /// What was planned for.
+    /// Name of the subject that was planned for.
     pub subject: String,
     /// Groups of the sturdy plan; 0 where every layer has a function of its own, or nothing is remote.
     pub groups: usize,
@@ -76,7 +76,7 @@ pub struct Planned {
 /// Regret over all subjects.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Regret {
-    /// What was planned; subjects without any plan are left out.
+    /// Plans of the subjects; subjects without any plan are left out.
     pub plans: Vec<Planned>,
     /// Every case.
     pub cases: Vec<RegretCase>,
@@ -87,18 +87,19 @@ pub struct Regret {
 pub struct Summary {
     /// Cases in which some plan keeps the limits.
     pub cases: usize,
-    /// Of those, the ones in which this plan breaks a limit.
+    /// Cases among these in which this plan breaks a limit.
     pub broken: usize,
-    /// Median share by which it costs more than the clairvoyant's, where it keeps the limits; absent where it never does.
+    /// Median share by which it costs more than the clairvoyant's, where it keeps the limits; absent where it never
+    /// does.
     pub median: Option<f64>,
     /// The largest.
     pub most: Option<f64>,
 }
 
 impl RegretSubject {
-    /// Published models of the map, those with up to 2,000 experts in all, under requests at random, always there at the prices and on the machine of the
-    /// map's first regime and asleep between requests at those of its second, each with the map's limits and with
-    /// limits that bind.
+    /// Published models of the map, those with up to 2,000 experts in all, under requests at random, always there at
+    /// the prices and on the machine of the map's first regime and asleep between requests at those of its second,
+    /// each with the map's limits and with limits that bind.
     ///
     /// # Errors
     /// No problem can be made of a model.
@@ -134,7 +135,7 @@ impl Regret {
     /// Every figure of every subject wrong, one at a time, in both directions.
     ///
     /// # Errors
-    /// A problem that cannot be.
+    /// An invalid problem.
     pub fn of(subjects: &[RegretSubject], mut done: impl FnMut(&str)) -> Result<Self, ExperimentError> {
         let mut regret = Self { plans: Vec::new(), cases: Vec::new() };
         for subject in subjects {
@@ -160,7 +161,7 @@ impl Regret {
         for figure in WrongFigure::ALL {
             for truth in Truth::ALL {
                 let Some(is) = figure.of(&subject.problem, truth) else { continue };
-                // The search is no proof: whoever knows the truth may as well take one of the two plans.
+                // The search proves no optimum: the clairvoyant may as well take one of the two plans.
                 let found =
                     answered(&is, &Options::default()).map_err(failed)?.map(|answer| answer.evaluation);
                 let [sturdy, exact] = &plans;

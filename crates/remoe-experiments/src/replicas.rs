@@ -1,5 +1,6 @@
-//! Replicas that follow load: a deployment whose requests come in bursts and change their topic, simulated second by second
-//! with the operator's own rule ([`remoe_autoscale`]), beside fixed replicas and an autoscaler by concurrency alone.
+//! Replicas that follow load: a deployment whose requests come in bursts and change their topic, simulated second by
+//! second with the operator's own rule ([`remoe_autoscale`]), beside fixed replicas and an autoscaler by concurrency
+//! alone.
 
 use fastrand::Rng;
 use remoe_autoscale::replicas::{History, Mains, Policy, Remote, Said, Worked, mains, remote};
@@ -30,11 +31,11 @@ const TOKEN: f64 = 0.025;
 const START: u64 = 10;
 /// Replicas of a group at most.
 const MOST: u32 = 8;
-/// What the history of an autoscaler by concurrency knows all groups by.
+/// Name of all groups in the history of an autoscaler by concurrency.
 const MAINS: &str = "main";
 const POLICY: Policy = Policy { target: 0.7, window: Duration::from_secs(60) };
 
-/// What one way to choose replicas comes to.
+/// Result of one way to choose replicas.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Scaled {
     /// How replicas were chosen.
@@ -98,7 +99,7 @@ fn trace(seed: u64) -> Vec<Second> {
     trace
 }
 
-/// What whoever decides can see.
+/// Observations that replicas are chosen from.
 struct Seen {
     history: History,
     now: Duration,

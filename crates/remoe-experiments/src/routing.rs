@@ -1,4 +1,4 @@
-//! Requests whose routing is drawn, for models whose routing nobody recorded.
+//! Requests whose routing is drawn, for models without recorded routing.
 
 use crate::scenario::{Request, Rows};
 use crate::shape::Shape;
@@ -15,7 +15,7 @@ pub struct Routing {
     /// A request's share of an expert is the mean's times a factor drawn from 1/spread to spread (uniform
     /// in the logarithm), normalised; 1: every request is the mean.
     pub spread: f64,
-    /// The same seed draws the same requests.
+    /// Seed of the draws; the same seed draws the same requests.
     pub seed: u64,
 }
 

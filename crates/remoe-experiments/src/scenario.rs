@@ -13,14 +13,14 @@ use serde::Serialize;
 /// Shares of assignments, per MoE layer and expert; each row sums to 1.
 pub type Rows = Vec<Vec<f64>>;
 
-/// What holds for all requests.
+/// Parameters of all requests.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Setting {
-    /// What memory costs.
+    /// Prices of memory.
     pub pricing: Pricing,
-    /// What was promised; without cold starts, which are an experiment of their own.
+    /// Promised limits; without cold starts, which are an experiment of their own.
     pub slo: Slo,
-    /// What the platform allows.
+    /// Limits of the platform.
     pub limits: Limits,
     /// Decode steps of a request: generated tokens without the first.
     pub decode_steps: f64,
@@ -82,19 +82,19 @@ pub struct Request {
 /// A model on a machine with requests of one class.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scenario {
-    /// Its name in tables and file names.
+    /// Name in tables and file names.
     pub name: String,
-    /// What its name means, for those who see it for the first time.
+    /// Meaning of the name, for readers who see it for the first time.
     pub meaning: String,
     /// The model.
     pub shape: Shape,
-    /// What it takes on the machine.
+    /// Profile of the model on the machine.
     pub profile: Profile,
     /// One expert on the machine's accelerator.
     pub gpu_expert_seconds: GpuProfile,
     /// Bytes per second from host memory to the machine's accelerator.
     pub host_bytes_per_second: f64,
-    /// What holds for all requests.
+    /// Parameters of all requests.
     pub setting: Setting,
     /// The requests.
     pub requests: Vec<Request>,
@@ -246,7 +246,7 @@ impl Scenario {
             .map_err(|error| self.plan_error(error))
     }
 
-    /// What `plan` costs, whatever limits it breaks.
+    /// Evaluates `plan`, whatever limits it breaks.
     pub(crate) fn evaluate(&self, problem: &Problem, plan: &Plan) -> Result<Evaluation, ExperimentError> {
         evaluate(problem, &PlanDraft::from(plan), false).map_err(|error| self.plan_error(error))
     }

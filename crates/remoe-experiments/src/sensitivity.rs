@@ -12,7 +12,7 @@ use serde::Serialize;
 /// The class's expected costs under one change of the assumptions.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Sensitivity {
-    /// What was changed, for people.
+    /// Change of the assumptions, for people.
     pub change: String,
     /// How far one product spreads.
     pub scaling: CpuScaling,
@@ -24,7 +24,7 @@ pub struct Sensitivity {
 /// The assumptions as they are, then one of them changed at a time.
 ///
 /// # Errors
-/// The scenario cannot be.
+/// The scenario is invalid.
 pub fn sensitivity(
     shape: &Shape,
     setting: Setting,

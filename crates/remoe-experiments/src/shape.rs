@@ -10,11 +10,11 @@ const MB: f64 = 1e6;
 /// A model as the experiments see it: no weights, only sizes.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Shape {
-    /// Its name in tables and file names.
+    /// Name in tables and file names.
     pub name: String,
-    /// Where its sizes come from, for people.
+    /// Source of its sizes, for people.
     pub source: String,
-    /// Its sizes.
+    /// Sizes of the model.
     pub facts: Inspection,
     /// Sizes that its functions may have.
     pub specs: Specs,

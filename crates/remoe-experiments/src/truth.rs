@@ -1,4 +1,4 @@
-//! What a plan costs a request whose routing is known.
+//! Cost of a plan for a request whose routing is known.
 
 use crate::error::ExperimentError;
 use crate::scenario::{Request, Scenario};
@@ -17,7 +17,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Whether the times are within the limits of `scenario`.
+    /// Reports if the times are within the limits of `scenario`.
     #[must_use]
     pub fn is_in_time(&self, scenario: &Scenario) -> bool {
         let slo = scenario.setting.slo;
@@ -26,12 +26,12 @@ impl Outcome {
 }
 
 impl Scenario {
-    /// What `plan` costs `request` with the shares that it truly had: those of its prefill for the
-    /// prefill, those of its decode steps for the decode steps. Within a phase the planner's model
-    /// holds: experts of a token are drawn by these shares.
+    /// Returns the outcome of `plan` for `request` with the shares that it truly had: the shares of its prefill for
+    /// the prefill, of its decode steps for the decode steps. Within a phase the planner's model holds: experts of a
+    /// token are drawn by these shares.
     ///
     /// # Errors
-    /// The plan is none for this model.
+    /// The plan is invalid for this model.
     pub fn outcome(&self, plan: &Plan, request: &Request) -> Result<Outcome, ExperimentError> {
         let steps = self.setting.decode_steps;
         let of = |shares: &Vec<Vec<f64>>, steps: f64| {

@@ -1,5 +1,5 @@
-//! Wakes from zero: what the Remoe paper's chain (predict, pre-allocate, plan, partition) is worth beside plans that know
-//! more or less of the waiting requests.
+//! Wakes from zero: what the Remoe paper's chain (predict, pre-allocate, plan, partition) is worth beside plans that
+//! know more or less of the waiting requests.
 
 use crate::error::ExperimentError;
 use crate::routing::Routing;

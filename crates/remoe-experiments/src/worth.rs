@@ -1,5 +1,5 @@
-//! What a prediction is worth: requests that come to nothing that runs, each planned by one way to predict and
-//! paid with what came true.
+//! Value of a prediction: each request arrives while nothing runs, is planned by one way to predict and is paid with
+//! its true routing.
 
 use crate::error::ExperimentError;
 use crate::scenario::{Rows, Scenario};
@@ -9,25 +9,26 @@ use serde::Serialize;
 /// One way to tell which experts requests will use.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Foresight {
-    /// Its name in tables.
+    /// Name in tables.
     pub name: &'static str,
     /// Shares of both phases together, for each request of the scenario.
     pub predicted: Vec<Rows>,
 }
 
-/// What plans by one foresight cost.
+/// Cost of plans by one foresight.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Worth {
     /// The foresight's name.
     pub name: &'static str,
     /// Dollars of 1,000 such requests where the planner is free to keep experts beside the main function.
     pub free: f64,
-    /// The same where some experts of every layer have to be remote: what is left of the choice is which. Absent
-    /// where no such plan keeps the limits for every request.
+    /// Dollars of 1,000 such requests where some experts of every layer have to be remote, and the planner only
+    /// chooses which. Absent where no such plan keeps the limits for every request.
     pub remote: Option<f64>,
     /// Share of the (token, expert) pairs of those plans that were remote.
     pub remote_pairs: Option<f64>,
-    /// The same of each request, in their order; empty where there is no such plan.
+    /// Each request under its plan with remote experts, in the order of the requests; empty where there is no such
+    /// plan.
     #[serde(skip)]
     pub each: Vec<Paid>,
 }
@@ -35,7 +36,7 @@ pub struct Worth {
 /// One request under its plan.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Paid {
-    /// What it cost.
+    /// Dollars of the request.
     pub dollars: f64,
     /// Share of its (token, expert) pairs that were remote.
     pub remote_pairs: f64,
@@ -45,7 +46,7 @@ impl Scenario {
     /// Plans every request by each of `foresights` and charges what it truly did.
     ///
     /// # Errors
-    /// The scenario cannot be, or no plan keeps its limits.
+    /// The scenario is invalid, or no plan keeps its limits.
     pub fn worth(&self, foresights: &[Foresight]) -> Result<Vec<Worth>, ExperimentError> {
         self.check()?;
         foresights.iter().map(|foresight| self.worth_of(foresight)).collect()
@@ -72,7 +73,7 @@ impl Scenario {
         Ok(worth)
     }
 
-    /// What each request costs under its plan.
+    /// Returns the cost of each request under its plan.
     fn paid(&self, foresight: &Foresight, remote: Remote) -> Result<Vec<Paid>, ExperimentError> {
         let steps = self.setting.decode_steps;
         let each = self.requests.iter().zip(&foresight.predicted).map(|(request, predicted)| {

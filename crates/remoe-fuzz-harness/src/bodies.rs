@@ -1,5 +1,5 @@
-//! What chats and completions have in common: a body goes through every check up to the engine's
-//! queue, behind the tokenizer and the template of a fixture.
+//! Checks that chats and completions share: a body passes every check up to the engine's queue,
+//! behind the tokenizer and the template of a fixture.
 
 use crate::{check_error, fixtures, memory};
 use main_model_fn::PageNeeds;
@@ -62,7 +62,7 @@ pub(crate) fn run(is_chat: bool, body: &[u8]) {
     });
 }
 
-/// What the engine relies on.
+/// Asserts what the engine relies on.
 fn check_request(request: &main_model_fn::engine::request::Request, is_chat: bool) {
     let is_token = |id: &u32| (*id as usize) < LIMITS.vocab_size;
     assert!(!request.prompt.is_empty() && request.prompt.iter().all(is_token));

@@ -29,7 +29,7 @@ pub fn run(data: &[u8]) {
     });
 }
 
-/// What everything that computes relies on.
+/// Asserts what all computing code relies on.
 pub(crate) fn check(config: &ModelConfig) {
     let at_least_one = [config.vocab_size, config.hidden_size, config.context_length, config.layers.len()];
     assert!(at_least_one.iter().all(|size| *size > 0));

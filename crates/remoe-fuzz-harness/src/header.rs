@@ -58,7 +58,7 @@ fn check(table: &[(String, String, Vec<u64>, std::ops::Range<u64>)], data_start:
     }
     assert_eq!(at, length, "the tensors are the whole file");
 
-    // Written anew it says the same.
+    // Written again, the header says the same.
     let json = Value::Object(again).to_string();
     let mut file = (json.len() as u64).to_le_bytes().to_vec();
     file.extend_from_slice(json.as_bytes());

@@ -39,8 +39,8 @@ fn check_error(message: &str) {
     assert!(message.len() <= MESSAGE_BYTES, "an error message of {} bytes: {message:.200}…", message.len());
 }
 
-/// What a target does first. With `FUZZ_SEEDS` in the environment, it writes the seeds into that folder
-/// and ends.
+/// Begins a target. With `FUZZ_SEEDS` in the environment, it writes the seeds into that folder and ends
+/// the process.
 pub fn start(seeds: fn() -> Vec<Vec<u8>>) {
     // Reporting a finding takes memory.
     let report = std::panic::take_hook();

@@ -11,7 +11,7 @@ static METER: Meter = Meter;
 
 /// Bytes in use.
 static LIVE: AtomicUsize = AtomicUsize::new(0);
-/// What [`LIVE`] may reach.
+/// Upper limit of [`LIVE`].
 static CEILING: AtomicUsize = AtomicUsize::new(usize::MAX);
 
 /// Runs `work`, which may hold `bytes` more than is held now at any time.

@@ -26,7 +26,7 @@ fn plan_for(text: &str, plan: &str) {
         Ok(problem) => problem,
         Err(error) => return check_error(&error.to_string()),
     };
-    // Written anew it says the same.
+    // Written again, the problem says the same.
     let written = serde_json::to_string(&problem).expect("a problem can be written");
     assert_eq!(Problem::from_json(&written).as_ref(), Ok(&problem));
     let most = problem.layers.iter().map(|layer| layer.experts as usize).max().unwrap_or(0);

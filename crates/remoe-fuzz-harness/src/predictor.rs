@@ -16,7 +16,7 @@ const HIDDEN: usize = 4;
 const LAYERS: u32 = 2;
 const EXPERTS: u32 = 3;
 const MODEL: &str = "abcd";
-/// What a prediction holds, and what parsing starts with.
+/// Bytes that a prediction holds, and with which parsing starts.
 const BASE: usize = 1 << 20;
 /// JSON values and tensors of a few bytes become entries of maps and lists that double.
 const FACTOR: usize = 256;

@@ -9,7 +9,7 @@ use remoe_predictor::record::{
     merge, resume_position, scan,
 };
 
-/// What every array begins with.
+/// First bytes of every array.
 const MAGIC: &[u8] = b"\x93NUMPY";
 /// The first chunk that is read, and what the header's JSON becomes.
 const BASE: usize = 1 << 20;

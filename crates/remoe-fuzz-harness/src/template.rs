@@ -15,8 +15,9 @@ const FACTOR: usize = 1024;
 const BASE: usize = 1 << 20;
 const RENDER: usize = 512 << 20;
 
-/// What lets one step of a template multiply a text: all that a rendering builds is bounded, but by more
-/// than the limit here, so that only templates without these are rendered when they are not shipped ones.
+/// Operators, filters and functions with which one step of a template multiplies a text. All that a
+/// rendering builds is bounded, but by more than the limit here: templates that are not shipped are
+/// rendered only without these.
 const MULTIPLIERS: [&str; 9] = ["+", "~", "*", "format", "indent", "join", "replace", "range", "list"];
 
 /// Templates that come with models: their own steps are trusted, the conversations are not.

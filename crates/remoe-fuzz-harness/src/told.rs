@@ -1,4 +1,4 @@
-//! What gateways are told: primers, activations, and shares in a text.
+//! Data that gateways receive: primers, activations, and shares in a text.
 //!
 //! Input: a byte that chooses, then the bytes of a primer or the text.
 

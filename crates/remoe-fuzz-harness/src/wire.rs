@@ -1,5 +1,5 @@
-//! What travels between functions: every message of both contracts, the checks that the services make
-//! of requests.
+//! Messages between functions: every message of both contracts, and the checks of requests that the
+//! services make.
 //!
 //! Input: a byte that chooses, then the message.
 

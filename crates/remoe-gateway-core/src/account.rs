@@ -18,7 +18,8 @@ use std::sync::Arc;
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 /// Bytes of a prompt for a token, where no main function has counted.
 const BYTES_PER_TOKEN: u64 = 4;
-/// Bytes of what a main function tells in JSON or of expert usage: it sends 14 KiB at most. In memory they are a multiple.
+/// Bytes of what a main function tells in JSON or of expert usage: it sends 14 KiB at most. In memory they are a
+/// multiple.
 const MOST_TOLD: usize = 16 << 10;
 
 /// Account of a request: its part of the tenant's limits, and its bill. It is settled when it is dropped at the latest.
@@ -67,7 +68,8 @@ impl Account {
         self.bill.gateway.metrics().stream_failed(&self.bill.model, failure);
     }
 
-    /// Takes the backend's account out of headers or trailers, and writes it down. Returns the cost that is in the ledger.
+    /// Takes the backend's account out of headers or trailers, and writes it down. Returns the cost that is in the
+    /// ledger.
     pub(crate) fn read(&mut self, headers: &mut HeaderMap) -> Option<RequestCost> {
         let first = first_token(headers);
         if let Some(seconds) = first {
@@ -115,7 +117,7 @@ impl Account {
 
 impl Drop for Account {
     fn drop(&mut self) {
-        // Events are about as many as tokens. Who leaves before an answer has had its prompt computed.
+        // Events are about as many as tokens. A client that leaves before an answer has had its prompt computed.
         let estimate = || match self.bill.is_owed() {
             false => 0,
             true => {

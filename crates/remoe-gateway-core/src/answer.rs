@@ -189,7 +189,7 @@ fn take_room(gateway: &Gateway, caller: &Caller, bytes: usize) -> Result<Room, A
     })
 }
 
-/// What decides where the body goes.
+/// Reads what decides where the body goes.
 async fn read(gateway: &Arc<Gateway>, body: &Bytes) -> Result<Asked, ServiceError> {
     if body.len() <= SMALL {
         return parse(body);
@@ -236,7 +236,7 @@ fn target(uri: &Uri) -> String {
     uri.path_and_query().map_or_else(|| "/".to_owned(), ToString::to_string)
 }
 
-/// Whether what is asked for at `target` may be a stream. Main functions take `stream` for nothing elsewhere.
+/// Reports if the answer at `target` may be a stream. Main functions ignore `stream` elsewhere.
 fn streams(target: &str) -> bool {
     let path = target.split('?').next().unwrap_or_default();
     matches!(path, "/v1/chat/completions" | "/v1/completions" | "/v1/responses" | "/v1/messages")

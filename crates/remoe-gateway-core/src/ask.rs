@@ -1,4 +1,4 @@
-//! What the gateway reads of a request: which model, whether it streams, how long its client waits.
+//! Parts of a request that the gateway reads: its model, if it streams, how long its client waits.
 
 use axum::http::HeaderMap;
 use remoe_process::parse_duration;

@@ -1,7 +1,8 @@
-//! Which main function has seen what begins like a request: its keys and values may still be there.
+//! Prefix affinity: remembers which main functions have seen the beginning of a request. Their prefix cache may still
+//! hold it.
 //!
-//! A guess, and no more: gateways see bytes, not tokens, and forget nothing when a function does. A wrong one costs the
-//! balance that it is allowed to disturb.
+//! A guess, and no more: gateways see bytes, not tokens, and do not learn what a function evicts. A wrong guess costs
+//! the balance that it is allowed to disturb.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -11,18 +12,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 const BLOCK: usize = 512;
 /// Blocks of a body that are compared.
 const MOST_BLOCKS: usize = 128;
-/// Blocks that are remembered in a process, of all its models: half of them at least, by what was last asked. About 6 MiB.
+/// Blocks that are remembered in a process, of all its models: half of them at least, by what was last asked. About 6
+/// MiB.
 const MOST_KNOWN: usize = 1 << 16;
 /// Main functions that are remembered of one beginning.
 const MOST_HOLDERS: usize = 4;
 
-/// How the body of a request begins: for each of its first blocks what names the body as far as its end. Empty where it is
-/// shorter than a block.
+/// How the body of a request begins: for each of its first blocks what names the body as far as its end. Empty where it
+/// is shorter than a block.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Beginning(Arc<[u64]>);
 
 impl Beginning {
-    /// That of `body`, which `tenant` sent: functions keep what one tenant's requests share apart from others'.
+    /// Returns the beginning of `body`, which `tenant` sent: the prefix caches of functions are separate for each
+    /// tenant.
     pub(crate) fn of(tenant: &str, body: &[u8]) -> Self {
         let mut hasher = DefaultHasher::new();
         tenant.hash(&mut hasher);
@@ -34,8 +37,8 @@ impl Beginning {
     }
 }
 
-/// Who has seen which beginnings, for all models of a process: what is remembered has one bound, however many models there
-/// are. Clones share it.
+/// Backends by the beginnings that they have seen, for all models of a process: memory has one bound, however many
+/// models there are. Clones share it.
 #[derive(Clone, Default)]
 pub struct Beginnings(Arc<Mutex<Known>>);
 
@@ -43,14 +46,14 @@ pub struct Beginnings(Arc<Mutex<Known>>);
 struct Known {
     /// The ids of backends by keys of blocks, the latest last.
     young: HashMap<u64, Vec<u64>>,
-    /// What was asked before as many others as `young` may have.
+    /// Entries that were last used before as many others as `young` may have.
     old: HashMap<u64, Vec<u64>>,
     /// Lives that have begun.
     lives: u64,
 }
 
 impl Beginnings {
-    /// Those of a model that nobody has seen anything of.
+    /// Returns the empty memory of one model.
     pub(crate) fn of_model(&self) -> ModelBeginnings {
         ModelBeginnings { all: self.clone(), life: self.known().begin() }
     }
@@ -73,7 +76,7 @@ impl std::fmt::Debug for Beginnings {
 struct Life(u64);
 
 impl Life {
-    /// What stands for `block` of a request to this life.
+    /// Returns the key for `block` of a request in this life.
     fn key(self, block: u64) -> u64 {
         let mut hasher = DefaultHasher::new();
         (self.0, block).hash(&mut hasher);
@@ -81,16 +84,16 @@ impl Life {
     }
 }
 
-/// Which backends of one model have seen which beginnings.
+/// Backends of one model by the beginnings that they have seen.
 pub(crate) struct ModelBeginnings {
     all: Beginnings,
     life: Life,
 }
 
 impl ModelBeginnings {
-    /// Those of `backends` (their ids, with the requests that each has) that have seen the most of `beginning`: the least
-    /// busy of them, where it has not too many more than the least busy of all. A longer beginning may take more; all
-    /// together at most `most` more.
+    /// Returns the one of `backends` (ids, with the requests that each has) that has seen the most of `beginning`; of
+    /// several, the least busy. None if it has too many more requests than the least busy of all. A longer beginning
+    /// may take more; all together at most `most` more.
     pub(crate) fn holder(
         &self,
         beginning: &Beginning,
@@ -108,7 +111,7 @@ impl ModelBeginnings {
         None
     }
 
-    /// `backend` sees `beginning`.
+    /// Notes that `backend` sees `beginning`.
     pub(crate) fn seen(&self, beginning: &Beginning, backend: u64) {
         let mut known = self.all.known();
         for block in beginning.0.iter() {
@@ -116,7 +119,8 @@ impl ModelBeginnings {
         }
     }
 
-    /// Its functions stop: what starts next has seen nothing. What was remembered makes room as others ask.
+    /// Forgets everything, for functions that stop: those that start next have seen nothing. Old entries are evicted as
+    /// new requests come.
     pub(crate) fn forget(&mut self) {
         self.life = self.all.known().begin();
     }
@@ -128,7 +132,7 @@ impl Known {
         Life(self.lives)
     }
 
-    /// Who has seen `key`. What was asked for again is not forgotten with the old.
+    /// Returns the backends that have seen `key`. An entry that is used again is not evicted with the old ones.
     fn holders(&mut self, key: u64) -> Option<&Vec<u64>> {
         if let Some(holders) = self.old.remove(&key) {
             self.put(key, holders);
@@ -146,7 +150,7 @@ impl Known {
         self.put(key, holders);
     }
 
-    /// `key` is in neither half.
+    /// Inserts `key`, which is in neither half.
     fn put(&mut self, key: u64, holders: Vec<u64>) {
         if self.young.len() >= MOST_KNOWN / 2 {
             self.old = std::mem::take(&mut self.young);
@@ -182,7 +186,7 @@ mod tests {
         assert_eq!(known.holder(&of(4, 'a'), [(2, 4), (3, 0)].into_iter(), 4), Some(2));
         assert_eq!(known.holder(&of(4, 'a'), [(2, 5), (3, 0)].into_iter(), 4), None);
         assert_eq!(known.holder(&of(1, 'a'), [(2, 2), (3, 0)].into_iter(), 4), None);
-        // One that is gone, or has no room, is not among them; what another tenant sent is nobody's.
+        // A backend that is gone, or has no room, is not among them; what another tenant sent does not count.
         assert_eq!(known.holder(&of(4, 'a'), [(1, 0), (3, 0)].into_iter(), 4), Some(1));
         let other = Beginning::of("other", &body(4, 'a'));
         assert_eq!(known.holder(&other, idle.into_iter(), 4), None);

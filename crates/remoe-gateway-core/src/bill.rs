@@ -1,4 +1,4 @@
-//! The bill of one request: who pays, and which functions work for it.
+//! The bill of one request: its tenant, and which functions work for it.
 
 use crate::books::{Answered, Billing, Books};
 use crate::gateway::Gateway;
@@ -87,7 +87,8 @@ impl Bill {
         self.placeholder.as_deref()
     }
 
-    /// `backend` gets the request, or gets it again. What [`Self::not_sent`] takes where it could not be reached.
+    /// Notes that `backend` gets the request, or gets it again. Returns what [`Self::not_sent`] takes if it cannot be
+    /// reached.
     pub(crate) fn sent_to(&self, backend: &Backend) -> Option<Sent> {
         self.replace(backend.billing.clone());
         self.owed.store(true, Ordering::Relaxed);
@@ -95,24 +96,25 @@ impl Bill {
         self.sent.lock().unwrap_or_else(PoisonError::into_inner).replace(now)
     }
 
-    /// The backend did not get it: all is as before.
+    /// Undoes [`Self::sent_to`], for a backend that did not get the request.
     pub(crate) fn not_sent(&self, before: Option<Sent>) {
         *self.sent.lock().unwrap_or_else(PoisonError::into_inner) = before;
         self.void();
     }
 
-    /// When a backend got it last, in nanoseconds since 1970, and for how many it has had it; zeros before.
+    /// Returns when a backend got it last, in nanoseconds since 1970, and for how many it has had it; zeros before.
     fn sent(&self) -> (u64, u64) {
         let sent = *self.sent.lock().unwrap_or_else(PoisonError::into_inner);
         sent.map_or((0, 0), |sent| (sent.at, sent.had()))
     }
 
-    /// Whether a backend works for it, as far as anybody knows: whoever leaves then owes what it did.
+    /// Reports if a backend works for the request, as far as is known. A client that leaves then owes what the backend
+    /// did.
     pub(crate) fn is_owed(&self) -> bool {
         self.owed.load(Ordering::Relaxed)
     }
 
-    /// Whether functions work for it and have not told what that cost.
+    /// Reports if functions work for the request and have not told what that cost.
     pub(crate) fn is_open(&self) -> bool {
         self.open.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
@@ -133,28 +135,28 @@ impl Bill {
         books.answered(answered, &billing, since.as_deref())
     }
 
-    /// What the same main function works with by now: a revision may have given it other remote functions while the
-    /// request ran.
+    /// Returns the current rates of the same main function: a revision may have given it other remote functions while
+    /// the request ran.
     fn since(&self, sent: &Billing) -> Option<Arc<Billing>> {
         let models = self.gateway.models();
         let model = models.iter().find(|model| model.name() == &*self.model)?;
         model.billings().into_iter().find(|billing| billing.main() == sent.main())
     }
 
-    /// Nothing is owed: it was refused, or generates nothing.
+    /// Closes the bill of a request that owes nothing: it was refused, or generates nothing.
     pub(crate) fn void(&self) {
         self.close();
     }
 
-    /// What the functions did for it was for nothing; its client leaves after `tokens`, about.
+    /// Records work of functions that was wasted: the client leaves after about `tokens`.
     pub(crate) fn lost(&self, tokens: u64) {
         if let (Some(billing), Some(books)) = (self.close(), self.gateway.books()) {
             books.lost(&self.id, &self.model, &self.tenant, self.sent(), tokens, &billing);
         }
     }
 
-    /// Bounds what was `told`. No function can have worked for the request for longer than it has had it, or cost more than
-    /// its price for that time.
+    /// Bounds what was `told`. No function can have worked for the request for longer than it has had it, or cost more
+    /// than its price for that time.
     fn bound(&self, told: &mut Told, billing: &Billing) {
         /// An iteration may have begun this long before the request came.
         const SLACK: u64 = Duration::from_millis(100).as_nanos() as u64;
@@ -237,7 +239,8 @@ mod tests {
         families.iter().filter(|family| family.name() == name).map(|family| family.get_metric().len()).sum()
     }
 
-    /// A main function tells absurd costs of its functions and of 20,000 rivals. Its price for the time it had is believed.
+    /// A main function tells absurd costs of its functions and of 20,000 rivals. Its price for the time it had is
+    /// believed.
     #[test]
     fn absurd_costs_are_bounded_and_counted() {
         let metrics = GatewayMetrics::new().unwrap();

@@ -1,4 +1,4 @@
-//! Who had what for how much: records for the ledger, metrics, and what tenants have spent today.
+//! Books of costs by request and tenant: records for the ledger, metrics, and what tenants have spent today.
 
 use crate::cost_metrics::CostMetrics;
 use crate::spending::{DAY, DaySpending, Elsewhere, Payer};
@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// The functions that answer together for a model, for the ledger.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Billing {
-    /// What they cost.
+    /// Rates of the functions.
     pub rates: Rates,
     /// By the names of `rates`: the function, under a name that no other one ever has, and its tier.
     pub functions: BTreeMap<String, (String, String)>,
@@ -47,11 +47,11 @@ pub struct Answered<'a> {
     pub prompt_tokens: u64,
     /// Tokens of the answer.
     pub completion_tokens: u64,
-    /// What its main function says that it cost.
+    /// Costs that the main function reports.
     pub told: Told,
 }
 
-/// What is known of money: of answers from the gateway, of functions from whoever starts them.
+/// Costs as they are reported: of answers by the gateway, of functions by what starts them.
 pub struct Books {
     ledger: Option<Ledger>,
     /// There should be a ledger: each record that there is none for counts as a failure of it.
@@ -97,14 +97,14 @@ impl Books {
         Ok(books)
     }
 
-    /// The same where the ledger that was meant for them cannot be used: each record counts as one that it did not take.
+    /// As these books, for a ledger that was configured and cannot be used: each record counts as a failed write.
     #[must_use]
     pub fn that_should_be_kept(mut self) -> Self {
         self.should_be_kept = true;
         self
     }
 
-    /// A function came to `event` `at` this time, in nanoseconds since 1970 as [`Self::now`].
+    /// Records that a function came to `event` `at` this time, in nanoseconds since 1970 as [`Self::now`].
     pub fn function(&self, at: u64, model: &str, function: &str, event: FunctionEvent) {
         let (model, function) = (model.to_owned(), function.to_owned());
         self.write(&Record::Function(FunctionRecord { at, model, function, event }));
@@ -116,13 +116,14 @@ impl Books {
         now()
     }
 
-    /// What had started and not stopped is alive; gateway and launcher have cost `overhead` since the last time.
+    /// Records that every function that started and has not stopped is alive, and that gateway and launcher have cost
+    /// `overhead` since the last time.
     pub fn alive(&self, overhead: u64) {
         self.write(&Record::Alive { at: now(), overhead });
     }
 
-    /// `model` costs `rate` nano-dollars an hour now in `tier`, at the price of all that is alive of it, which has `memory`
-    /// bytes.
+    /// Sets the metrics of `model` in `tier`: it costs `rate` nano-dollars an hour now, at the price of all that is
+    /// alive of it, which has `memory` bytes.
     pub fn costs_now(&self, model: &str, tier: &str, rate: u64, memory: u64) {
         self.metrics.rate(model, tier, rate);
         self.metrics.memory(model, tier, memory);
@@ -145,8 +146,8 @@ impl Books {
     }
 
     /// Writes down what a request cost that was sent to the functions of `billing`. Its main function did not know
-    /// what those cost that joined it after that; they are priced as in `since`, where they are known. Returns the cost that
-    /// was recorded, which is what the client is told. If the ledger did not take the record, returns none.
+    /// what those cost that joined it after that; they are priced as in `since`, where they are known. Returns the cost
+    /// that was recorded, which is what the client is told. If the ledger did not take the record, returns none.
     pub fn answered(
         &self,
         answered: Answered<'_>,
@@ -186,9 +187,9 @@ impl Books {
         self.write(&Record::Request(request)).then_some(cost)
     }
 
-    /// The request `id` that a function had `since` then, for `had` nanoseconds, ends without an answer, after `tokens` as far as is known. Its
-    /// tenant's budget is charged for those what tokens of the model's answers have cost on average, so that nobody serves
-    /// himself free of charge by leaving before the end.
+    /// Records that the request `id` ends without an answer, after `tokens` as far as is known. A function got it at
+    /// the time `since` and had it for `had` nanoseconds. The tenant's budget is charged the average cost of so many
+    /// tokens of the model's answers, so that a client cannot avoid payment by leaving before the end.
     pub(crate) fn lost(
         &self,
         id: &str,
@@ -212,8 +213,8 @@ impl Books {
         self.write(&Record::Lost { at, since, estimate, model, tenant, function: billing.main(), id });
     }
 
-    /// Nano-dollars that the requests of `model` since these books were opened would have cost more with all experts in the
-    /// main function; negative where they would have cost less.
+    /// Nano-dollars that the requests of `model` since these books were opened would have cost more with all experts in
+    /// the main function; negative where they would have cost less.
     #[must_use]
     pub fn saved(&self, model: &str) -> i64 {
         self.metrics.saved(model, "mix")
@@ -255,8 +256,8 @@ impl Books {
         &self.metrics
     }
 
-    /// Writes `record`, and returns whether it is kept where it should be. Serving goes on where the ledger takes no more:
-    /// that is counted, and an alert.
+    /// Writes `record`, and returns whether it is kept where it should be. Serving goes on where the ledger takes no
+    /// more: that is counted, and an alert.
     fn write(&self, record: &Record) -> bool {
         let mut state = self.state();
         let mut is_kept = !self.should_be_kept;
@@ -351,8 +352,8 @@ mod tests {
         family.get_metric().iter().map(of_one).sum()
     }
 
-    /// What docs/cost.md says of a deployment of 58 layers with 256 experts in 16 groups that 20 tenants use: the series
-    /// of its gateway, which neither layers nor experts are among.
+    /// Series of a gateway as stated in docs/cost.md, for a deployment of 58 layers with 256 experts in 16 groups that
+    /// 20 tenants use. There are none by layer or expert.
     #[test]
     fn series_are_bounded() {
         const GROUPS: usize = 16;
@@ -363,8 +364,8 @@ mod tests {
         let before = series();
         let _model = metrics.of_model("m");
         let without = series();
-        // A wake, and the parts of cold starts, each of 12 buckets, the last one, a sum and a count; seven of one sample, and four of
-        // groups that sleep: their wakes by cause, how many sleep, what was asked of those.
+        // A wake, and the parts of cold starts, each of 12 buckets, the last one, a sum and a count; seven of one
+        // sample, and four of groups that sleep: their wakes by cause, how many sleep, what was asked of those.
         assert_eq!(without - before, (1 + 6) * 15 + 7 + 4);
         let tier =
             |number: usize| if number == GROUPS { "main".to_owned() } else { format!("group-{number}") };

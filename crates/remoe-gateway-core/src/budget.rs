@@ -1,4 +1,4 @@
-//! What tenants, and the requests of models, may spend on a day.
+//! Daily budgets of tenants, and of the requests of models.
 
 use crate::gateway::Gateway;
 use crate::model::Model;
@@ -11,8 +11,8 @@ use remoe_proto::{ErrorCode, ServiceError};
 /// The share of a budget from which clients are warned.
 const WARNS: f64 = 0.8;
 
-/// Lets requests of `tenant` to `model` pass while both have a budget left: the one that exceeds it runs. The larger share
-/// that is spent, where clients are to be warned.
+/// Lets requests of `tenant` to `model` pass while both have a budget left: the one that exceeds it runs. The larger
+/// share that is spent, where clients are to be warned.
 ///
 /// # Errors
 /// The day's budget of either is spent.

@@ -1,7 +1,7 @@
-//! Connections to main functions: in plaintext, or within TLS to one of them and nobody else.
+//! Connections to main functions: in plaintext, or within TLS to exactly one of them.
 //!
-//! Who has to answer stands in the URI of a request, in the part by which clients keep connections: one that was made for a
-//! function is never used for another, wherever that is reached.
+//! The identity that must answer is in the URI of a request, in the part by which clients pool connections: a
+//! connection that was made for one function is never used for another, wherever that is reached.
 
 use axum::http::Uri;
 use axum::http::uri::{InvalidUri, Scheme};
@@ -18,14 +18,14 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tower_service::Service;
 
-/// What the name of a process begins with; a URI has the rest before its address, with colons for slashes.
+/// Prefix of a process's identity. A URI has the rest before its address, with colons for slashes.
 const SCHEME: &str = "spiffe://";
 
-/// `target` of the function at `address`, which has to be `identity`; whoever answers there, in plaintext, where that is
-/// nobody.
+/// Returns the URI of `target` at the function at `address`, which must have `identity`. Without one, any process may
+/// answer there, in plaintext.
 ///
 /// # Errors
-/// `target` is none.
+/// `target` is invalid.
 pub fn uri(address: SocketAddr, identity: Option<&Identity>, target: &str) -> Result<Uri, InvalidUri> {
     match identity {
         None => format!("http://{address}{target}"),
@@ -45,8 +45,8 @@ pub struct Connector {
 }
 
 impl Connector {
-    /// Shows what is in `keyring`; a function that has to be somebody cannot be reached without. Connections are there within
-    /// `limit`, but for their handshakes.
+    /// Shows what is in `keyring`, without which a function that must prove its identity cannot be reached. Connections
+    /// are made within `limit`, not counting their handshakes.
     #[must_use]
     pub fn new(keyring: Option<Arc<Keyring>>, limit: Duration) -> Self {
         let mut tcp = HttpConnector::new();
@@ -57,7 +57,7 @@ impl Connector {
         Self { tcp, keyring }
     }
 
-    /// Who has to answer at `uri`; none: anybody may, in plaintext.
+    /// Returns the identity that must answer at `uri`; none: any process may, in plaintext.
     fn trust(&self, uri: &Uri) -> io::Result<Option<Trust>> {
         if uri.scheme() != Some(&Scheme::HTTPS) {
             return Ok(None);

@@ -161,7 +161,7 @@ impl CostMetrics {
         self.budget_refusals.with_label_values(&labels(payer)).inc();
     }
 
-    /// What the requests of `model` would have cost more as `rival` serves them, in nano-dollars.
+    /// Returns how much more the requests of `model` would have cost as `rival` serves them, in nano-dollars.
     pub(crate) fn saved(&self, model: &str, rival: &str) -> i64 {
         let of = |counters: &IntCounterVec| signed(counters.with_label_values(&[model, rival]).get());
         of(&self.rivals).saturating_sub(of(&self.compared))

@@ -1,4 +1,4 @@
-//! What a request went through, as spans: each wait for a place, with the parts of a wake, and each time that it was sent.
+//! Spans of a request: each wait for a place, with the parts of a wake, and each time that it was sent.
 
 use crate::caller::Caller;
 use crate::model::{Grant, Waiter};
@@ -8,9 +8,9 @@ use remoe_proto::ServiceError;
 use std::net::SocketAddr;
 use std::time::Instant;
 
-/// The course of one request.
+/// Spans of one request.
 pub(crate) struct Course {
-    /// Of the request as a whole.
+    /// Span of the request as a whole.
     span: SpanRef,
     operation: &'static str,
     /// The model that it is for; empty where nothing is recorded.
@@ -79,7 +79,7 @@ impl Course {
     /// The function that it was sent to by `span` has begun its answer.
     pub(crate) fn answered(&self, span: &SpanRef, status: StatusCode) {
         span.set("http.response.status_code", i64::from(status.as_u16()));
-        // To who asks, what is wrong with a request is an error as well.
+        // For the caller, an invalid request is an error as well.
         if (status.is_client_error() || status.is_server_error()) && span.is_recording() {
             span.fail(status.as_u16().to_string(), "main function answered with an error");
         }
@@ -92,7 +92,7 @@ impl Course {
     }
 }
 
-/// What is done at `target`, by the names of the semantic conventions.
+/// Returns the operation at `target`, by the names of the semantic conventions.
 fn operation(target: &str) -> &'static str {
     match target.split('?').next() {
         Some("/v1/chat/completions" | "/v1/responses" | "/v1/messages") => "chat",

@@ -32,7 +32,7 @@ fn name(scraper: Scraper) -> Arc<str> {
     scraper.map_or_else(String::new, |Extension(ConnectInfo(address))| address.ip().to_string()).into()
 }
 
-/// What the caller may know: all of it, or what is about its own models and itself.
+/// Returns the metrics that the caller may see: all of them, or those about its own models and itself.
 pub(crate) async fn metrics(
     State(gateway): State<Arc<Gateway>>,
     Extension(caller): Extension<Caller>,
@@ -59,8 +59,8 @@ pub(crate) async fn all_metrics(
     })
 }
 
-/// Returns the gateway's own metrics, without those of functions. Where there are keys, what was spent and which tenant used how
-/// much is shown to an admin's key alone.
+/// Returns the gateway's own metrics, without those of functions. Where there are keys, what was spent and which tenant
+/// used how much is shown to an admin's key alone.
 pub(crate) async fn own_metrics(
     State(gateway): State<Arc<Gateway>>,
     headers: HeaderMap,

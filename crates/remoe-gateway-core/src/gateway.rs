@@ -28,9 +28,9 @@ const CONNECT: Duration = Duration::from_secs(2);
 /// Kept connections to functions end before the functions would end them.
 const KEEP: Duration = Duration::from_secs(30);
 
-/// What a deployment chooses about its gateway.
+/// Options of a deployment's gateway.
 pub struct GatewayOptions {
-    /// Who may ask, until others are [named](Gateway::replace_keys).
+    /// Keys of clients, until others [replace](Gateway::replace_keys) them.
     pub keys: Keys,
     /// Which short names of models select one.
     pub short_names: ShortNames,
@@ -44,7 +44,8 @@ pub struct GatewayOptions {
     pub queue_deadline: Option<Duration>,
     /// Bytes of all bodies that are there at the same time.
     pub bodies_limit: usize,
-    /// Bytes of all answers that are held whole at the same time. A client, and a model, may have as much as it leaves free.
+    /// Bytes of all answers that are held whole at the same time. A client, and a model, may have as much as it leaves
+    /// free.
     pub answers_limit: usize,
     /// Limits of connections.
     pub connections: ConnectionLimits,
@@ -54,7 +55,7 @@ pub struct GatewayOptions {
     pub access_log: Option<AccessLog>,
     /// Where spans of requests go.
     pub traces: Traces,
-    /// What is shown to functions that have to be somebody, if anything.
+    /// Credentials shown to functions that must prove their identity, if any.
     pub keyring: Option<Arc<Keyring>>,
     /// TLS of the connections of clients; none: plaintext.
     pub door: Option<Door>,
@@ -63,8 +64,8 @@ pub struct GatewayOptions {
 }
 
 impl Default for GatewayOptions {
-    /// No keys, any short name, no origins, 4 MiB bodies within 60 s, 256 MiB of them, 64 MiB of answers, connections as the environment says, no
-    /// access log, no traces, no certificates, responses in memory.
+    /// No keys, any short name, no origins, 4 MiB bodies within 60 s, 256 MiB of them, 64 MiB of answers, connections
+    /// as the environment says, no access log, no traces, no certificates, responses in memory.
     fn default() -> Self {
         Self {
             keys: Keys::none(),
@@ -91,7 +92,7 @@ pub(crate) type Upstream = Client<Connector, Full<Bytes>>;
 /// One address for all models.
 pub struct Gateway {
     options: GatewayOptions,
-    /// Who may ask now.
+    /// Keys that clients may use now.
     keys: RwLock<Arc<Keys>>,
     catalogue: RwLock<Catalogue>,
     metrics: GatewayMetrics,
@@ -108,11 +109,11 @@ pub struct Gateway {
     pub(crate) created: u64,
 }
 
-/// What a gateway has.
+/// Models of a gateway.
 #[derive(Clone)]
 struct Catalogue {
     models: Arc<[Arc<Model>]>,
-    /// It is all that there is to have, be it nothing.
+    /// Set if these are all models there are, even if there are none.
     is_whole: bool,
 }
 
@@ -162,7 +163,8 @@ impl Gateway {
         });
     }
 
-    /// Lets in who has one of `keys` from now on. Requests that are there stay; what tenants have used up they have used up.
+    /// Admits clients with one of `keys` from now on. Requests that are there stay; what tenants have used up stays
+    /// used up.
     pub fn replace_keys(&self, keys: Keys) {
         keys.warn_without(&self.models(), &self.options.short_names);
         let mut known = self.keys.write().unwrap_or_else(PoisonError::into_inner);
@@ -171,7 +173,8 @@ impl Gateway {
         self.metrics.keys_are_outdated(false);
     }
 
-    /// Returns what tenants and models with a budget have spent today at this gateway; none without books, or without budgets.
+    /// Returns what tenants and models with a budget have spent today at this gateway; none without books, or without
+    /// budgets.
     #[must_use]
     pub fn spending(&self) -> Option<DaySpending> {
         let (keys, models) = (self.keys(), self.models());
@@ -200,7 +203,7 @@ impl Gateway {
         self.catalogue().models
     }
 
-    /// Whether requests are answered, be it that there is no model.
+    /// Reports if requests are answered, even if only with the error that there is no model.
     pub(crate) fn is_well(&self) -> bool {
         let catalogue = self.catalogue();
         catalogue.is_whole || catalogue.models.iter().any(|model| model.takes_requests())

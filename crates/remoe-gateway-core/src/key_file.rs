@@ -17,17 +17,18 @@ const MISSES: u32 = 10;
 #[derive(Debug)]
 pub struct KeyFile {
     path: PathBuf,
-    /// What was taken last, whether it can be used or not.
+    /// Text that was taken last, valid or not.
     text: String,
-    /// Whether it can be used.
+    /// Set if that text is valid.
     usable: bool,
-    /// What the last look found instead: one that is written in place may be read half.
+    /// Other text that the last look found. It is taken if the next look finds it too: a file that is written in place
+    /// may be read half.
     newer: Option<String>,
     /// Looks since anything was known of it that failed.
     misses: u32,
 }
 
-/// What a look at the file brings.
+/// Result of a look at the file.
 #[derive(Debug)]
 enum Look {
     /// Nothing new.
@@ -51,8 +52,9 @@ impl KeyFile {
         Ok((Self { path, text, usable: true, newer: None, misses: 0 }, keys))
     }
 
-    /// Has `gateway` ask for what `checked` makes of the file's keys, whenever those change; never ends. While newer keys
-    /// cannot be used or the file cannot be read, the ones before stay in force, which is logged once and shown by a metric.
+    /// Has `gateway` ask for what `checked` makes of the file's keys, whenever those change; never ends. While newer
+    /// keys cannot be used or the file cannot be read, the ones before stay in force, which is logged once and shown by
+    /// a metric.
     pub async fn follow(
         mut self,
         gateway: Arc<Gateway>,
@@ -91,7 +93,7 @@ impl KeyFile {
         }
     }
 
-    /// What follows from what was `read`.
+    /// Returns what follows from what was `read`.
     fn look(&mut self, read: Result<String, KeysError>) -> Look {
         let text = match read {
             Ok(text) => text,

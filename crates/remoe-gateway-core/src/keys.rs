@@ -1,4 +1,4 @@
-//! Who may ask what, and how often: keys and the tenants that they belong to.
+//! Keys and the tenants that they belong to: which clients may use which models, and how often.
 
 mod remedy;
 
@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// What a digest begins with where a file has it in place of a key.
+/// Prefix of a digest that a file has in place of a key.
 const DIGEST: &str = "sha256:";
 
 /// Why keys cannot be used. No key is ever part of it.
@@ -45,16 +45,16 @@ pub enum KeysError {
     Wrong {
         /// The file.
         path: PathBuf,
-        /// What is wrong, and where.
+        /// Problem and its place.
         problem: String,
     },
 }
 
-/// The keys of a gateway. Without any, everybody may ask everything.
+/// The keys of a gateway. Without any, every client may use everything.
 #[derive(Debug, Default)]
 pub struct Keys {
     keys: Vec<([u8; 32], Arc<Tenant>)>,
-    /// What requests of models may cost on a day, in nano-dollars.
+    /// Daily budgets of the requests of models, in nano-dollars.
     models: BTreeMap<String, u64>,
 }
 
@@ -65,8 +65,8 @@ impl Keys {
         Self::default()
     }
 
-    /// One more key, of a tenant `name` that may do and know everything. None where that key, or a tenant of that name, is
-    /// there: one would have the other's limits.
+    /// One more key, of a tenant `name` that may do and know everything. None where that key, or a tenant of that name,
+    /// is there: one would have the other's limits.
     #[must_use]
     pub fn with_key(mut self, name: &str, key: &str) -> Option<Self> {
         let digest: [u8; 32] = Sha256::digest(key).into();
@@ -77,7 +77,7 @@ impl Keys {
         Some(self)
     }
 
-    /// What a file says.
+    /// Reads the text of a keys file.
     pub(crate) fn text(path: &Path) -> Result<String, KeysError> {
         std::fs::read_to_string(path).map_err(|error| KeysError::Unreadable { path: path.to_owned(), error })
     }
@@ -157,7 +157,7 @@ impl Keys {
         self
     }
 
-    /// Whether everybody may ask.
+    /// Reports if there are no keys, so that every client is admitted.
     pub(crate) fn is_empty(&self) -> bool {
         self.keys.is_empty()
     }
@@ -187,8 +187,8 @@ impl Keys {
         tenants.chain(self.models.keys().map(String::as_str)).next()
     }
 
-    /// What requests of `model`, one of `models`, may cost on a day, in nano-dollars, where that is limited: under any name
-    /// that clients may call it by, the least of them.
+    /// Returns the daily budget of requests of `model`, one of `models`, in nano-dollars, if it is limited: the least
+    /// one of all names that clients may call it by.
     pub(crate) fn budget_of(
         &self,
         model: &Model,

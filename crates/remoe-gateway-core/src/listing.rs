@@ -1,4 +1,4 @@
-//! What there is: models, their state, the gateway's own health.
+//! Listings: models, their state, the gateway's own health.
 
 use crate::books::Books;
 use crate::caller::Caller;
@@ -50,14 +50,15 @@ pub(crate) fn cost(gateway: &Gateway, model: &str, caller: &Caller) -> Option<Co
     Some(Cost::of(books, &books.so_far(), model, caller))
 }
 
-/// What a model costs, in nano-dollars. A tenant who does not see all is not told what it follows from that others use it.
+/// Costs of a model, in nano-dollars. A tenant that does not see all is not told costs that reveal use by other
+/// tenants.
 #[derive(Serialize)]
 pub(crate) struct Cost {
     /// The functions that are alive, in an hour.
     per_hour: u64,
     /// All functions since the gateway started, or since they did.
     paid: Option<u64>,
-    /// Of which answered requests were told so much.
+    /// Part of `paid` that was reported with answered requests.
     requests: Option<u64>,
     /// Requests to the model today, in UTC.
     today: Option<u64>,
@@ -124,7 +125,7 @@ pub(crate) async fn model(
     Ok(Json(describe(&gateway, &model)))
 }
 
-/// What runs, waits and sleeps, and what it costs.
+/// Returns what runs, waits and sleeps, and what it costs.
 pub(crate) async fn status(
     State(gateway): State<Arc<Gateway>>,
     Extension(caller): Extension<Caller>,

@@ -1,4 +1,4 @@
-//! What the gateway counts and measures.
+//! Metrics of the gateway.
 
 use crate::timeline::Parts;
 use prometheus::core::{Collector, MetricVec, MetricVecBuilder};
@@ -266,7 +266,7 @@ impl StreamFailure {
 /// Why a remote group was woken beside a main function that ran.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WakeCause {
-    /// Its experts were used, and the main function computed them meanwhile.
+    /// Experts of the group were used, and the main function computed them meanwhile.
     Asked,
     /// Requests that are there are expected to use them.
     Predicted,
@@ -283,7 +283,8 @@ impl WakeCause {
     }
 }
 
-/// The metrics of one model. Dropped with the last model of its name, they are removed by [`GatewayMetrics::forget_gone`].
+/// The metrics of one model. Dropped with the last model of its name, they are removed by
+/// [`GatewayMetrics::forget_gone`].
 pub(crate) struct ModelMetrics {
     all: GatewayMetrics,
     model: String,

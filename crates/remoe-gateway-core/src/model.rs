@@ -1,4 +1,4 @@
-//! One model behind the gateway: who waits, who is served where, and whether it is to be awake.
+//! One model behind the gateway: which requests wait, where they are served, and if the model is to be awake.
 //!
 //! Everything is decided under one lock ([`State`]): a request cannot slip between the last look and the sleep.
 
@@ -37,10 +37,10 @@ use waiting::{Answer, answer};
 /// Longest wait for a place while the model is awake.
 const LONGEST_WAIT: Duration = Duration::from_secs(600);
 
-/// What a model is called and what it may take.
+/// Name and limits of a model.
 #[derive(Debug, Clone)]
 pub struct ModelOptions {
-    /// Its name in requests and answers, which no other model has.
+    /// Unique name in requests and answers.
     pub name: String,
     /// Shorter names, which mean it where no other model that the caller may use has the same.
     pub short_names: Vec<String>,
@@ -73,7 +73,7 @@ pub(crate) struct ModelStatus {
 /// A model behind the gateway.
 pub struct Model {
     options: ModelOptions,
-    /// Its short names and the positions of its context.
+    /// Short names, and the context length in positions.
     described: RwLock<(Arc<[String]>, usize)>,
     /// A longer context that it had, and the functions that had it too.
     longer: Mutex<Option<LongerContext>>,
@@ -94,8 +94,8 @@ struct LongerContext {
 }
 
 impl Model {
-    /// A model whose functions are being started; it does not sleep until [`Self::sleep_when_idle`]. `beginnings` are those
-    /// of all models of the process.
+    /// A model whose functions are being started; it does not sleep until [`Self::sleep_when_idle`]. `beginnings` are
+    /// those of all models of the process.
     pub fn new(options: ModelOptions, metrics: &crate::GatewayMetrics, beginnings: &Beginnings) -> Arc<Self> {
         let state = State::new(options.waiting_bytes, beginnings.of_model());
         Arc::new(Self {
@@ -111,12 +111,12 @@ impl Model {
         })
     }
 
-    /// Its name.
+    /// Returns the model's name.
     pub fn name(&self) -> &str {
         &self.options.name
     }
 
-    /// Has it other short names, and another length of its context.
+    /// Replaces the short names and the context length.
     pub fn describe(&self, short_names: Vec<String>, context_length: usize) {
         let serving = self.longest_context();
         let mut described = self.described.write().unwrap_or_else(PoisonError::into_inner);
@@ -128,8 +128,8 @@ impl Model {
         }
     }
 
-    /// Returns the positions of the longest context that a function of it may have: while a shorter one is rolled out, those
-    /// that are there already still have theirs. 0: not known.
+    /// Returns the positions of the longest context that a function of it may have: while a shorter one is rolled out,
+    /// those that are there already still have theirs. 0: not known.
     pub(crate) fn longest_context(&self) -> usize {
         let (_, described) = self.described();
         let mut longer = self.longer();
@@ -145,27 +145,27 @@ impl Model {
         self.longer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has `witness` told of all requests from now on. Only the first one is.
+    /// Has `witness` told of all requests from now on. Only the first call has an effect.
     pub fn tell(&self, witness: Arc<dyn Witness>) {
         self.witness.get_or_init(|| witness);
     }
 
-    /// Tells its witness of a request; none where it has none.
+    /// Tells the model's witness of a request; none without a witness.
     pub(crate) fn sight(&self, tenant: &str, privacy: Privacy, body: &Bytes) -> Option<Sighting> {
         Sighting::begin(self.witness.get()?.clone(), tenant, privacy, body)
     }
 
-    /// Its short names and the positions of its context.
+    /// Returns the short names, and the context length in positions.
     pub(crate) fn described(&self) -> (Arc<[String]>, usize) {
         self.described.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// How long a wake of it may take.
+    /// Returns how long a wake of the model may take.
     pub(crate) fn wake_limit(&self) -> Duration {
         self.options.wake_limit
     }
 
-    /// What is wanted of its launcher, now and whenever it changes.
+    /// Watches the state that is wanted of the launcher, now and whenever it changes.
     pub fn want(&self) -> watch::Receiver<Want> {
         self.want.subscribe()
     }
@@ -190,12 +190,12 @@ impl Model {
     /// Takes note of what was decided elsewhere and of what runs; from now on nothing is decided here.
     pub fn follow(self: &Arc<Self>, directive: Directive, backends: Vec<Backend>, wake: WakeMarks) {
         self.state().directive = Some(directive);
-        // Whatever is listed was started for the present phase: the one who decides leaves the others out.
+        // All listed backends were started for the present phase: the decider leaves the others out.
         self.runs(Running { order: u64::MAX, backends, wake, functions: Vec::new() });
     }
 
-    /// Takes note of remote groups that sleep while the main function runs, or start beside it, and of how many (token, expert)
-    /// pairs asked for those that sleep since this was last said.
+    /// Takes note of remote groups that sleep while the main function runs, or start beside it, and of how many (token,
+    /// expert) pairs asked for those that sleep since this was last said.
     pub fn groups_are(&self, groups: Vec<ApartGroup>, pairs: u64) {
         let mut state = self.state();
         if state.closed {
@@ -244,7 +244,8 @@ impl Model {
         self.changed(Instant::now());
     }
 
-    /// Its functions are gone for good: who waits is told so, and so is whoever comes again because one broke off.
+    /// Ends a model whose functions are gone for good. Waiting requests are refused, and so are requests that come
+    /// again because a function broke off.
     pub fn end(self: &Arc<Self>) {
         let mut state = self.state();
         state.places.clear();
@@ -268,7 +269,7 @@ impl Model {
         state.occupied
     }
 
-    /// What it has to do, now and whenever it changes.
+    /// Watches the model's load, now and whenever it changes.
     pub fn loads(&self) -> watch::Receiver<Load> {
         self.load.subscribe()
     }
@@ -295,27 +296,27 @@ impl Model {
         self.state().phase
     }
 
-    /// Whether requests are answered, be it after a wake.
+    /// Reports if requests are answered, at once or after a wake.
     pub(crate) fn takes_requests(&self) -> bool {
         let state = self.state();
         !state.closed && !state.recent.is_empty()
     }
 
-    /// Requests that what answers for it now can have at the same time.
+    /// Returns how many requests the backends that serve now can have at the same time.
     pub(crate) fn room(&self) -> usize {
         let state = self.state();
         let serving = state.is_serving();
         state.places.iter().filter(|_| serving).map(|place| place.backend.room).sum()
     }
 
-    /// What answers for it now.
+    /// Returns the backends that serve now.
     pub(crate) fn backends(&self) -> Vec<Backend> {
         let state = self.state();
         let awake = state.is_serving();
         state.places.iter().filter(|_| awake).map(|place| place.backend.clone()).collect()
     }
 
-    /// What the functions behind it cost now, awake or not.
+    /// Returns the rates of the functions behind the model now, awake or not.
     pub(crate) fn billings(&self) -> Vec<Arc<Billing>> {
         self.state().places.iter().filter_map(|place| place.backend.billing.clone()).collect()
     }
@@ -399,7 +400,7 @@ impl Model {
         let (ticket, displaced) = match state.queue.push(&entry.client, entry.bytes, waiting, most) {
             Pushed::Waits(ticket) => (ticket, None),
             Pushed::Displaced(ticket, other) => (ticket, Some(other)),
-            // It was not let in, and wakes nobody.
+            // It was not let in, and does not wake the model.
             Pushed::Full(_) => return Err(Refused { error: full(), retry_after: Duration::from_secs(1) }),
         };
         state.active_at(now);
@@ -475,7 +476,7 @@ impl Model {
     }
 }
 
-/// Tells who watches, where it is another value.
+/// Sends `value` to the watchers if it differs from the last one.
 fn replace<T: PartialEq>(told: &watch::Sender<T>, value: T) {
     told.send_if_modified(|known| {
         let changed = *known != value;

@@ -1,4 +1,4 @@
-//! What this process itself costs: the gateway, and whatever else runs in it.
+//! Cost of this process itself: the gateway, and whatever else runs in it.
 
 use crate::books::Books;
 use remoe_billing::{Carry, Rate, SIGN_OF_LIFE};
@@ -65,7 +65,7 @@ fn resident_bytes() -> Option<f64> {
     Some((kibibytes * 1024) as f64)
 }
 
-/// What all threads of this process have computed so far.
+/// Returns the CPU time of all threads of this process so far.
 fn cpu_time() -> Option<Duration> {
     // Clock ticks of 10 ms, whatever the kernel counts in.
     const TICK: u64 = 10;

@@ -1,5 +1,5 @@
-//! What an endpoint picker wants to know of a gateway among those that it may send requests to: the gauges of the Gateway
-//! API Inference Extension's model server protocol, under the names that pickers look for where nothing else is said.
+//! Gauges by which an endpoint picker chooses among gateways: those of the Gateway API Inference Extension's model
+//! server protocol, under the names that pickers look for by default.
 
 use crate::model::Model;
 use std::fmt::Write;

@@ -45,8 +45,8 @@ pub(crate) async fn handle(
     Ok(Json(answer))
 }
 
-/// Elements of a placement in JSON: each takes up to 100 bytes in memory, whatever it takes in text. One of 8,192 functions in
-/// 1,024 groups has a tenth of them.
+/// Elements of a placement in JSON: each takes up to 100 bytes in memory, whatever it takes in text. One of 8,192
+/// functions in 1,024 groups has a tenth of them.
 const MOST_ELEMENTS: usize = 1 << 18;
 
 /// Returns at least the number of elements of `json`.
@@ -67,8 +67,8 @@ fn name_called(groups: &mut [Value], billings: &[Arc<Billing>]) {
     }
 }
 
-/// Says of each of `groups` whether it sleeps, and lists with them those of `others` that the main function does not call: they
-/// sleep, or are being started. What it still calls is awake until it does no more.
+/// Says of each of `groups` whether it sleeps, and lists with them those of `others` that the main function does not
+/// call: they sleep, or are being started. What it still calls is awake until it does no more.
 fn list_others(groups: &mut Vec<Value>, others: &[ApartGroup]) {
     let called: BTreeSet<(u32, u32)> =
         groups.iter().filter_map(|group| group["experts"].as_str()).flat_map(pairs).collect();
@@ -93,7 +93,7 @@ fn pairs(listing: &str) -> impl Iterator<Item = (u32, u32)> {
     sets.into_iter().flat_map(|set| set.experts.into_iter().map(move |expert| (set.layer, expert)))
 }
 
-/// Of a model of which nothing runs.
+/// Returns the placement of a model of which nothing runs.
 fn nothing() -> Map<String, Value> {
     let fields =
         ["generation", "plan", "expected", "measured", "main", "card"].map(|name| (name, Value::Null));

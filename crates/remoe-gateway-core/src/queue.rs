@@ -24,7 +24,7 @@ struct Entry<T> {
     item: T,
 }
 
-/// What became of an item that was to wait.
+/// Result of adding an item to the queue.
 pub(crate) enum Pushed<T> {
     /// It waits.
     Waits(Ticket),

@@ -34,7 +34,7 @@ pub(crate) struct Obtained {
     pub(crate) head: response::Parts,
     body: ObtainedBody,
     pub(crate) grant: Grant,
-    /// Of the backend's answer, until that is there as a whole.
+    /// Span of the backend's answer, until that is complete.
     span: Span,
 }
 
@@ -77,9 +77,9 @@ pub(crate) struct Relay {
     /// Bytes that have come of an answer that is no stream and is stored.
     recorded: BytesMut,
     recorded_room: Room,
-    /// What was begun are server-sent events.
+    /// Set if the answer that was begun is a stream of server-sent events.
     is_stream: bool,
-    /// Of the backend's answer.
+    /// Span of the backend's answer.
     span: Span,
 }
 
@@ -91,12 +91,13 @@ enum Stage {
     },
     /// All that is left.
     Last(Bytes),
-    /// Body of the answer. The end of a stream waits until its cost is written down, and with it the usage that states the cost.
+    /// Body of the answer. The end of a stream waits until its cost is written down, and with it the usage that states
+    /// the cost.
     Rest {
         flow: Box<Flow>,
         end: Ending,
     },
-    /// What follows the last bytes.
+    /// Trailers, which follow the last bytes.
     Trailers(Frame<Bytes>),
     Ended,
 }
@@ -139,7 +140,7 @@ impl Flow {
         Poll::Pending
     }
 
-    /// Whether nothing follows what was polled. Of a body whose length was told nobody asks for more than that.
+    /// Reports if nothing follows what was polled. A body of known length is not polled beyond it.
     fn is_over(&self) -> bool {
         self.first.is_none() && self.body.is_end_stream()
     }
@@ -382,7 +383,7 @@ impl HttpBody for Relay {
                         let left = end.abandon();
                         self.span.fail("broken_off", "main function ended the answer early");
                         self.is_whole();
-                        // Nobody pays for that.
+                        // The tenant is not charged for that.
                         self.account.bill.lost(0);
                         self.stage = Stage::Ended;
                         if !self.is_stream {

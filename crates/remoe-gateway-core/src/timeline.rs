@@ -19,13 +19,13 @@ pub struct WakeMarks {
 pub struct ColdStart {
     /// When the wake was decided: no other one of the model has the same.
     decided: Instant,
-    /// Its parts, which follow each other: decide, schedule, start, load, ready and first.
+    /// Consecutive parts: decide, schedule, start, load, ready and first.
     pub parts: [Duration; 6],
 }
 
 impl ColdStart {
-    /// Of a request that a main function got after `parts`, in a wake that was decided at `decided`, and whose first token came
-    /// so many seconds later.
+    /// Makes the timeline of a request that a main function got after `parts`, in a wake that was decided at `decided`,
+    /// and whose first token came `first` seconds later.
     pub(crate) fn new(decided: Instant, parts: &Parts, first: f64) -> Self {
         let before = parts.each().map(|(_, from, until)| until.saturating_duration_since(from));
         let first = Duration::try_from_secs_f64(first).unwrap_or_default();
@@ -39,14 +39,14 @@ impl ColdStart {
         self.decided
     }
 
-    /// Its parts with their names.
+    /// Returns the parts with their names.
     pub(crate) fn named(&self) -> [(&'static str, Duration); 6] {
         let [decide, schedule, start, load, ready] = Parts::NAMES;
         let names = [decide, schedule, start, load, ready, "first"];
         std::array::from_fn(|part| (names[part], self.parts[part]))
     }
 
-    /// Whether it is of a later wake than `other`.
+    /// Reports if this is of a later wake than `other`.
     pub(crate) fn is_of_a_later_wake(&self, other: &Self) -> bool {
         self.decided > other.decided
     }

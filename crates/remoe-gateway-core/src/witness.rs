@@ -1,4 +1,4 @@
-//! Who is told of a model's requests, for predictions: nothing here waits for it.
+//! Observer of a model's requests, for predictions: nothing here waits for it.
 
 use crate::privacy::Privacy;
 use bytes::Bytes;
@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 ///
 /// Called where requests are served: it must not block.
 pub trait Witness: Send + Sync {
-    /// The request `id` of `tenant` has come, before it is decided whether it waits; `privacy` says what may be known of it.
-    /// False: nothing else of it is wanted.
+    /// The request `id` of `tenant` has come, before it is decided whether it waits; `privacy` says what may be known
+    /// of it. False: nothing else of it is wanted.
     fn came(&self, id: u64, tenant: &str, privacy: Privacy, body: &Bytes) -> bool;
-    /// What its experts did, as its main function tells it in `x-remoe-activations`.
+    /// Takes the expert usage of the request, as its main function reports it in `x-remoe-activations`.
     fn told(&self, id: u64, activations: &str);
     /// It is over, whatever became of it.
     fn left(&self, id: u64);
@@ -21,7 +21,7 @@ pub trait Witness: Send + Sync {
 /// Numbers of requests.
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
-/// A request that somebody was told of, until it is over.
+/// A request that a witness was told of, until it is over.
 pub(crate) struct Sighting {
     id: u64,
     witness: Arc<dyn Witness>,
@@ -37,7 +37,7 @@ impl Sighting {
     ) -> Option<Self> {
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         let is_followed = witness.came(id, tenant, privacy, body);
-        // Whoever leaves itself out is left out, whatever the witness says.
+        // A request that opts out is left out, whatever the witness says.
         (is_followed && privacy != Privacy::LeftOut).then(|| Self { id, witness })
     }
 

@@ -1,4 +1,4 @@
-//! What can be wrong with profiles, prices and what is to be made of them.
+//! Errors of profiles, prices and what is made of them.
 
 use remoe_planner::FieldError;
 

@@ -1,8 +1,8 @@
-//! What a machine takes to run a model, and the planning problem that follows from it.
+//! Times and sizes of a model on a machine, and the planning problem that follows from them.
 //!
-//! A [`Profile`] holds measured times and sizes with the names of what they were measured on.
-//! [`problem`] joins it with the facts of a checkpoint and with [`Wishes`]; [`Prices`] are prices as
-//! bills state them, [`NodeList`] nodes as they are sold, [`Factors`] what answers say about a profile. Pure: measuring is somebody else's work.
+//! A [`Profile`] holds measured times and sizes with the names of what they were measured on. [`problem`] joins it with
+//! the facts of a checkpoint and with [`Wishes`]; [`Prices`] are prices as bills state them, [`NodeList`] nodes as they
+//! are sold, [`Factors`] what answers say about a profile. Pure: this crate does not measure.
 
 mod attempt;
 mod error;

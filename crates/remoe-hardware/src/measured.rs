@@ -35,18 +35,18 @@ pub struct Ratio {
 /// By how much the times of each phase differ from the profile's.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Factors {
-    /// Of prefills.
+    /// Factor of prefills.
     pub prefill: Factor,
-    /// Of decode steps.
+    /// Factor of decode steps.
     pub decode: Factor,
 }
 
 /// By how much times differ.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Factor {
-    /// What times of the profile are multiplied with; 1 where too few answers say.
+    /// Multiplier for the times of the profile; 1 if too few answers state both times.
     pub factor: f64,
-    /// The median ratio of measured and expected times, before it is bounded; absent where too few say.
+    /// The median ratio of measured and expected times, before it is bounded; absent if too few answers state both.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub median: Option<f64>,
     /// Answers that said both times.
@@ -74,7 +74,7 @@ struct Times {
 }
 
 impl Ratio {
-    /// None where one of both times is none.
+    /// Returns the ratio; `None` unless both times are positive and finite.
     #[must_use]
     pub fn new(expected: f64, measured: f64) -> Option<Self> {
         let is_time = |seconds: f64| seconds > 0.0 && seconds.is_finite();
@@ -118,7 +118,7 @@ impl Pair {
 }
 
 impl Factors {
-    /// What `pairs` say.
+    /// Computes the factors from `pairs`.
     #[must_use]
     pub fn of(pairs: &[Pair]) -> Self {
         Self {
@@ -127,9 +127,10 @@ impl Factors {
         }
     }
 
-    /// `profile` with times that are so much longer or shorter. What an expert takes for one token, everything else for up to [`STEP_ROWS`] requests,
-    /// calls, context and decode steps on a device go by the factor of decode steps; what an expert takes for 8 tokens and more, everything else for
-    /// more, the bandwidth to remote functions, moves to a device and prefills on it by that of prefills; what lies between by what lies between.
+    /// `profile` with times that are so much longer or shorter. What an expert takes for one token, everything else for
+    /// up to [`STEP_ROWS`] requests, calls, context and decode steps on a device go by the factor of decode steps; what
+    /// an expert takes for 8 tokens and more, everything else for more, the bandwidth to remote functions, moves to a
+    /// device and prefills on it by that of prefills; what lies between by what lies between.
     #[must_use]
     pub fn applied(&self, profile: &Profile) -> Profile {
         let (prefill, decode) = (self.prefill.factor, self.decode.factor);

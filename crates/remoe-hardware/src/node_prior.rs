@@ -1,4 +1,4 @@
-//! Times of a model on a node that nobody measured, from what its maker states, by the time model of
+//! Times of a model on a node without measurements, from what its maker states, by the time model of
 //! [`crate::NodeTiming`].
 
 use crate::node_timing::{NodeTiming, Timing};
@@ -19,7 +19,7 @@ const MOST_BYTES_PER_SECOND: f64 = 3e11;
 /// Share of a socket's bandwidth that is reached: up to the first GB per second, from the second on.
 const SMALL_SOCKET: (f64, f64) = (100e9, 0.7);
 const LARGE_SOCKET: (f64, f64) = (200e9, 0.5);
-/// No socket is specified for more bytes per second (12 channels of DDR5-6400): more is two of them, where nobody says.
+/// No socket is specified for more bytes per second (12 channels of DDR5-6400): more is two of them, unless stated.
 const ONE_SOCKET: f64 = 6.2e11;
 /// Threads that wait for each other at the end of an expert.
 const CPU_EXPERT_SECONDS: f64 = 2e-6;
@@ -50,16 +50,16 @@ const TOKENS: [f64; 8] = [1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16_384.0]
 pub struct ResidentWeights {
     /// Bytes of a routed expert.
     pub expert_bytes: f64,
-    /// Its parameters.
+    /// Parameters of a routed expert.
     pub expert_parameters: f64,
     /// Bytes that every token is multiplied with besides routed experts; an embedding is looked up. As engines in general
     /// hold them.
     pub rest_bytes: f64,
-    /// The same as main functions of this project hold them on CPUs.
+    /// As [`Self::rest_bytes`], as main functions of this project hold them on CPUs.
     pub main_rest_bytes: f64,
-    /// The same as they hold them on a GPU.
+    /// As [`Self::rest_bytes`], as main functions of this project hold them on a GPU.
     pub device_rest_bytes: f64,
-    /// The same in parameters.
+    /// As [`Self::rest_bytes`], in parameters.
     pub rest_parameters: f64,
     /// Layers.
     pub layers: f64,
@@ -70,7 +70,7 @@ pub struct ResidentWeights {
 }
 
 impl ResidentWeights {
-    /// Those of a checkpoint whose weights are held in `dtype`, `float32` or one of two bytes, but for those that the
+    /// Returns the weights of a checkpoint held in `dtype`, `float32` or one of two bytes, but for those that the
     /// inspection says are quantised.
     #[must_use]
     pub fn of(model: &Inspection, dtype: &str) -> Self {
@@ -97,7 +97,7 @@ impl ResidentWeights {
         }
     }
 
-    /// Those of a model of which only the configuration is known, as it is stored.
+    /// Returns the weights of a model of which only the configuration is known, as it is stored.
     #[must_use]
     pub fn of_outline(outline: &Outline) -> Self {
         let facts = outline.inspection("");

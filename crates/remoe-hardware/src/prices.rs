@@ -111,7 +111,7 @@ impl Prices {
             let message = format!("is {megabytes}, expected {least} to {most} MB of memory per vCPU");
             return Err(wrong("memoryPerVcpuMB", message));
         }
-        // Whoever sells memory that brings vCPUs may ask nothing for those.
+        // A seller of memory that brings vCPUs may ask nothing for those.
         if self.memory_per_vcpu_mb.is_none() || self.cpu_core_hour != 0.0 {
             price("cpuCoreHour", self.cpu_core_hour)?;
         }

@@ -1,4 +1,4 @@
-//! A profile without measurements, for the first plan on a machine that nobody has measured.
+//! A profile without measurements, for the first plan on a machine that was not measured.
 
 use crate::function_memory;
 use crate::profile::{
@@ -102,7 +102,8 @@ impl Profile {
         }
     }
 
-    /// Memory that functions take beside weights where nobody measured, in bytes: the main one, and a remote one.
+    /// Returns assumed memory of functions beside weights, in bytes, for a machine without measurements: the main
+    /// one's, and a remote one's.
     #[must_use]
     pub fn memory_prior(model: &Inspection, dtype: &str) -> Memory {
         Memory { main_bytes: MAIN_BYTES, function_bytes: function_memory::least_bytes(model, dtype) }
@@ -125,7 +126,7 @@ impl Profile {
         }
     }
 
-    /// The same where a GPU computes the non-expert part.
+    /// As [`Self::prior`], where a GPU computes the non-expert part.
     #[must_use]
     pub fn prior_on_gpu(model: &Inspection, dtype: &str) -> Self {
         let prior = Self::prior(model, dtype);
@@ -182,8 +183,9 @@ fn with_cores(table: CpuProfile, cores: f64) -> CpuProfile {
     CpuProfile { vcpus, tokens, seconds }
 }
 
-/// One routed expert on a GPU, where nobody states it: half of an NVIDIA T4, as everything else that is
-/// assumed of GPUs here. One that holds quantised experts reads them so, and computes as with others.
+/// Returns the assumed times of one routed expert on a GPU without stated ones: half of an NVIDIA T4, as everything
+/// else that is assumed of GPUs here. A GPU that holds quantised experts reads them quantised, and computes as with
+/// others.
 pub(crate) fn gpu_expert_seconds(model: &Inspection, dtype: &str) -> GpuProfile {
     let held = model.resident_expert_bytes(dtype) as f64;
     let bytes = model.resident_bytes(model.decoded().expert_bytes, dtype) as f64;

@@ -9,14 +9,14 @@ use remoe_planner::{
 };
 use serde::{Deserialize, Serialize};
 
-/// What a deployment is to achieve, beside what model and machine are.
+/// Requirements of a deployment, beside the facts of model and machine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Wishes {
     /// Typical and largest requests.
     pub request: Request,
-    /// What was promised.
+    /// Service level objectives that were promised.
     pub slo: Slo,
-    /// What memory costs.
+    /// Prices of memory and processors.
     pub pricing: Pricing,
     /// Sizes that functions may have.
     pub specs: Specs,
@@ -25,7 +25,7 @@ pub struct Wishes {
     /// Without a request that uses its experts for so many seconds a group may end by itself; none: none does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remote_idle_seconds: Option<f64>,
-    /// What the platform allows.
+    /// Limits of the platform.
     pub limits: Limits,
     /// Predicted share of each MoE layer's assignments per expert; `None`: all experts alike.
     pub prediction: Option<Vec<Vec<f64>>>,
@@ -39,9 +39,9 @@ pub struct Wishes {
 
 /// The problem of running `model` as `wishes` say, on a machine of which `profile` was made.
 ///
-/// A dense layer is folded into the MoE layer after it (behind the last one: before it), and what is
-/// outside of layers, embedding and head, into the times of all of them alike: only sums matter there.
-/// What experts would take on the device is there where the profile has one.
+/// A dense layer is folded into the MoE layer after it (behind the last one: before it), and what is outside of layers,
+/// embedding and head, into the times of all of them alike: only sums matter there. The problem has times of experts on
+/// the device if the profile has them.
 ///
 /// # Errors
 /// The model has no routed experts, the profile has a GPU without a price, or a figure is none that the planner takes.

@@ -164,7 +164,7 @@ impl ModelId {
         }
     }
 
-    /// What is computed in, in a word that file names can have.
+    /// Names the dtypes of the computation, in a word that file names can have.
     #[must_use]
     pub fn precision(&self) -> String {
         let experts = self.experts_dtype.map_or_else(String::new, |experts| format!("-{}", experts.name()));
@@ -226,7 +226,7 @@ pub struct Transport {
 }
 
 impl Transport {
-    /// What a problem says of it for rows of `token_bytes`, there and back.
+    /// Returns the problem's transport for rows of `token_bytes`, there and back.
     #[must_use]
     pub fn of_rows(&self, token_bytes: f64) -> remoe_planner::Transport {
         remoe_planner::Transport {
@@ -331,7 +331,8 @@ impl Profile {
         Ok(())
     }
 
-    /// Whether this profile is of that model in that dtype, its experts quantised or not as it says. A prior fits every model.
+    /// Checks that this profile is of that model in that dtype, its experts quantised or not as it says. A prior fits
+    /// every model.
     ///
     /// # Errors
     /// It is of another.

@@ -6,9 +6,9 @@ use axum::http::HeaderName;
 pub const TENANT: HeaderName = HeaderName::from_static("x-remoe-tenant");
 /// Which parts of a request's time are over, as `Server-Timing` would have them.
 pub const TIMING: HeaderName = HeaderName::from_static("x-remoe-timing");
-/// What the functions of a deployment cost.
+/// Rates of the functions of a deployment.
 pub const RATES: HeaderName = HeaderName::from_static("x-remoe-rates");
-/// What a request cost, as main functions tell at the end, in JSON.
+/// Cost of a request in JSON, as main functions report it at the end.
 pub const TOLD: HeaderName = HeaderName::from_static("x-remoe-told");
 /// Text that a main function writes as `usage.remoe.cost`. The gateway puts the cost there that it has booked.
 pub const COST_PLACEHOLDER: HeaderName = HeaderName::from_static("x-remoe-cost-placeholder");

@@ -135,7 +135,7 @@ fn duplicate(path: &str, message: &str) -> Option<String> {
     Some(if path == "." { name.to_owned() } else { format!("{path}.{name}") })
 }
 
-/// Whether brackets outside of strings are nested deeper than `limit`.
+/// Reports if brackets outside of strings are nested deeper than `limit`.
 fn is_deeper_than(text: &str, limit: usize) -> bool {
     let (mut depth, mut in_string, mut escaped) = (0_usize, false, false);
     for byte in text.bytes() {

@@ -1,4 +1,4 @@
-//! Numbers that nobody chose: ids, and seeds of requests without one.
+//! Random numbers: ids, and seeds of requests without one.
 
 use std::hash::{BuildHasher, RandomState};
 

@@ -7,10 +7,10 @@ use remoe_proto::{ErrorCode, ServiceError};
 use serde::Serialize;
 use std::time::Duration;
 
-/// When to come back after 429 and 503, where nobody says.
+/// Default of `Retry-After` with 429 and 503, in seconds.
 const RETRY_AFTER_S: u64 = 1;
 
-/// Whether clients, and gateways, may repeat the request without being asked to, as OpenAI's clients read it.
+/// Tells clients, and gateways, if they may repeat the request without being asked to, as OpenAI's clients read it.
 pub const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
 /// An error on its way to a client.
@@ -19,7 +19,8 @@ pub struct ApiError {
     status: StatusCode,
     /// In seconds, where the same request may succeed later.
     retry_after: Option<u64>,
-    /// True for a request that clients and gateways are not to repeat unless asked: its client prefers an error to a wait.
+    /// True for a request that clients and gateways are not to repeat unless asked: its client prefers an error to a
+    /// wait.
     is_final: bool,
     body: ErrorBody,
 }
@@ -57,7 +58,7 @@ impl ApiError {
         }
     }
 
-    /// The same request may succeed after `wait`: in whole seconds, one at least.
+    /// Says that the same request may succeed after `wait`: in whole seconds, at least one.
     #[must_use]
     pub fn retry_after(mut self, wait: Duration) -> Self {
         self.retry_after = Some((wait.as_secs() + u64::from(wait.subsec_nanos() > 0)).max(1));
@@ -76,7 +77,7 @@ impl ApiError {
         self.status
     }
 
-    /// What the client reads.
+    /// Returns the body that the client reads.
     pub fn body(&self) -> &ErrorBody {
         &self.body
     }

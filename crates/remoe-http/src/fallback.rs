@@ -1,4 +1,4 @@
-//! What no route answers.
+//! Fallback for requests that match no route.
 
 use crate::error::ApiError;
 use axum::http::{Method, StatusCode, Uri};

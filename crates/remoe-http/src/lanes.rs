@@ -8,7 +8,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 const SMALL: usize = 64 << 10;
 /// Bytes of large bodies that are prepared or wait for it, unless one body may be larger still.
 const ROOM: usize = 64 << 20;
-/// What room is counted in.
+/// Unit of room, in bytes.
 const UNIT: usize = 1 << 10;
 
 /// Bounds the bodies that are prepared at the same time, and the large ones that wait.

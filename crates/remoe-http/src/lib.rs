@@ -1,4 +1,4 @@
-//! What every HTTP front does: connections that are bounded in number and time, bodies within their
+//! Common parts of all HTTP fronts: connections that are bounded in number and time, bodies within their
 //! limits, request ids, `Host`, calls from browsers, and errors as OpenAI clients expect them.
 //!
 //! The main function and the gateway answer through the same code, so that a client cannot tell which

@@ -1,4 +1,4 @@
-//! What probes ask a function.
+//! Endpoints for probes of a function.
 
 use super::{ConnectionLimits, ConnectionMetrics, serve};
 use axum::http::StatusCode;

@@ -1,4 +1,4 @@
-//! What stands behind the question mark of a target.
+//! Query parameters of a target.
 
 use axum::http::Uri;
 

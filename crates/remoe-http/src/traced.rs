@@ -44,7 +44,7 @@ pub async fn trace_request(State(traces): State<Traces>, mut request: Request, n
     if status.is_server_error() {
         span.fail(status.as_u16().to_string(), "the server answered with an error");
     }
-    // Who asks for a head alone takes no body, and nobody would see its end.
+    // A client that asks for a head alone takes no body: the end of one would not be seen.
     if is_head || response.body().is_end_stream() {
         span.end();
         return response;
@@ -67,7 +67,7 @@ fn method(method: &Method) -> Option<&'static str> {
     known.iter().zip(names).find(|(known, _)| *known == method).map(|(_, name)| name)
 }
 
-/// A body that ends its span when the last of it is handed over, before that is sent: whoever gets it ends later.
+/// A body that ends its span when the last of it is handed over, before that is sent: the receiver's span ends later.
 struct Traced {
     body: Body,
     span: Option<Span>,

@@ -1,4 +1,4 @@
-//! What answers say: in headers, in errors, and by breaking off.
+//! Interpretation of HTTP answers: headers, errors, and broken connections.
 
 use crate::error::FetchError;
 use crate::patience::{Again, Failed};
@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 const ERROR_BYTES: usize = 4 << 10;
 const ERROR_SHOWN: usize = 200;
 
-/// What a final answer that is no success means.
+/// Returns the failure that a final answer without success means.
 pub(crate) async fn failure(place: String, advice: &str, response: Response) -> Failed {
     let status = response.status();
     let after = retry_after(response.headers());
@@ -31,14 +31,14 @@ pub(crate) async fn failure(place: String, advice: &str, response: Response) -> 
     }
 }
 
-/// A request without an answer, or an answer that broke off.
+/// Returns the failure of a request without an answer, or with an answer that broke off.
 pub(crate) fn unanswered(place: String, error: reqwest::Error) -> Failed {
     // Its URL may be a signed one.
     let problem = causes(&error.without_url());
     Failed { error: FetchError::Unavailable { place, problem }, again: Again::Soon(None) }
 }
 
-/// Whether an answer can mean that a redirect no longer holds.
+/// Reports if an answer can mean that a redirect no longer holds.
 pub(crate) fn is_lost(status: StatusCode) -> bool {
     matches!(
         status,
@@ -46,15 +46,15 @@ pub(crate) fn is_lost(status: StatusCode) -> bool {
     )
 }
 
-/// Whether the answer stands elsewhere. Amazon's answer to a request in the wrong region does not.
+/// Reports if the answer redirects to another URL. Amazon's answer to a request in the wrong region does not.
 pub(crate) fn is_redirect(response: &Response) -> bool {
     response.status().is_redirection() && response.headers().contains_key(header::LOCATION)
 }
 
-/// Where a redirect leads.
+/// Returns the target of a redirect.
 ///
 /// # Errors
-/// Nowhere that is gone to.
+/// The target is not a valid HTTP URL, or leads from https to http.
 pub(crate) fn redirect(response: &Response, from: &Url) -> Result<Url, String> {
     let status = response.status();
     let location = response.headers().get(header::LOCATION);

@@ -15,10 +15,10 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Where the model is: `MODEL` or `--model MODEL`, and `--model-cache`.
+/// Location of the model: `MODEL` or `--model MODEL`, and `--model-cache`.
 #[derive(Debug, Clone)]
 pub struct ModelArgs {
-    /// Its place.
+    /// Location of the model.
     pub model: ModelLocation,
     /// Folder that keeps what is fetched of a model from elsewhere.
     pub model_cache: Option<PathBuf>,
@@ -61,7 +61,7 @@ impl SourceArgs {
     }
 }
 
-/// What a model's place can be, for people.
+/// Possible locations of a model, for users.
 const PLACES: &str =
     "a Hugging Face folder, hf://ORGANISATION/NAME[@REVISION], s3://BUCKET/PREFIX or https://HOST/PATH";
 
@@ -153,9 +153,9 @@ pub enum Known {
     Checkpoint(Box<Opened>),
     /// From its config alone.
     Outline {
-        /// Its parts.
+        /// Outline of its config.
         outline: Outline,
-        /// Why it is no checkpoint that the engine runs.
+        /// Reason why it is not a checkpoint that the engine runs.
         why: CheckpointError,
     },
 }
@@ -232,7 +232,7 @@ impl ModelArgs {
         Ok(Stored { store: Arc::new(store), revision, cache: Some(cache) })
     }
 
-    /// The same at the commit that was opened, for programs that must read the same.
+    /// Returns these arguments with the commit that was opened, for programs that must read the same.
     #[must_use]
     pub fn pinned(&self, opened: &Opened) -> Self {
         let model = match (&self.model, &opened.revision) {

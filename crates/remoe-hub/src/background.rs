@@ -46,7 +46,7 @@ impl Background {
         let (sender, result) = mpsc::sync_channel(1);
         runtime.spawn(async move {
             let outcome = work.await;
-            // Whoever asked waits, unless the process is ending.
+            // The caller waits, unless the process is ending.
             let _gone = sender.send(outcome);
         });
         result.recv().map_err(|_| ended())?

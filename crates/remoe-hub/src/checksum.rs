@@ -17,13 +17,14 @@ const READ_BYTES: usize = 1 << 20;
 pub(crate) struct Sha256Sum([u8; 32]);
 
 impl Sha256Sum {
-    /// What the hub says of a file in large file storage; other files have a git id, which is no SHA-256.
+    /// Returns the checksum that the hub states for a file in large file storage; other files have a git id, which is
+    /// not a SHA-256.
     pub(crate) fn from_hub(headers: &HeaderMap) -> Option<Self> {
         let etag = headers.get("x-linked-etag")?.to_str().ok()?;
         Self::from_hex(etag.trim_matches('"'))
     }
 
-    /// What S3 says of an object; a checksum of checksums of its parts is of no use.
+    /// Returns the checksum that S3 states for an object; a checksum of checksums of its parts is of no use.
     pub(crate) fn from_s3(headers: &HeaderMap) -> Option<Self> {
         let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
         if text("x-amz-checksum-type").is_some_and(|kind| kind != "FULL_OBJECT") {
@@ -44,12 +45,12 @@ impl Sha256Sum {
         bytes?.try_into().ok().map(Self)
     }
 
-    /// Of some text.
+    /// Computes the checksum of a text.
     pub(crate) fn of(text: impl AsRef<[u8]>) -> Self {
         Self(Sha256::digest(text.as_ref()).into())
     }
 
-    /// Of the first `size` bytes of a file.
+    /// Computes the checksum of the first `size` bytes of a file.
     pub(crate) fn of_file(file: &File, size: u64) -> io::Result<Self> {
         let mut hash = Sha256::new();
         let mut buffer = vec![0; READ_BYTES];

@@ -23,7 +23,7 @@ const REDIRECTS: usize = 5;
 /// The longest file that is taken from a server that does not send ranges.
 pub(crate) const WHOLE_FILE: u64 = 16 << 20;
 
-/// What an answer must be about.
+/// Version that an answer must be about.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Condition<'a> {
     /// Any version.
@@ -47,27 +47,27 @@ pub(crate) enum Reply {
 /// Bytes on their way.
 #[derive(Debug)]
 pub(crate) struct Bytes {
-    /// Which bytes of the file they are.
+    /// Range of the file that the bytes are.
     pub(crate) range: Range<u64>,
     pub(crate) identity: Identity,
     pub(crate) sha256: Option<Sha256Sum>,
-    /// None for a file without bytes.
+    /// Body of the answer. Absent for a file without bytes.
     pub(crate) response: Option<Response>,
 }
 
-/// Asks one source.
+/// Client of one source.
 #[derive(Debug)]
 pub(crate) struct SourceClient {
     http: CheckedClient,
     pub(crate) source: Source,
     root: PathBuf,
-    /// Where the source sent us for the bytes of a file, for as long as that works.
+    /// Redirect targets that the source gave for the bytes of files, kept as long as they work.
     targets: Mutex<HashMap<String, Url>>,
-    /// It was said that the source sends whole files.
+    /// Set once it was reported that the source sends whole files.
     tells_whole: AtomicBool,
 }
 
-/// What is said once of a source that takes no notice of ranges.
+/// Returns the message, printed once, for a source that ignores range requests.
 fn whole_files(root: &Path) -> String {
     format!(
         "fetch: {} lacks range requests (206): files are fetched whole, again for each part that is read, and only up \
@@ -78,22 +78,22 @@ fn whole_files(root: &Path) -> String {
 }
 
 impl SourceClient {
-    /// `root` is what messages call the source.
+    /// Creates a client of `source`, which messages call `root`.
     pub(crate) fn new(http: CheckedClient, source: Source, root: PathBuf) -> Self {
         Self { http, source, root, targets: Mutex::default(), tells_whole: AtomicBool::new(false) }
     }
 
-    /// What messages call the file.
+    /// Returns the name of the file in messages.
     pub(crate) fn place(&self, name: &str) -> String {
         self.root.join(name).display().to_string()
     }
 
-    /// What messages call the source.
+    /// Returns the name of the source in messages.
     pub(crate) fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Asks once for the bytes `range` of a file.
+    /// Requests the bytes `range` of a file once.
     pub(crate) async fn get(
         &self,
         name: &str,

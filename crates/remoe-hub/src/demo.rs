@@ -9,8 +9,8 @@ const NAME: &str = "demo";
 /// Folder of the model, seen from the parent of the folder of the programs: `/usr/bin` and `/usr/share/remoe/demo`.
 const INSTALLED: &str = "share/remoe/demo";
 
-/// Returns the installed demo model for the name `demo`; every other location, and a checkpoint in a folder `demo`, stay
-/// as they are.
+/// Returns the installed demo model for the name `demo`; every other location, and a checkpoint in a folder `demo`,
+/// stay as they are.
 pub(crate) fn resolve(location: ModelLocation, program: Option<&Path>) -> ModelLocation {
     let is_named = matches!(&location, ModelLocation::Folder(path) if path.as_os_str() == NAME);
     if !is_named || is_checkpoint(Path::new(NAME)) {

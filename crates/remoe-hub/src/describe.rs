@@ -1,4 +1,4 @@
-//! What the hub says of a revision of a repository.
+//! Descriptions of repository revisions, from the hub.
 
 use crate::answer::{failure, is_redirect, redirect, unanswered};
 use crate::checked_client::CheckedClient;

@@ -14,7 +14,7 @@ pub enum FetchError {
     Unavailable {
         /// Source that was asked for.
         place: String,
-        /// What happened last.
+        /// Problem of the last attempt.
         problem: String,
     },
     /// Egress rules do not allow the source, or where it leads.
@@ -33,7 +33,7 @@ pub enum FetchError {
     Refused {
         /// Source that was asked for.
         place: String,
-        /// What the source answered.
+        /// Answer of the source.
         answer: String,
         /// Where the credentials come from.
         advice: String,
@@ -43,7 +43,7 @@ pub enum FetchError {
     Missing {
         /// Source that was asked for.
         place: String,
-        /// What the source answered.
+        /// Answer of the source.
         answer: String,
     },
     /// The file at the source is no longer the one of which bytes are there already.
@@ -51,7 +51,7 @@ pub enum FetchError {
     Changed {
         /// The file.
         place: String,
-        /// What differs.
+        /// Difference between the versions.
         change: String,
     },
     /// The server sends whole files only.
@@ -69,7 +69,7 @@ pub enum FetchError {
     Answer {
         /// Source that was asked for.
         place: String,
-        /// What is wrong with the answer.
+        /// Fault of the answer.
         problem: String,
     },
     /// The bytes are not those that the source promises.
@@ -114,7 +114,7 @@ pub enum FetchError {
     Settings {
         /// The variable or argument.
         what: String,
-        /// What is wrong with it.
+        /// Fault of the setting.
         problem: String,
     },
     /// The cache folder cannot be used.
@@ -122,7 +122,7 @@ pub enum FetchError {
     Cache {
         /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
 }

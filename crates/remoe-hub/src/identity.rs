@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// A version of a file, as its source tells it apart from others.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Identity {
-    /// Its length in bytes.
+    /// Length in bytes.
     pub(crate) size: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) etag: Option<String>,
@@ -14,7 +14,7 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    /// What differs from `other`, if it is another version.
+    /// Describes the difference from `other`, if that is another version.
     pub(crate) fn difference(&self, other: &Self) -> Option<String> {
         let shown = |text: &Option<String>| text.as_deref().unwrap_or("none").to_owned();
         if self.size != other.size {

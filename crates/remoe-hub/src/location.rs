@@ -21,17 +21,17 @@ pub enum ModelLocation {
     S3 {
         /// The bucket.
         bucket: String,
-        /// What all keys start with, without a slash at either end; empty: the bucket itself.
+        /// Prefix of all keys, without a slash at either end. Empty for the bucket itself.
         prefix: String,
     },
     /// A folder of a web server.
     Web {
-        /// Its URL, with a slash at the end.
+        /// URL of the folder, with a slash at the end.
         url: Url,
     },
 }
 
-/// A text that names no place.
+/// A text that is not a valid location.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{problem}; expected a folder, hf://organisation/name[@revision], s3://bucket/prefix or https://host/path"
@@ -41,7 +41,7 @@ pub struct LocationError {
 }
 
 impl ModelLocation {
-    /// What the model is called where nobody names it: the last part of its place.
+    /// Returns the default name of the model: the last part of its location.
     #[must_use]
     pub fn name(&self) -> String {
         let last = |path: &str| path.trim_end_matches('/').rsplit('/').next().unwrap_or_default().to_owned();

@@ -21,17 +21,17 @@ pub(crate) struct Opening {
     pub(crate) transfer: Arc<Transfer>,
     pub(crate) folder: SourceFolder,
     files: Mutex<HashMap<String, Option<Arc<CachedFile>>>>,
-    /// The source has given a file: what it refuses from here on it hides.
+    /// Set once the source has given a file: from then on, a file that it refuses is treated as missing.
     granted: AtomicBool,
 }
 
 impl Opening {
-    /// None is open yet.
+    /// Creates an opening without open files.
     pub(crate) fn new(transfer: Arc<Transfer>, folder: SourceFolder) -> Self {
         Self { transfer, folder, files: Mutex::default(), granted: AtomicBool::new(false) }
     }
 
-    /// Those that are open, and the names of those that do not exist.
+    /// Returns the open files, and the names of files that do not exist.
     pub(crate) fn files(&self) -> MutexGuard<'_, HashMap<String, Option<Arc<CachedFile>>>> {
         self.files.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -111,7 +111,7 @@ pub(crate) struct Failed {
     pub(crate) again: Again,
 }
 
-/// Whether another attempt can succeed.
+/// Retry decision: an attempt that failed is final, or another one can succeed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Again {
     Never,
@@ -148,7 +148,7 @@ impl Attempts {
     /// Pauses after an attempt that failed, where another one is to be made.
     ///
     /// # Errors
-    /// What failed, where no attempt is left or none can help.
+    /// The error of `failed`, if no attempt is left or none can help.
     pub(crate) async fn pause(&mut self, failed: Failed) -> Result<(), FetchError> {
         self.made += 1;
         let Again::Soon(asked) = failed.again else {
@@ -169,7 +169,7 @@ impl Attempts {
             }
         };
         let usual = self.patience.first_pause.saturating_mul(1 << (self.made - 1).min(16));
-        // Not all who lost the same server come back at the same moment.
+        // Clients that lost the same server do not all come back at the same moment.
         let spread = usual.mul_f64(0.5 + fastrand::f64());
         sleep(asked.unwrap_or(spread).min(self.patience.longest_pause).min(left)).await;
         Ok(())

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 /// Time between two lines.
 pub(crate) const EVERY: Duration = Duration::from_secs(2);
 
-/// What has arrived of the bytes that are wanted.
+/// Progress of the fetch of the wanted bytes.
 #[derive(Debug)]
 pub(crate) struct Progress {
     place: String,
@@ -40,7 +40,7 @@ impl Progress {
         self.there.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// A value that grows with every byte, whoever received it.
+    /// Returns a value that grows with every byte, received by this process or by another.
     pub(crate) fn there(&self) -> u64 {
         self.there.load(Ordering::Relaxed)
     }

@@ -25,11 +25,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What is fetched begins and ends at pages.
+/// Alignment of fetched ranges in bytes: they begin and end at pages.
 const PAGE: u64 = 4 << 10;
-/// Ranges with no more than this between them are fetched as one: a request costs more.
+/// Largest gap in bytes between ranges that are fetched as one: a request costs more than the gap.
 const GAP: u64 = 32 << 10;
-/// What is kept of a hub repository's commit beside its files.
+/// Name under which the file list of a hub repository's commit is kept beside its files.
 const CONTENTS: &str = ".contents";
 
 /// The files of a hub commit, an S3 prefix or a web server's folder.

@@ -46,7 +46,7 @@ pub(crate) struct Missing {
 }
 
 impl Missing {
-    /// What is missing of `wanted`.
+    /// Collects the missing bytes of `wanted`.
     ///
     /// # Errors
     /// The cache cannot be read.
@@ -81,7 +81,7 @@ fn pieces(bytes: Range<u64>) -> impl Iterator<Item = Range<u64>> {
     starts.map(move |start| start..bytes.end.min(start + PIECE))
 }
 
-/// The pieces that nobody of this process works on.
+/// Pieces that no task of this process works on.
 #[derive(Debug)]
 struct Queue(Mutex<VecDeque<Piece>>);
 
@@ -164,7 +164,7 @@ impl Transfer {
                     };
                     busy += 1;
                     if busy >= others {
-                        // All that is left is being fetched by somebody else.
+                        // Other tasks or processes fetch all that is left.
                         sleep(POLL).await;
                         busy = 0;
                     }
@@ -173,14 +173,14 @@ impl Transfer {
         }
     }
 
-    /// Whether those who fetch our bytes make progress.
+    /// Checks that the tasks and processes that fetch bytes for this transfer make progress.
     fn check_others(
         &self,
         watch: &mut Option<(u64, Instant)>,
         piece: &Piece,
         progress: &Progress,
     ) -> Result<(), FetchError> {
-        // Their pieces can begin with bytes that we do not want.
+        // Their pieces can begin with bytes that are not wanted here.
         let there = progress.there() + piece.file.complete();
         match watch {
             Some((before, since)) if *before == there => {

@@ -15,13 +15,13 @@ const BACK: Duration = Duration::from_secs(300);
 /// The name of every authority; its key tells it apart.
 const NAME: &str = "Remoe";
 
-/// Why nothing was signed.
+/// Reason why nothing was signed.
 #[derive(Debug, thiserror::Error)]
 pub enum AuthorityError {
     /// The key or the certificate of the authority cannot be used, or signing failed.
     #[error("cannot sign a certificate: {0}")]
     Signing(#[from] rcgen::Error),
-    /// What was signed, or the authority's own certificate, cannot be used.
+    /// The signed certificate, or the authority's own, cannot be used.
     #[error(transparent)]
     Identity(#[from] IdentityError),
 }
@@ -65,7 +65,7 @@ impl Authority {
         Ok(Self { issuer: Issuer::new(own_params(), key), certificate: pair.certificate.clone() })
     }
 
-    /// Its certificate, as PEM: what those who believe it must have.
+    /// Returns its certificate, as PEM, for the trust bundles of processes that trust it.
     #[must_use]
     pub fn certificate(&self) -> &str {
         &self.certificate
@@ -89,10 +89,11 @@ impl Authority {
         Ok(Pair { certificate: certificate.pem(), key: key.serialize_pem() })
     }
 
-    /// The same as credentials that believe this authority only.
+    /// As [`Self::sign`], as credentials that trust this authority only.
     ///
     /// # Errors
-    /// Nothing can be signed, or what is signed is not believed: the certificate is another key's.
+    /// Nothing can be signed, or the signed certificate is not trusted: the authority's certificate belongs to another
+    /// key.
     pub fn credentials(&self, identity: &Identity, life: Duration) -> Result<Credentials, AuthorityError> {
         let pair = self.sign(identity, life)?;
         let (certificate, key) = (pair.certificate.as_bytes(), pair.key.as_bytes());
@@ -105,7 +106,7 @@ impl Authority {
     }
 }
 
-/// What the authority's certificate and its signatures have in common.
+/// Returns the parameters that the authority's certificate and its signatures have in common.
 fn own_params() -> CertificateParams {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();

@@ -13,14 +13,16 @@ pub enum WeightFormat {
     Int8,
     /// As signed integers of 4 bits, 32 of a row with one scale: 4.5 bits a weight.
     Int4,
-    /// As elements of the OCP MX format MXFP4, twice of which are integers of -12 to 12; 32 of a row with one power of two: 4.5 bits a weight.
+    /// As elements of the OCP MX format MXFP4, twice of which are integers of -12 to 12; 32 of a row with one power of
+    /// two: 4.5 bits a weight.
     Mxfp4,
-    /// As fp8 e4m3 codes with a float32 scale for every block of a matrix, as checkpoints store them: 8.25 bits a weight. Each is decoded when it is used, and then is the element that [`Plain`](Self::Plain) would hold of it.
+    /// As fp8 e4m3 codes with a float32 scale for every block of a matrix, as checkpoints store them: 8.25 bits a
+    /// weight. Each is decoded when it is used, and then is the element that [`Plain`](Self::Plain) would hold of it.
     Fp8,
 }
 
 impl WeightFormat {
-    /// Those with integers, the longer ones first.
+    /// Formats with integers, the longer ones first.
     pub const QUANTISED: [Self; 3] = [Self::Int8, Self::Int4, Self::Mxfp4];
 
     /// Are weights elements of the type that is computed in?
@@ -28,7 +30,7 @@ impl WeightFormat {
         matches!(self, Self::Plain)
     }
 
-    /// Whether it is one of [`QUANTISED`](Self::QUANTISED): rows are integers then.
+    /// Reports if it is one of [`QUANTISED`](Self::QUANTISED): rows are integers then.
     pub(crate) const fn has_integers(self) -> bool {
         match self {
             Self::Plain | Self::Fp8 => false,
@@ -36,7 +38,7 @@ impl WeightFormat {
         }
     }
 
-    /// What is added to an integer so that its stored form has no sign.
+    /// Offset that is added to an integer so that its stored form has no sign.
     pub(crate) const fn offset(self) -> i32 {
         match self {
             Self::Plain | Self::Fp8 => 0,
@@ -59,12 +61,13 @@ impl fmt::Display for WeightFormat {
     }
 }
 
-/// The type of rows and the form of weights. Results are the same bits within a class, wherever and in whatever company they are computed, and differ between classes.
+/// The type of rows and the form of weights. Results are the same bits within a class, wherever and in whatever company
+/// they are computed, and differ between classes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct NumericsClass {
-    /// Of input rows, intermediate values and results.
+    /// Type of input rows, intermediate values and results.
     pub dtype: Dtype,
-    /// Of the weights.
+    /// Form of the weights.
     pub weights: WeightFormat,
 }
 
@@ -83,7 +86,9 @@ impl NumericsClass {
         Self { dtype: Dtype::Bf16, weights: WeightFormat::Fp8 },
     ];
 
-    /// The name of the class' formats, accumulation order, roundings and functions. Two processes may share a model's experts only if their names agree. Weights that stay fp8 give the bits of the same ones decoded, and have the name of those.
+    /// The name of the class' formats, accumulation order, roundings and functions. Two processes may share a model's
+    /// experts only if their names agree. Weights that stay fp8 give the bits of the same ones decoded, and have the
+    /// name of those.
     pub const fn name(self) -> &'static str {
         match (self.weights, self.dtype) {
             (WeightFormat::Plain | WeightFormat::Fp8, Dtype::Bf16) => "pairwise-odd-first-v1/bf16",
@@ -97,7 +102,7 @@ impl NumericsClass {
         }
     }
 
-    /// Its position in [`ALL`](Self::ALL).
+    /// Position of the class in [`ALL`](Self::ALL).
     pub(crate) const fn index(self) -> usize {
         2 * self.weights as usize + self.dtype as usize
     }

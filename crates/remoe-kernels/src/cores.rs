@@ -1,10 +1,10 @@
 //! Keeps the threads of a pool on cores of their own.
 //!
-//! Two pools that compute in turn, in two processes that share a machine's cores, leave the scheduler with a choice that it
-//! makes badly: a worker that is woken while the other pool still polls on its core waits behind its own caller, which
-//! computes for milliseconds, and a core that falls idle then takes nobody over, because it is never idle for long.
-//! So each worker has a core of its own, and goes to another one when their caller comes there. Callers are left to the
-//! scheduler, which spreads those of several processes over the cores.
+//! Two pools that compute in turn, in two processes that share a machine's cores, leave the scheduler with a choice
+//! that it makes badly: a worker that is woken while the other pool still polls on its core waits behind its own
+//! caller, which computes for milliseconds, and a core that falls idle then takes over no thread, because it is never
+//! idle for long. So each worker has a core of its own, and goes to another one when their caller comes there. Callers
+//! are left to the scheduler, which spreads those of several processes over the cores.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -12,10 +12,10 @@ use std::sync::{Mutex, PoisonError};
 use rustix::io;
 use rustix::thread::{CpuSet, Pid, gettid, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
-/// No core: somebody has yet to be given one.
+/// No core: the thread has yet to be given one.
 const NOWHERE: usize = usize::MAX;
 
-/// Of a pool that has a thread for each core that it may use.
+/// Cores of a pool that has a thread for each core that it may use.
 #[derive(Debug)]
 pub(crate) struct Cores {
     /// All that the process may use.
@@ -33,8 +33,8 @@ struct Worker {
 }
 
 impl Cores {
-    /// For a pool of `threads`, its caller included; `None` where there are fewer or more of them than cores, so that the
-    /// scheduler knows better.
+    /// For a pool of `threads`, its caller included; `None` where there are fewer or more of them than cores, so that
+    /// the scheduler knows better.
     pub(crate) fn of(threads: usize) -> Option<Self> {
         let allowed = sched_getaffinity(None).ok()?;
         (threads > 1 && allowed.count() as usize == threads).then(|| Self {

@@ -1,10 +1,11 @@
-//! What can go wrong; every variant carries the numbers that explain it.
+//! Errors of the kernels; every variant carries the numbers that explain it.
 
 use std::str::FromStr;
 
 use crate::{Dtype, InstructionPath, Matrix, NumericsClass, WeightFormat};
 
-/// Failure of packing, of starting a pool or of a forward call. Nothing is computed when one is returned, except for [`KernelError::Panicked`].
+/// Failure of packing, of starting a pool or of a forward call. Nothing is computed when one is returned, except for
+/// [`KernelError::Panicked`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KernelError {
@@ -13,7 +14,7 @@ pub enum KernelError {
     Dimension {
         /// Which dimension.
         what: &'static str,
-        /// What was asked for.
+        /// Requested size.
         value: usize,
         /// The largest legal value.
         max: usize,
@@ -21,7 +22,7 @@ pub enum KernelError {
     /// A size does not fit the address space.
     #[error("cannot allocate {what}: its size exceeds the address space")]
     TooLarge {
-        /// What was being sized.
+        /// Name of the thing that was being sized.
         what: &'static str,
     },
     /// The operating system gave no memory.
@@ -52,14 +53,15 @@ pub enum KernelError {
         /// Bytes of one stored row.
         row_bytes: usize,
     },
-    /// Weights came in another form than the class has them in: fp8 ones are given as codes with scales, and only they are.
+    /// Weights came in another form than the class has them in: fp8 ones are given as codes with scales, and only they
+    /// are.
     #[error("cannot pack weights of class {class}: expected {form}, got {given}")]
     Form {
-        /// What was to be packed.
+        /// Class of the weights to pack.
         class: NumericsClass,
-        /// Its form of weights.
+        /// Form of weights of the class.
         form: WeightFormat,
-        /// What came.
+        /// Form that was given.
         given: &'static str,
     },
     /// The scales of fp8 weights are not what kernels compute from.
@@ -67,7 +69,7 @@ pub enum KernelError {
     Blocks {
         /// Rows and columns of a block.
         block: [usize; 2],
-        /// What is wrong.
+        /// Reason.
         why: String,
     },
     /// A slab of rows is not a whole number of rows, or reaches beyond the matrix.
@@ -91,7 +93,7 @@ pub enum KernelError {
     Incomplete {
         /// The first matrix with a gap.
         matrix: Matrix,
-        /// Its first missing row.
+        /// First missing row of the matrix.
         row: usize,
         /// How many rows of it are missing.
         missing: usize,
@@ -101,7 +103,7 @@ pub enum KernelError {
     TooMany {
         /// `jobs`, `products` or `rows`.
         what: &'static str,
-        /// What was given.
+        /// Number that was given.
         actual: usize,
         /// The limit.
         max: usize,
@@ -138,12 +140,13 @@ pub enum KernelError {
         /// Bytes that were given.
         actual: usize,
     },
-    /// Queries, results, pages, keys or values of attention, or rows of an operation, are not as long as its shape says.
+    /// Queries, results, pages, keys or values of attention, or rows of an operation, are not as long as its shape
+    /// says.
     #[error("{what}: expected a length of {expected}, got {actual}")]
     Length {
-        /// What was given.
+        /// Name of the thing that was given.
         what: &'static str,
-        /// Its length.
+        /// Length that was given.
         actual: usize,
         /// The length that follows from the shape.
         expected: usize,
@@ -151,7 +154,7 @@ pub enum KernelError {
     /// The number of threads is zero or above [`crate::MAX_THREADS`].
     #[error("invalid number of threads: expected 1 to {max}, the caller included, got {actual}")]
     Threads {
-        /// What was asked for.
+        /// Requested number of threads.
         actual: usize,
         /// The limit.
         max: usize,
@@ -165,9 +168,9 @@ pub enum KernelError {
     /// This CPU lacks the instructions.
     #[error("unsupported instruction path {path}: this CPU has {}", .available.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))]
     Unavailable {
-        /// What was asked for.
+        /// Requested path.
         path: InstructionPath,
-        /// What there is.
+        /// Paths that this CPU has.
         available: Vec<InstructionPath>,
     },
     /// This CPU has the instructions, and computes something else by them than by the portable path.
@@ -176,7 +179,7 @@ pub enum KernelError {
          portable"
     )]
     WrongBits {
-        /// What was asked for.
+        /// Requested path.
         path: InstructionPath,
         /// The class whose results are wrong.
         class: NumericsClass,

@@ -1,15 +1,19 @@
 //! Weights as fp8 e4m3 with a scale for every block of a matrix: codes in the order in which the kernels read them.
 //!
-//! A weight is the float32 product of its code and its scale, in bfloat16 rounded once to that, to nearest, ties to even: what DeepSeek's `weight_dequant` makes of it, and what a decoded checkpoint holds. It is made anew wherever it is used; every sum has the bits of decoded weights.
+//! A weight is the float32 product of its code and its scale, in bfloat16 rounded once to that, to nearest, ties to
+//! even: as DeepSeek's `weight_dequant` computes it, and as a decoded checkpoint holds it. It is decoded at each use;
+//! every sum has the bits of decoded weights.
 //!
-//! A step of K has 32 codes of each of a panel's 64 columns, `[32][64]` bytes, then 16 float32: the scales of four columns each, times 2^8, because a code becomes a number by way of binary16, in whose exponent it means 2^-8 of itself. The end of a row is filled up with codes that add nothing to a sum, not even to the sign of a zero.
+//! A step of K has 32 codes of each of a panel's 64 columns, `[32][64]` bytes, then 16 float32: the scales of four
+//! columns each, times 2^8, because a code becomes a number by way of binary16, in whose exponent it means 2^-8 of
+//! itself. The end of a row is filled up with codes that add nothing to a sum, not even to the sign of a zero.
 
 use crate::panels::Panels;
 use crate::quantise::GROUP;
 use crate::shape::{PANEL, SCALE_COLUMNS, step_words};
 use crate::{Dtype, KernelError, WeightFormat};
 
-/// What stored scales are multiplied with: 2^8.
+/// Factor of stored scales: 2^8.
 const UNIT: f32 = 256.0;
 /// Scales from here on have no product that is tiny before it is rounded: 2^-100.
 const LEAST: f32 = f32::from_bits((127 - 100) << 23);
@@ -26,10 +30,12 @@ pub struct Fp8Scales {
 }
 
 impl Fp8Scales {
-    /// `values` has one for each block of `block` rows and columns, row after row of blocks, the last ones of either cut off by a matrix of `rows` x `columns`.
+    /// `values` has one for each block of `block` rows and columns, row after row of blocks, the last ones of either
+    /// cut off by a matrix of `rows` x `columns`.
     ///
     /// # Errors
-    /// [`KernelError::Blocks`] for blocks that are no multiples of 4 rows and 32 columns, for values that are not as many as blocks, and for one that is not a number between 2^-100 and 2^119, or zero, of either sign.
+    /// [`KernelError::Blocks`] for blocks that are no multiples of 4 rows and 32 columns, for values that are not as
+    /// many as blocks, and for one that is not a number between 2^-100 and 2^119, or zero, of either sign.
     pub fn new(
         values: Vec<f32>,
         rows: usize,

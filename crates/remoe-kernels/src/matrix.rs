@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Largest legal number of outputs; vocabularies are the largest there are.
 pub const MAX_OUTPUTS: usize = 1 << 20;
 
-/// A weight matrix `[outputs, inputs]` in the order in which the kernels read it, laid out like an expert's down projection. Never changes; share it freely between threads.
+/// A weight matrix `[outputs, inputs]` in the order in which the kernels read it, laid out like an expert's down
+/// projection. Never changes; share it freely between threads.
 #[derive(Debug)]
 pub struct PackedMatrix {
     outputs: usize,
@@ -20,7 +21,8 @@ pub struct PackedMatrix {
     buffer: Buffer,
 }
 
-/// Packs a matrix from slabs of rows, the first ones first, so that a loader can read a file through a small buffer; or part by part, by several threads.
+/// Packs a matrix from slabs of rows, the first ones first, so that a loader can read a file through a small buffer; or
+/// part by part, by several threads.
 #[derive(Debug)]
 pub struct PackedMatrixBuilder {
     matrix: PackedMatrix,
@@ -29,7 +31,8 @@ pub struct PackedMatrixBuilder {
 }
 
 impl PackedMatrixBuilder {
-    /// Reserves the packed form of `outputs` rows of `inputs` weights, which become what `class`, or a [`Dtype`], calls for.
+    /// Reserves the packed form of `outputs` rows of `inputs` weights, which become what `class`, or a [`Dtype`], calls
+    /// for.
     ///
     /// # Errors
     /// [`KernelError::Dimension`] for 0 and above [`MAX_OUTPUTS`] or [`MAX_DIMENSION`], [`KernelError::OutOfMemory`].
@@ -47,10 +50,13 @@ impl PackedMatrixBuilder {
         Ok(Self { matrix: PackedMatrix { outputs, inputs, class, buffer }, given: AtomicUsize::new(0) })
     }
 
-    /// Packs the rows that follow those given before: whole rows, little-endian as checkpoints store them, with any alignment. Slabs of a multiple of 16 rows are packed fastest.
+    /// Packs the rows that follow those given before: whole rows, little-endian as checkpoints store them, with any
+    /// alignment. Slabs of a multiple of 16 rows are packed fastest.
     ///
     /// # Errors
-    /// [`KernelError::WeightLength`] where they are not whole rows, [`KernelError::Length`] where they are more than the matrix has, [`KernelError::Form`] where the class has fp8 weights, which only experts can have; nothing is packed then.
+    /// [`KernelError::WeightLength`] where they are not whole rows, [`KernelError::Length`] where they are more than
+    /// the matrix has, [`KernelError::Form`] where the class has fp8 weights, which only experts can have; nothing is
+    /// packed then.
     pub fn rows(&mut self, stored: StoredDtype, bytes: &[u8]) -> Result<(), KernelError> {
         let next = *self.given.get_mut();
         let all = self.matrix.outputs;
@@ -60,8 +66,8 @@ impl PackedMatrixBuilder {
         })
     }
 
-    /// Parts of so many rows, rounded up to whole panels, from the first on. Each may be filled by a thread of its own, once, instead of by
-    /// [`rows`](Self::rows).
+    /// Parts of so many rows, rounded up to whole panels, from the first on. Each may be filled by a thread of its own,
+    /// once, instead of by [`rows`](Self::rows).
     pub fn parts(&mut self, rows: usize) -> impl Iterator<Item = MatrixPart<'_>> {
         let panel_words = self.matrix.panel_words();
         let PackedMatrix { outputs, inputs, class, ref mut buffer } = self.matrix;
@@ -99,7 +105,7 @@ pub struct MatrixPart<'a> {
     end: usize,
     /// Rows of it that were given.
     next: usize,
-    /// The same of all parts.
+    /// Rows that were given to all parts.
     given: &'a AtomicUsize,
 }
 
@@ -112,7 +118,7 @@ impl MatrixPart<'_> {
     /// As [`PackedMatrixBuilder::rows`], of the rows of this part.
     ///
     /// # Errors
-    /// The same.
+    /// As for [`PackedMatrixBuilder::rows`].
     pub fn rows(&mut self, stored: StoredDtype, bytes: &[u8]) -> Result<(), KernelError> {
         let class = self.class;
         if class.weights == WeightFormat::Fp8 {
@@ -136,10 +142,13 @@ impl MatrixPart<'_> {
 }
 
 impl PackedMatrix {
-    /// Packs matrices of the same number of `inputs`, one below the other: products with all of them are one product then. `parts` are row-major and little-endian as checkpoints store them, with any alignment. Weights become what `class`, or a [`Dtype`], calls for.
+    /// Packs matrices of the same number of `inputs`, one below the other: products with all of them are one product
+    /// then. `parts` are row-major and little-endian as checkpoints store them, with any alignment. Weights become what
+    /// `class`, or a [`Dtype`], calls for.
     ///
     /// # Errors
-    /// [`KernelError::Dimension`] for 0 and above [`MAX_OUTPUTS`] or [`MAX_DIMENSION`], [`KernelError::WeightLength`] for a part that is not whole rows, [`KernelError::OutOfMemory`].
+    /// [`KernelError::Dimension`] for 0 and above [`MAX_OUTPUTS`] or [`MAX_DIMENSION`], [`KernelError::WeightLength`]
+    /// for a part that is not whole rows, [`KernelError::OutOfMemory`].
     pub fn pack(
         inputs: usize,
         class: impl Into<NumericsClass>,
@@ -178,7 +187,7 @@ impl PackedMatrix {
         self.class.dtype
     }
 
-    /// What decides the bits of results.
+    /// Returns the numerics class, which decides the bits of results.
     pub const fn class(&self) -> NumericsClass {
         self.class
     }
@@ -198,10 +207,12 @@ impl PackedMatrix {
         Buffer::resident_bytes(self.buffer.len())
     }
 
-    /// Writes to `to` what the weights of row `row` stand for, as little-endian elements of [`dtype`](Self::dtype), each rounded once: a look-up in a table of rows, the same bits on every machine.
+    /// Writes to `to` what the weights of row `row` stand for, as little-endian elements of [`dtype`](Self::dtype),
+    /// each rounded once: a look-up in a table of rows, the same bits on every machine.
     ///
     /// # Errors
-    /// [`KernelError::Dimension`] where there is no such row, [`KernelError::Length`] where `to` is not [`input_bytes`](Self::input_bytes) long.
+    /// [`KernelError::Dimension`] where there is no such row, [`KernelError::Length`] where `to` is not
+    /// [`input_bytes`](Self::input_bytes) long.
     pub fn read_row(&self, row: usize, to: &mut [u8]) -> Result<(), KernelError> {
         if row >= self.outputs {
             return Err(KernelError::Dimension { what: "row", value: row, max: self.outputs - 1 });

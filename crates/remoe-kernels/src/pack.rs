@@ -12,12 +12,14 @@ use crate::{Dtype, ExpertShape, KernelError, Matrix, StoredDtype, WeightFormat};
 pub struct PackedExpert {
     shape: ExpertShape,
     buffer: Buffer,
-    /// Of gate-and-up panels, then of down panels, as float32; empty where there are none.
+    /// Biases of gate-and-up panels, then of down panels, as float32; empty without biases.
     biases: Vec<f32>,
 }
 
 impl PackedExpert {
-    /// Packs whole matrices, row-major and little-endian as checkpoints store them, with any alignment: `gate` and `up` are `[width, hidden]`, `down` is `[hidden, width]`, all of element type `stored`; `gate` is empty where the shape has none. Weights become what the shape's class calls for.
+    /// Packs whole matrices, row-major and little-endian as checkpoints store them, with any alignment: `gate` and `up`
+    /// are `[width, hidden]`, `down` is `[hidden, width]`, all of element type `stored`; `gate` is empty where the
+    /// shape has none. Weights become what the shape's class calls for.
     ///
     /// # Errors
     /// [`KernelError::MatrixLength`] for a matrix of the wrong size, [`KernelError::OutOfMemory`].
@@ -59,7 +61,8 @@ impl PackedExpert {
         Buffer::resident_bytes(self.buffer.len()) + self.biases.len() * size_of::<f32>()
     }
 
-    /// The biases of the first gate-and-up panel, those of the others and of the down panels follow; null where there are none.
+    /// The biases of the first gate-and-up panel, those of the others and of the down panels follow; null where there
+    /// are none.
     pub(crate) fn biases(&self) -> *const f32 {
         if self.biases.is_empty() { std::ptr::null() } else { self.biases.as_ptr() }
     }
@@ -72,7 +75,8 @@ impl PackedExpert {
 
 /// Packs an expert from slabs of rows in any order, so that a loader can read a file through a small scratch buffer.
 ///
-/// Slabs that begin and end at multiples of 16 rows are packed fastest; one row at a time works, slowly. Memory becomes resident as it is filled, by the thread that calls [`rows`](Self::rows).
+/// Slabs that begin and end at multiples of 16 rows are packed fastest; one row at a time works, slowly. Memory becomes
+/// resident as it is filled, by the thread that calls [`rows`](Self::rows).
 #[derive(Debug)]
 pub struct PackedExpertBuilder {
     shape: ExpertShape,
@@ -127,10 +131,12 @@ impl PackedExpertBuilder {
         self.shape.matrix(matrix).1 * self.stored.bytes()
     }
 
-    /// Packs the rows of `matrix` from `first_row` on; `bytes` is any whole number of rows. A row that is given again replaces the earlier one.
+    /// Packs the rows of `matrix` from `first_row` on; `bytes` is any whole number of rows. A row that is given again
+    /// replaces the earlier one.
     ///
     /// # Errors
-    /// [`KernelError::Rows`] where `bytes` is not whole rows or reaches beyond the matrix, [`KernelError::Form`] where weights stay fp8; nothing is packed then.
+    /// [`KernelError::Rows`] where `bytes` is not whole rows or reaches beyond the matrix, [`KernelError::Form`] where
+    /// weights stay fp8; nothing is packed then.
     pub fn rows(&mut self, matrix: Matrix, first_row: usize, bytes: &[u8]) -> Result<(), KernelError> {
         let class = self.shape.class();
         if class.weights == WeightFormat::Fp8 {
@@ -144,10 +150,12 @@ impl PackedExpertBuilder {
         Ok(())
     }
 
-    /// The same of a shape whose weights stay fp8: `codes` is a byte for each weight of any whole number of rows, none of them 0x7f or 0xff, which are no numbers; `scales` are those of the whole matrix.
+    /// As [`rows`](Self::rows), for a shape whose weights stay fp8: `codes` is a byte for each weight of any whole
+    /// number of rows, none of them 0x7f or 0xff, which are no numbers; `scales` are those of the whole matrix.
     ///
     /// # Errors
-    /// As [`rows`](Self::rows), and [`KernelError::Form`] where the weights of the shape do not stay fp8, [`KernelError::Blocks`] for scales of another matrix.
+    /// As [`rows`](Self::rows), and [`KernelError::Form`] where the weights of the shape do not stay fp8,
+    /// [`KernelError::Blocks`] for scales of another matrix.
     pub fn fp8_rows(
         &mut self,
         matrix: Matrix,

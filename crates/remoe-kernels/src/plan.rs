@@ -46,9 +46,9 @@ pub(crate) struct Plan {
     phases: [PhasePlan; 2],
     /// Intermediate rows, and copies of input rows.
     scratch: Buffer,
-    /// Of the input rows of a job, and of those after it that share them: their copies, or null.
+    /// For the input rows of a job, and of those after it that share them: their copies, or null.
     copies: Vec<*const u8>,
-    /// What the units of the second phase are, where they are no panels.
+    /// Task whose units the second phase has, where they are no panels.
     task: Option<Task>,
 }
 
@@ -80,7 +80,8 @@ impl Task {
     }
 }
 
-// SAFETY: the pointers are only used during a call, while the caller's borrows of jobs and products are alive; threads write to disjoint panels.
+// SAFETY: the pointers are only used during a call, while the caller's borrows of jobs and products are alive; threads
+// write to disjoint panels.
 unsafe impl Send for Plan {}
 // SAFETY: as above.
 unsafe impl Sync for Plan {}
@@ -319,7 +320,7 @@ impl Plan {
         self.phases[Phase::Down as usize].units = units;
     }
 
-    /// What the units are, where they are no panels.
+    /// Returns the task whose units these are, where they are no panels.
     pub(crate) fn task(&self) -> Option<Task> {
         self.task
     }
@@ -358,7 +359,7 @@ impl Plan {
     }
 }
 
-/// What the items of a call add up to, within the limits of one call.
+/// Totals of the items of a call, within the limits of one call.
 #[derive(Default)]
 struct Totals {
     rows: usize,

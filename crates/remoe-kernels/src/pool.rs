@@ -23,7 +23,9 @@ pub struct PoolConfig {
     pub threads: usize,
     /// The instruction path; `None` takes what is measured fastest ([`Pool::paths`]).
     pub path: Option<InstructionPath>,
-    /// How long a thread polls before it sleeps: workers between calls, everybody within one. Idle workers let others have the core after the first microseconds. Polling keeps a core busy, so it is switched off (as by [`Duration::ZERO`]) where `threads` exceeds [`thread::available_parallelism`].
+    /// How long a thread polls before it sleeps: workers between calls, all threads within one. Idle workers let others
+    /// have the core after the first microseconds. Polling keeps a core busy, so it is switched off (as by
+    /// [`Duration::ZERO`]) where `threads` exceeds [`thread::available_parallelism`].
     pub poll: Duration,
 }
 
@@ -37,7 +39,8 @@ impl Default for PoolConfig {
 
 /// Threads that compute experts.
 ///
-/// A pool computes one call at a time with all its threads; calls from several threads wait for each other. Dropping it ends and joins the workers.
+/// A pool computes one call at a time with all its threads; calls from several threads wait for each other. Dropping it
+/// ends and joins the workers.
 pub struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
@@ -47,10 +50,13 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Starts `config.threads - 1` workers. Where the path is left open, the machine's instruction paths are tried when a class is first computed or its [`paths`](Self::paths) are asked for, which takes about two milliseconds for each class.
+    /// Starts `config.threads - 1` workers. Where the path is left open, the machine's instruction paths are tried when
+    /// a class is first computed or its [`paths`](Self::paths) are asked for, which takes about two milliseconds for
+    /// each class.
     ///
     /// # Errors
-    /// [`KernelError::Threads`], [`KernelError::Unavailable`] for a path that this CPU lacks, [`KernelError::WrongBits`] for one that does not compute right on it, [`KernelError::Spawn`].
+    /// [`KernelError::Threads`], [`KernelError::Unavailable`] for a path that this CPU lacks,
+    /// [`KernelError::WrongBits`] for one that does not compute right on it, [`KernelError::Spawn`].
     pub fn new(config: PoolConfig) -> Result<Self, KernelError> {
         if let Some(path) = config.path {
             if !path.is_available() {
@@ -90,13 +96,14 @@ impl Pool {
         self.threads
     }
 
-    /// Whether each worker is pinned to a core of its own, which its caller's is not: where there are as many threads as cores, and the process
-    /// may use all of their time.
+    /// Reports if each worker is pinned to a core of its own, which its caller's is not: where there are as many
+    /// threads as cores, and the process may use all of their time.
     pub fn is_pinned(&self) -> bool {
         self.shared.is_pinned()
     }
 
-    /// The instructions in use for a class, or for a [`crate::Dtype`]: as [`PathChoice::measured`], and for one row the path that read a model's weights the fastest when they last took turns at work.
+    /// The instructions in use for a class, or for a [`crate::Dtype`]: as [`PathChoice::measured`], and for one row the
+    /// path that read a model's weights the fastest when they last took turns at work.
     pub fn paths(&self, class: impl Into<NumericsClass>) -> PathChoice {
         self.shared.paths.of(class.into())
     }
@@ -106,37 +113,49 @@ impl Pool {
         self.shared.paths.attending(dtype)
     }
 
-    /// Bytes of scratch memory that the pool holds: what its largest call so far needed, see [`crate::ExpertShape::scratch_bytes_per_row`].
+    /// Bytes of scratch memory that the pool holds: what its largest call so far needed, see
+    /// [`crate::ExpertShape::scratch_bytes_per_row`].
     pub fn scratch_bytes(&self) -> usize {
         let _calling = self.calling.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the lock is held.
         unsafe { self.shared.scratch_bytes() }
     }
 
-    /// Computes all jobs and returns when every output is complete. Jobs may differ in shape and element type. The calling thread takes part; it blocks for as long as the computation takes, so call it outside of an asynchronous runtime's own threads.
+    /// Computes all jobs and returns when every output is complete. Jobs may differ in shape and element type. The
+    /// calling thread takes part; it blocks for as long as the computation takes, so call it outside of an asynchronous
+    /// runtime's own threads.
     ///
-    /// Takes `&self`: callers share a pool, and a lock makes their calls follow each other. After the first calls of a certain size nothing is allocated, but for times of paths that take turns.
+    /// Takes `&self`: callers share a pool, and a lock makes their calls follow each other. After the first calls of a
+    /// certain size nothing is allocated, but for times of paths that take turns.
     ///
     /// # Errors
-    /// Before anything is computed: [`KernelError::TooMany`], [`KernelError::InputLength`], [`KernelError::RowIndex`], [`KernelError::OutputLength`], [`KernelError::TooLarge`], [`KernelError::OutOfMemory`]. After it: [`KernelError::Panicked`].
+    /// Before anything is computed: [`KernelError::TooMany`], [`KernelError::InputLength`], [`KernelError::RowIndex`],
+    /// [`KernelError::OutputLength`], [`KernelError::TooLarge`], [`KernelError::OutOfMemory`]. After it:
+    /// [`KernelError::Panicked`].
     pub fn forward(&self, jobs: &mut [Job<'_>]) -> Result<(), KernelError> {
         self.forward_beside(jobs, &mut || {})
     }
 
-    /// As [`forward`](Self::forward), for a caller that has something else to see to: it does `between` after each panel of weights that it has multiplied with, which takes microseconds for one row and a millisecond or more for hundreds. `between` must not use the pool.
+    /// As [`forward`](Self::forward), for a caller that has something else to see to: it does `between` after each
+    /// panel of weights that it has multiplied with, which takes microseconds for one row and a millisecond or more for
+    /// hundreds. `between` must not use the pool.
     ///
     /// # Errors
     /// As for [`forward`](Self::forward); [`KernelError::Panicked`] where `between` panicked.
     pub fn forward_beside(&self, jobs: &mut [Job<'_>], between: &mut dyn FnMut()) -> Result<(), KernelError> {
         let _calling = self.calling.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: the lock is held, and the jobs' borrows last until `call` returns; outputs are borrowed mutably and so disjoint.
+        // SAFETY: the lock is held, and the jobs' borrows last until `call` returns; outputs are borrowed mutably and
+        // so disjoint.
         unsafe { self.shared.call(|plan| plan.prepare_jobs(jobs), between) }
     }
 
-    /// Computes rows of experts until they are done or `until` is true, which is asked after each panel of weights that the calling thread has multiplied with. Returns true once they are done. Other calls can be made in between; no weight is read twice.
+    /// Computes rows of experts until they are done or `until` is true, which is asked after each panel of weights that
+    /// the calling thread has multiplied with. Returns true once they are done. Other calls can be made in between; no
+    /// weight is read twice.
     ///
     /// # Errors
-    /// As for [`forward`](Self::forward); [`KernelError::OtherPool`] if another pool has begun them. They cannot be taken on any further then.
+    /// As for [`forward`](Self::forward); [`KernelError::OtherPool`] if another pool has begun them. They cannot be
+    /// taken on any further then.
     pub fn advance(
         &self,
         rows: &mut SuspendedRows,
@@ -144,7 +163,8 @@ impl Pool {
     ) -> Result<bool, KernelError> {
         let _calling = self.calling.lock().unwrap_or_else(PoisonError::into_inner);
         let mut suspended = rows.take()?;
-        // SAFETY: the lock is held; the rows own all that the plan points to, and nothing of it moves or is used before the plan is dropped.
+        // SAFETY: the lock is held; the rows own all that the plan points to, and nothing of it moves or is used before
+        // the plan is dropped.
         let done = unsafe { self.shared.advance(&mut suspended, until) }?;
         rows.put_back(suspended);
         Ok(done)
@@ -160,7 +180,9 @@ impl Pool {
         unsafe { self.shared.call(|plan| plan.prepare_products(products), &mut || {}) }
     }
 
-    /// Does `work` with every item, each on one of the pool's threads, and returns when all are done. Takes tens of thousands of operations per item to be worth it. `work` must not use the pool; the processor's modes for denormals are those of the thread's other code, not those of the kernels.
+    /// Does `work` with every item, each on one of the pool's threads, and returns when all are done. Takes tens of
+    /// thousands of operations per item to be worth it. `work` must not use the pool; the processor's modes for
+    /// denormals are those of the thread's other code, not those of the kernels.
     ///
     /// # Errors
     /// [`KernelError::TooMany`]; [`KernelError::Panicked`] where `work` panicked for an item, after the others.
@@ -228,7 +250,7 @@ mod tests {
     /// Panics in the panel that computes column 64.
     ///
     /// # Safety
-    /// None needed: touches nothing.
+    /// Always safe: touches nothing.
     unsafe fn broken(panel: &Panel) {
         assert!(panel.columns == 64, "a kernel that panics");
     }

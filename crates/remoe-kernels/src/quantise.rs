@@ -2,14 +2,22 @@
 //!
 //! A weight is `scale * q`, a bfloat16 scale for each group of 32 consecutive weights of a row, and an integer `q`:
 //!
-//! - int8: the scale is the largest magnitude of the group / 127, rounded to bfloat16, and `q`, between -127 and 127, is the integer nearest to `weight * (1 / scale)`.
-//! - int4: `q` is between -8 and 7. The weight of the largest magnitude, with its sign, is divided by each of [`INT4_REACHES`] in turn, and of these scales, rounded to bfloat16, the one with the least sum of squared errors is taken (of equals, the first).
-//! - mxfp4: the weight is the power of two whose exponent is 2 less than that of the largest magnitude, times half of one of [`E2M1`] with a sign: the nearest, at most 6 (OCP Microscaling Formats 1.0, 6.3). `q` is twice that, and the scale half the power of two. Weights that are MXFP4 already stay what they are.
+//! - int8: the scale is the largest magnitude of the group / 127, rounded to bfloat16, and `q`, between -127 and 127,
+//!   is the integer nearest to `weight * (1 / scale)`.
+//! - int4: `q` is between -8 and 7. The weight of the largest magnitude, with its sign, is divided by each of
+//!   [`INT4_REACHES`] in turn, and of these scales, rounded to bfloat16, the one with the least sum of squared errors
+//!   is taken (of equals, the first).
+//! - mxfp4: the weight is the power of two whose exponent is 2 less than that of the largest magnitude, times half of
+//!   one of [`E2M1`] with a sign: the nearest, at most 6 (OCP Microscaling Formats 1.0, 6.3). `q` is twice that, and
+//!   the scale half the power of two. Weights that are MXFP4 already stay what they are.
 //!
-//! A row that is multiplied with such weights becomes integers as well, each group by itself: `x = scale * q`, a float32 scale of the largest magnitude / 127, `q` nearest to `x * (127 / largest magnitude)`. Ties go to even everywhere. A group whose largest magnitude is below 2^-100 becomes zeros, one with an infinity or a NaN gets the scale NaN. A row's
-//! last group is filled up with zeros.
+//! A row that is multiplied with such weights becomes integers as well, each group by itself: `x = scale * q`, a
+//! float32 scale of the largest magnitude / 127, `q` nearest to `x * (127 / largest magnitude)`. Ties go to even
+//! everywhere. A group whose largest magnitude is below 2^-100 becomes zeros, one with an infinity or a NaN gets the
+//! scale NaN. A row's last group is filled up with zeros.
 //!
-//! Everything here is a function of 32 numbers, written once, in scalar operations whose results no float mode of [`crate::paths::float_mode`] changes: no operand and no result that matters is denormal.
+//! Everything here is a function of 32 numbers, written once, in scalar operations whose results no float mode of
+//! [`crate::paths::float_mode`] changes: no operand and no result that matters is denormal.
 
 use crate::numerics::{NAN_BITS, from_bf16, to_bf16};
 use crate::{Dtype, WeightFormat};
@@ -19,7 +27,8 @@ pub const GROUP: usize = 32;
 
 /// Largest magnitude of an 8-bit integer.
 const INT8_REACH: f32 = 127.0;
-/// What the weight of the largest magnitude may become as a 4-bit integer: beyond -8 it is cut off, so that the others are nearer.
+/// Values that the weight of the largest magnitude may take as a 4-bit integer: beyond -8 it is cut off, so that the
+/// others are nearer.
 const INT4_REACHES: [f32; 6] = [-8.0, -7.5, -7.0, -8.5, -9.0, 7.0];
 /// Twice the magnitudes of e2m1, by their codes; 8 more is the code of the negative one.
 pub const E2M1: [i8; 8] = [0, 1, 2, 3, 4, 6, 8, 12];
@@ -35,7 +44,7 @@ pub(crate) struct RowGroup {
     /// The integers.
     pub(crate) values: [i8; GROUP],
     pub(crate) scale: f32,
-    /// What the offset of stored weights adds to a dot product with these integers, negated.
+    /// Contribution of the offset of stored weights to a dot product with these integers, negated.
     pub(crate) correction: i32,
 }
 
@@ -155,8 +164,8 @@ impl WeightGroup {
         Self { values: narrowed(group, |x| nearest((x * factor).clamp(lowest, highest))), scale }
     }
 
-    /// The words of a packed column: four integers with their offset each, or two times four in the first half of them; of MXFP4 their
-    /// codes.
+    /// The words of a packed column: four integers with their offset each, or two times four in the first half of them;
+    /// of MXFP4 their codes.
     #[inline(always)]
     pub(crate) fn stored(&self, format: WeightFormat) -> [u32; GROUP / 4] {
         let mut bytes = [0; GROUP];
@@ -197,7 +206,8 @@ impl WeightGroup {
         Self { values, scale }
     }
 
-    /// Writes what the first elements stand for, as many as `to` has room for, rounded to `dtype`. Products of an integer and a bfloat16 are exact in float32.
+    /// Writes what the first elements stand for, as many as `to` has room for, rounded to `dtype`. Products of an
+    /// integer and a bfloat16 are exact in float32.
     #[inline(always)]
     pub(crate) fn write(&self, dtype: Dtype, to: &mut [u8]) {
         match dtype {
@@ -234,7 +244,8 @@ fn narrowed(group: &[f32; GROUP], integer: impl Fn(f32) -> i32) -> [i8; GROUP] {
     narrowed
 }
 
-/// Of twice the magnitudes of e2m1 that nearest to `x`, ties to even codes, with the sign of `x`.
+/// Returns the value among twice the magnitudes of e2m1 that is nearest to `x`, ties to even codes, with the sign of
+/// `x`.
 #[inline(always)]
 fn e2m1(x: f32) -> i32 {
     let size = x.abs();
@@ -256,8 +267,8 @@ fn code(value: i8) -> u8 {
     magnitude | value as u8 >> 4 & 8
 }
 
-/// Sums of squared errors of `group` times `unit` as int4, of each scale. Every sum is in the order of the group; those of all scales are
-/// made side by side, so that none waits for another.
+/// Sums of squared errors of `group` times `unit` as int4, of each scale. Every sum is in the order of the group; those
+/// of all scales are made side by side, so that none waits for another.
 #[inline(always)]
 fn int4_errors<const N: usize>(group: &[f32; GROUP], scales: [f32; N], unit: f32) -> [f32; N] {
     let factors = scales.map(|scale| 1.0 / scale);
@@ -297,8 +308,8 @@ mod tests {
     use super::*;
     use serde::Deserialize;
 
-    /// What published code makes of weights as int4 (`tests/fixtures/int4.py`); weights, scales and halves are bits of bfloat16,
-    /// values of float32.
+    /// Published code's quantisation of weights as int4 (`tests/fixtures/int4.py`); weights, scales and halves are bits
+    /// of bfloat16, values of float32.
     #[derive(Deserialize)]
     struct Reference {
         name: String,
@@ -315,7 +326,7 @@ mod tests {
             serde_json::from_str(include_str!("../../../tests/fixtures/int4.json")).unwrap()
         }
 
-        /// Of every group where it starts and how many weights it has, and its scale.
+        /// Returns the start, the number of weights and the scale of every group.
         fn groups(&self) -> impl Iterator<Item = (usize, usize, u16)> {
             let per_row = self.columns.div_ceil(GROUP);
             self.scales.iter().enumerate().map(move |(index, &scale)| {

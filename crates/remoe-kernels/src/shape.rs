@@ -10,7 +10,8 @@ pub const MAX_DIMENSION: usize = 1 << 18;
 /// Output columns of a panel, the unit in which weights are packed and work is split.
 pub(crate) const PANEL: usize = 64;
 
-/// Intermediate columns that one gate-and-up panel produces: half of it is gate, half is up. They are one group of the down projection where weights are quantised; a panel without gate columns produces two of them.
+/// Intermediate columns that one gate-and-up panel produces: half of it is gate, half is up. They are one group of the
+/// down projection where weights are quantised; a panel without gate columns produces two of them.
 pub(crate) const HALF: usize = PANEL / 2;
 const _: () = assert!(HALF == GROUP);
 
@@ -33,16 +34,18 @@ pub struct ExpertShape {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Biases {
     None,
-    /// Those whose sums are activated or gated.
+    /// Biases of the projections whose sums are activated or gated.
     Inner,
     All,
 }
 
 impl ExpertShape {
-    /// `hidden`: elements of an input and of an output row; `width`: elements between the projections. Any size is legal, odd ones included. A `class` is a [`Dtype`] where weights are not quantised.
+    /// `hidden`: elements of an input and of an output row; `width`: elements between the projections. Any size is
+    /// legal, odd ones included. A `class` is a [`Dtype`] where weights are not quantised.
     ///
     /// # Errors
-    /// [`KernelError::Dimension`] for 0 and above [`MAX_DIMENSION`]; [`KernelError::TooLarge`] where the packed form exceeds the address space.
+    /// [`KernelError::Dimension`] for 0 and above [`MAX_DIMENSION`]; [`KernelError::TooLarge`] where the packed form
+    /// exceeds the address space.
     pub fn new(
         hidden: usize,
         width: usize,
@@ -55,7 +58,8 @@ impl ExpertShape {
                 return Err(KernelError::Dimension { what, value, max: MAX_DIMENSION });
             }
         }
-        // Stored bytes, packed bytes and their padding all stay below 16 bytes per element of three matrices padded to panels.
+        // Stored bytes, packed bytes and their padding all stay below 16 bytes per element of three matrices padded to
+        // panels.
         let padded = |n: usize| n.div_ceil(PANEL).checked_mul(PANEL);
         let fits = padded(hidden)
             .zip(padded(width))
@@ -68,30 +72,30 @@ impl ExpertShape {
         Ok(Self { hidden, width, dtype, weights, activation, gated: true, biases: Biases::None })
     }
 
-    /// The same without a gate projection: what the activation gives goes to the down projection as it is.
+    /// Returns this shape without a gate projection: what the activation gives goes to the down projection as it is.
     #[must_use]
     pub const fn without_gate(self) -> Self {
         Self { gated: false, ..self }
     }
 
-    /// The same with a bias on each projection.
+    /// Returns this shape with a bias on each projection.
     #[must_use]
     pub const fn with_biases(self) -> Self {
         Self { biases: Biases::All, ..self }
     }
 
-    /// The same with a bias on each projection but the down projection.
+    /// Returns this shape with a bias on each projection but the down projection.
     #[must_use]
     pub const fn with_inner_biases(self) -> Self {
         Self { biases: Biases::Inner, ..self }
     }
 
-    /// Whether there is a gate projection.
+    /// Reports if there is a gate projection.
     pub const fn gated(&self) -> bool {
         self.gated
     }
 
-    /// Whether the projection has a bias.
+    /// Reports if the projection has a bias.
     pub const fn has_biases(&self, matrix: Matrix) -> bool {
         match (matrix, self.biases) {
             (_, Biases::None) | (Matrix::Down, Biases::Inner) => false,
@@ -134,7 +138,8 @@ impl ExpertShape {
         }
     }
 
-    /// Bytes of memory that the packed expert takes, padding and page rounding included: what to check against a limit before reading.
+    /// Bytes of memory that the packed expert takes, padding and page rounding included: what to check against a limit
+    /// before reading.
     pub const fn packed_bytes(&self) -> usize {
         Buffer::resident_bytes(self.packed_words() * 4) + self.bias_elements() * size_of::<f32>()
     }
@@ -153,7 +158,7 @@ impl ExpertShape {
         }
     }
 
-    /// What decides the bits of results.
+    /// Returns the numerics class, which decides the bits of results.
     pub const fn class(&self) -> NumericsClass {
         NumericsClass { dtype: self.dtype, weights: self.weights }
     }
@@ -211,7 +216,8 @@ impl ExpertShape {
         }
     }
 
-    /// Bytes between rows of intermediate values: what whole panels produce, so that a panel's store never needs a mask and rows stay aligned.
+    /// Bytes between rows of intermediate values: what whole panels produce, so that a panel's store never needs a mask
+    /// and rows stay aligned.
     pub(crate) const fn hidden_stride(&self) -> usize {
         (self.gate_up_panels() * self.gate_up_bytes()).next_multiple_of(64)
     }
@@ -222,7 +228,8 @@ impl ExpertShape {
     }
 }
 
-/// Bytes of the copy of a row of `elements` that kernels read instead of it: one with zeros appended where they are no whole steps, or one of integers where weights are quantised. 0 where they read the row itself.
+/// Bytes of the copy of a row of `elements` that kernels read instead of it: one with zeros appended where they are no
+/// whole steps, or one of integers where weights are quantised. 0 where they read the row itself.
 pub(crate) const fn row_copy_bytes(elements: usize, class: NumericsClass) -> usize {
     match class.weights {
         WeightFormat::Plain if elements.is_multiple_of(2) => 0,

@@ -24,8 +24,8 @@ impl Signal {
         self.wait_for(poll, false, ready);
     }
 
-    /// The same for a thread that nobody waits for: others have its core meanwhile if they want it, and may keep it for
-    /// milliseconds.
+    /// As [`Self::wait`], for a thread that no other waits for: others have its core meanwhile if they want it, and may
+    /// keep it for milliseconds.
     pub(crate) fn wait_idle(&self, poll: Duration, ready: impl Fn() -> bool) {
         self.wait_for(poll, true, ready);
     }
@@ -62,11 +62,12 @@ impl Signal {
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// To be called after the state has changed. Costs a fence where nobody sleeps.
+    /// To be called after the state has changed. Costs only a fence if no thread sleeps.
     pub(crate) fn wake(&self) {
         fence(Ordering::SeqCst);
         if self.sleepers.load(Ordering::SeqCst) > 0 {
-            // The lock makes sure that a thread that has counted itself is really waiting, or has yet to look at the state.
+            // The lock makes sure that a thread that has counted itself is really waiting, or has yet to look at the
+            // state.
             drop(self.lock.lock().unwrap_or_else(PoisonError::into_inner));
             self.changed.notify_all();
         }

@@ -1,10 +1,14 @@
-//! What the threads of a pool share, and how they divide a call.
+//! State that the threads of a pool share, and how they divide a call.
 //!
-//! A call is open or closed. While it is open, workers join it; nothing waits for a worker that has not joined, so that a call never takes longer because a thread wakes late. The caller takes part like a worker, waits until all units are done, closes the call and waits until those who joined have left.
+//! A call is open or closed. While it is open, workers join it; nothing waits for a worker that has not joined, so that
+//! a call never takes longer because a thread wakes late. The caller takes part like a worker, waits until all units
+//! are done, closes the call and waits until those who joined have left.
 //!
-//! A call that may take long can be suspended: threads take no further unit then, and what is left of their ranges is kept until it goes on.
+//! A call that may take long can be suspended: threads take no further unit then, and what is left of their ranges is
+//! kept until it goes on.
 //!
-//! Each thread begins with a contiguous range of the units of a phase (contiguous in memory, too) and takes them from its front; a thread without work takes single units from the back of another one's range.
+//! Each thread begins with a contiguous range of the units of a phase (contiguous in memory, too) and takes them from
+//! its front; a thread without work takes single units from the back of another one's range.
 
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -142,7 +146,7 @@ impl Suspended {
     }
 }
 
-/// What computes a panel.
+/// Instruction paths and kernels that compute panels.
 #[derive(Clone, Copy)]
 pub(crate) struct Paths {
     /// For everything; none: what is measured fastest.
@@ -155,7 +159,8 @@ impl Paths {
         self.only.map_or_else(|| PathChoice::now(class), PathChoice::only)
     }
 
-    /// By which path attention is computed, to whatever number of rows: what is measured fastest for one. Contests are about weights, of which it has none.
+    /// By which path attention is computed, to whatever number of rows: what is measured fastest for one. Contests are
+    /// about weights, of which it has none.
     pub(crate) fn attending(&self, dtype: Dtype) -> InstructionPath {
         self.only.unwrap_or_else(|| PathChoice::measured(dtype).of_rows(1))
     }
@@ -227,17 +232,20 @@ impl Shared {
         self.opened.wake();
     }
 
-    /// Prepares a call with `prepare` and, if that succeeds, computes it; this thread does `between` after each of its units.
+    /// Prepares a call with `prepare` and, if that succeeds, computes it; this thread does `between` after each of its
+    /// units.
     ///
     /// # Safety
-    /// One thread at a time, not from within a call; what the plan's pointers point to outlives this function and is not used by others.
+    /// One thread at a time, not from within a call; what the plan's pointers point to outlives this function and is
+    /// not used by others.
     pub(crate) unsafe fn call(
         &self,
         prepare: impl FnOnce(&mut Plan) -> Result<(), KernelError>,
         between: &mut dyn FnMut(),
     ) -> Result<(), KernelError> {
         {
-            // SAFETY: no call is open and nobody has joined: the previous one waited for that, and calls come one at a time.
+            // SAFETY: no call is open and no thread has joined: the previous one waited for that, and calls come one at
+            // a time.
             let plan = unsafe { &mut *self.plan.get() };
             prepare(plan)?;
             for phase in Phase::ALL {
@@ -248,10 +256,12 @@ impl Shared {
         unsafe { self.open_call(between) }
     }
 
-    /// Computes units of `suspended` until all are done or `until` says so, which is asked after each unit of this thread. True where they are done.
+    /// Computes units of `suspended` until all are done or `until` says so, which is asked after each unit of this
+    /// thread. True where they are done.
     ///
     /// # Safety
-    /// As for [`call`](Self::call); what the plan's pointers point to stays where it is until the plan is done or dropped.
+    /// As for [`call`](Self::call); what the plan's pointers point to stays where it is until the plan is done or
+    /// dropped.
     pub(crate) unsafe fn advance(
         &self,
         suspended: &mut Suspended,
@@ -310,7 +320,7 @@ impl Shared {
         if self.panicked.load(Ordering::Relaxed) { Err(KernelError::Panicked) } else { Ok(()) }
     }
 
-    /// Whether workers have cores of their own.
+    /// Reports if workers have cores of their own.
     pub(crate) fn is_pinned(&self) -> bool {
         #[cfg(target_os = "linux")]
         return self.cores.is_some();
@@ -323,7 +333,7 @@ impl Shared {
     /// # Safety
     /// As for [`call`](Self::call).
     pub(crate) unsafe fn scratch_bytes(&self) -> usize {
-        // SAFETY: nobody writes the plan outside of `call`.
+        // SAFETY: only `call` writes the plan.
         unsafe { &*self.plan.get() }.scratch_bytes()
     }
 
@@ -423,7 +433,9 @@ impl Shared {
             let path = computing.path;
             let kernel = (self.paths.kernels)(path, class).of(phase);
             let mode = FloatMode::enter(path);
-            // SAFETY: the pool checked that the path is available, and its float mode is set. Weights and inputs are borrowed by the caller for the whole call; intermediate rows are complete, because the second phase begins after the first; each unit is taken once, and units write to disjoint columns.
+            // SAFETY: the pool checked that the path is available, and its float mode is set. Weights and inputs are
+            // borrowed by the caller for the whole call; intermediate rows are complete, because the second phase
+            // begins after the first; each unit is taken once, and units write to disjoint columns.
             unsafe { kernel(&panel) };
             drop(mode);
             computing.end();

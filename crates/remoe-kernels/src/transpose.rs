@@ -1,15 +1,18 @@
-//! Words of sixteen rows to the order of panels, by vectors: what packing weights that stay as they are stored consists of.
+//! Words of sixteen rows to the order of panels, by vectors: what packing weights that stay as they are stored consists
+//! of.
 //!
-//! A line of sixteen columns is written past the caches. Whoever packs does not compute with it, and a line that is written whole need not be read first.
+//! A line of sixteen columns is written past the caches. The thread that packs does not compute with it, and a line
+//! that is written whole need not be read first.
 
 use crate::shape::PANEL;
 
 /// Rows that are transposed together, and words of each of them at a time: a cache line either way.
 pub(crate) const TILE: usize = 16;
 
-/// Writes the words of sixteen rows of `row_bytes` bytes to sixteen neighbouring columns of a panel that begins at `panel`, from its first
-/// column on: word `m` of row `r` to `panel[m * PANEL + r]`. Only whole tiles of words are written; returns how many words of each
-/// row that was, which is none where the processor has no such instructions or the columns do not begin at a cache line.
+/// Writes the words of sixteen rows of `row_bytes` bytes to sixteen neighbouring columns of a panel that begins at
+/// `panel`, from its first column on: word `m` of row `r` to `panel[m * PANEL + r]`. Only whole tiles of words are
+/// written; returns how many words of each row that was, which is none where the processor has no such instructions or
+/// the columns do not begin at a cache line.
 pub(crate) fn tiles(rows: &[u8], row_bytes: usize, panel: &mut [u32]) -> usize {
     let words = (row_bytes / 4).min(panel.len().div_ceil(PANEL)) / TILE * TILE;
     // The last line of a panel ends with its sixteenth column.
@@ -20,7 +23,8 @@ pub(crate) fn tiles(rows: &[u8], row_bytes: usize, panel: &mut [u32]) -> usize {
     #[cfg(target_arch = "x86_64")]
     {
         if is_x86_feature_detected!("avx512f") {
-            // SAFETY: the processor has the instructions; there are sixteen rows, `words` words in each of them, and as many lines of the panel.
+            // SAFETY: the processor has the instructions; there are sixteen rows, `words` words in each of them, and as
+            // many lines of the panel.
             unsafe { x86::tiles_avx512(rows.as_ptr(), row_bytes, panel.as_mut_ptr(), words) };
             return words;
         }
@@ -43,8 +47,9 @@ mod x86 {
     use std::arch::x86_64::*;
 
     /// # Safety
-    /// AVX-512; sixteen rows of `row_bytes` bytes at `rows` with at least `words` words each; sixteen words at every `PANEL` words from
-    /// `panel` on, `words` times, which is aligned to a cache line; `words` is a multiple of sixteen.
+    /// AVX-512; sixteen rows of `row_bytes` bytes at `rows` with at least `words` words each; sixteen words at every
+    /// `PANEL` words from `panel` on, `words` times, which is aligned to a cache line; `words` is a multiple of
+    /// sixteen.
     #[target_feature(enable = "avx512f")]
     pub(super) unsafe fn tiles_avx512(rows: *const u8, row_bytes: usize, panel: *mut u32, words: usize) {
         for first in (0..words).step_by(TILE) {
@@ -54,7 +59,8 @@ mod x86 {
                 *line = unsafe { _mm512_loadu_si512(rows.add(row * row_bytes + first * 4).cast()) };
             }
             for (word, line) in transposed(lines).into_iter().enumerate() {
-                // SAFETY: line `first + word` of the panel is there, and lines are as many bytes apart as keep them aligned.
+                // SAFETY: line `first + word` of the panel is there, and lines are as many bytes apart as keep them
+                // aligned.
                 unsafe { _mm512_stream_si512(panel.add((first + word) * PANEL).cast(), line) };
             }
         }

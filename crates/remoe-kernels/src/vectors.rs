@@ -1,12 +1,13 @@
-//! Loops that are nobody's kernel, compiled for the vectors of the processor at hand.
+//! Loops that belong to no kernel, compiled for the vectors of the processor at hand.
 
-/// Work whose loops the compiler computes several elements at a time of. It never takes another order of operations or fuses any, so that
-/// results have the same bits by whatever vectors.
+/// Work whose loops the compiler computes several elements at a time of. It never takes another order of operations or
+/// fuses any, so that results have the same bits by whatever vectors.
 pub trait Loops {
-    /// What comes of it.
+    /// Result of the work.
     type Output;
 
-    /// Does it. To be `#[inline(always)]`, as everything with a loop that it calls: a function by itself is compiled for every processor.
+    /// Does it. To be `#[inline(always)]`, as everything with a loop that it calls: a function by itself is compiled
+    /// for every processor.
     fn run(self) -> Self::Output;
 }
 

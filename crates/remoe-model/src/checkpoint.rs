@@ -93,8 +93,8 @@ impl Checkpoint {
         &self.config
     }
 
-    /// Has texts of `positions` served: fewer than otherwise, or more than the training of a rotation of type longrope had, with that
-    /// for long texts at every position.
+    /// Has texts of `positions` served: fewer than otherwise, or more than the training of a rotation of type longrope
+    /// had, with that for long texts at every position.
     ///
     /// # Errors
     /// The model is not made for as many, or there are none.
@@ -107,7 +107,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// What `generation_config.json` says about sampling.
+    /// Returns the sampling defaults of `generation_config.json`.
     #[must_use]
     pub fn generation(&self) -> &GenerationDefaults {
         &self.generation
@@ -148,7 +148,7 @@ impl Checkpoint {
         &self.layout.head
     }
 
-    /// Whether head and embedding are one tensor on disk: it needs to be loaded only once.
+    /// Reports if head and embedding are one tensor on disk: it needs to be loaded only once.
     #[must_use]
     pub fn head_is_embedding(&self) -> bool {
         self.layout.head.name == self.layout.embedding.name
@@ -215,7 +215,7 @@ impl Checkpoint {
         })
     }
 
-    /// What a layer adds to what its routed experts give, once, where it has such a bias: [hidden].
+    /// Returns the bias that a layer adds once to the sum of its routed experts, where it has one: [hidden].
     ///
     /// # Errors
     /// A layer that the model does not have.
@@ -342,8 +342,8 @@ impl Checkpoint {
         }
     }
 
-    /// The scales of a matrix that is stored as fp8, row after row of blocks, and the rows and columns of a block; `None` where it
-    /// is stored otherwise.
+    /// The scales of a matrix that is stored as fp8, row after row of blocks, and the rows and columns of a block;
+    /// `None` where it is stored otherwise.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -357,11 +357,11 @@ impl Checkpoint {
         Ok(Some((decode::scales(&bytes, *scale_dtype), *block)))
     }
 
-    /// Whether routed experts can be kept as `experts` where the model computes in `dtype`.
+    /// Checks that routed experts can be kept as `experts` where the model computes in `dtype`.
     ///
     /// # Errors
-    /// [`ExpertsDtype::Fp8`] is asked for, and experts are stored otherwise, in blocks that kernels do not compute from, or in a
-    /// narrower type than `dtype`, to which their products with scales are rounded when they are decoded.
+    /// [`ExpertsDtype::Fp8`] is asked for, and experts are stored otherwise, in blocks that kernels do not compute
+    /// from, or in a narrower type than `dtype`, to which their products with scales are rounded when they are decoded.
     pub fn check_experts_dtype(
         &self,
         experts: Option<ExpertsDtype>,
@@ -467,13 +467,13 @@ impl Checkpoint {
         self.layout.outside()
     }
 
-    /// What the parts of the model take at rest.
+    /// Returns the sizes of the model's parts at rest.
     #[must_use]
     pub fn sizes(&self) -> Sizes {
         Sizes::of(&self.config, &self.layout)
     }
 
-    /// What `remoe inspect` prints.
+    /// Returns the output of `remoe inspect`.
     ///
     /// # Errors
     /// As [`Self::fingerprint`].

@@ -26,7 +26,7 @@ pub struct ModelConfig {
     pub hidden_size: usize,
     /// Epsilon of the norms, float32 arithmetic, before the square root.
     pub norm_eps: f64,
-    /// Whether the head is the embedding.
+    /// Set if the head is the embedding.
     pub tie_embeddings: bool,
     /// Positions that the model was made for: those that its config states, scaled where its rope is.
     pub context_length: usize,
@@ -36,9 +36,9 @@ pub struct ModelConfig {
     pub activation: Activation,
     /// The norms outside of attention.
     pub norm: NormKind,
-    /// Whether the head has a bias.
+    /// Set if the head has a bias.
     pub head_bias: bool,
-    /// What hidden states and logits are multiplied with.
+    /// Factors of hidden states and logits.
     pub multipliers: Multipliers,
     /// The decoder layers; a layer's id is its index.
     pub layers: Vec<LayerFacts>,
@@ -53,9 +53,9 @@ pub struct ModelConfig {
 /// Factors beside the weights, 1 in most families (Granite has others).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Multipliers {
-    /// Of the embedding's rows.
+    /// Factor of the embedding's rows.
     pub embedding: f64,
-    /// Of what attention and feed-forward part add to the hidden state.
+    /// Factor of the outputs of attention and feed-forward part, which are added to the hidden state.
     pub residual: f64,
     /// Logits are divided by it.
     pub logits_divisor: f64,
@@ -78,11 +78,12 @@ impl ModelConfig {
         }
     }
 
-    /// The same model for texts of `positions`: shorter ones than it serves, or longer ones than those of longrope's training, up to
-    /// those that the model was made for. The latter have the rotation for long texts at every position, from the first one on.
+    /// Returns the same model for texts of `positions`: shorter ones than it serves, or longer ones than those of
+    /// longrope's training, up to those that the model was made for. The latter have the rotation for long texts at
+    /// every position, from the first one on.
     ///
     /// # Errors
-    /// What is wrong with so many.
+    /// A message if `positions` is 0 or more than the model was made for.
     pub(crate) fn for_positions(self, positions: usize) -> Result<Self, String> {
         let (most, served) = (self.context_length, self.served_context());
         if positions == 0 || positions > most {
@@ -132,7 +133,7 @@ pub(crate) struct Common<'a> {
     tie_embeddings: bool,
 }
 
-/// What transformers assumes where a field is absent.
+/// Values that transformers assumes for absent fields.
 pub(crate) struct Defaults {
     pub(crate) vocab_size: usize,
     pub(crate) hidden_size: usize,
@@ -144,7 +145,7 @@ pub(crate) struct Defaults {
     pub(crate) eos: Option<u32>,
 }
 
-/// What the fields of sizes are called.
+/// Names of the fields of sizes.
 pub(crate) struct FieldNames {
     pub(crate) layers: &'static str,
     pub(crate) heads: &'static str,
@@ -167,7 +168,7 @@ impl<'a> Common<'a> {
         Self::read_named(fields, defaults, &USUAL_FIELDS)
     }
 
-    /// The same of a family whose fields have other names.
+    /// As [`Self::read`], for a family whose fields have other names.
     pub(crate) fn read_named(
         fields: Fields<'a>,
         defaults: &'static Defaults,

@@ -8,7 +8,7 @@ use crate::facts::StoredDtype;
 pub(crate) const MXFP4_GROUP: usize = 32;
 pub(crate) const MXFP4_BYTES: usize = MXFP4_GROUP / 2;
 
-/// What of a tensor is no number: the row among those that were decoded, the column, and why.
+/// Value of a tensor that is not finite: the row among those that were decoded, the column, and why.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct NotFinite {
     pub(crate) row: usize,
@@ -156,7 +156,7 @@ mod tests {
 
     use super::*;
 
-    /// What torch and transformers make of every code, as bit patterns (`tests/fixtures/short_forms.py`).
+    /// Values that torch and transformers give every code, as bit patterns (`tests/fixtures/short_forms.py`).
     #[derive(Deserialize)]
     struct Reference {
         e4m3: Vec<u32>,

@@ -1,5 +1,4 @@
-//! What can be wrong with a checkpoint, always with the file and, where there is one, the field or
-//! tensor.
+//! Errors of checkpoints, always with the file and, where there is one, the field or tensor.
 
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -15,7 +14,7 @@ pub enum CheckpointError {
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// The store of the files cannot give one. What it says names the file.
@@ -23,7 +22,7 @@ pub enum CheckpointError {
     Store {
         /// The file, or the place of all.
         path: PathBuf,
-        /// What the store said.
+        /// Error of the store.
         source: io::Error,
     },
     /// A file that the checkpoint needs is not there.
@@ -31,7 +30,7 @@ pub enum CheckpointError {
     MissingFile {
         /// Where the file was expected.
         path: PathBuf,
-        /// What to do.
+        /// Remedy.
         message: String,
     },
     /// A file is not the JSON that it should be.
@@ -41,7 +40,7 @@ pub enum CheckpointError {
         path: PathBuf,
         /// The field at whose value the parser stopped, where there is one.
         field: Option<String>,
-        /// What is wrong, with its position where the parser knows it.
+        /// Reason, with its position where the parser knows it.
         message: String,
     },
     /// A field has a value that no model can have.
@@ -51,7 +50,7 @@ pub enum CheckpointError {
         path: PathBuf,
         /// The field, with dots between nested names.
         field: String,
-        /// What is wrong, and what was expected.
+        /// Reason, and the expected value.
         message: String,
     },
     /// A field asks for something that this version does not do.
@@ -61,7 +60,7 @@ pub enum CheckpointError {
         path: PathBuf,
         /// The field, with dots between nested names.
         field: String,
-        /// What it asks for, and what is supported.
+        /// Value of the field, and the supported values.
         message: String,
     },
     /// The header of a safetensors file is not usable.
@@ -69,7 +68,7 @@ pub enum CheckpointError {
     Header {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// Reason.
         message: String,
     },
     /// The model needs a tensor that no file of the checkpoint holds.
@@ -89,7 +88,7 @@ pub enum CheckpointError {
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// What is wrong, and what was expected.
+        /// Reason, and the expected tensor.
         message: String,
     },
     /// The file ended before the tensor did: it became shorter after it was opened.
@@ -113,7 +112,7 @@ pub enum CheckpointError {
     Request {
         /// The folder of the checkpoint.
         path: PathBuf,
-        /// What was asked for, and what there is.
+        /// Request, and the available range.
         message: String,
     },
 }
@@ -153,9 +152,8 @@ impl CheckpointError {
         }
     }
 
-    /// Whether the same may succeed later: the source of the files did not answer, or the system had no
-    /// file or memory left to read with. Everything else is a fault of the checkpoint or of what was asked
-    /// for.
+    /// Reports if the same may succeed later: the source of the files did not answer, or the system had no file or
+    /// memory left to read with. Everything else is a fault of the checkpoint or of the request.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
@@ -204,7 +202,7 @@ impl CheckpointError {
     }
 }
 
-/// What to do where the system itself was short of something, whatever the file is.
+/// Returns the remedy where the system itself was short of a resource, whatever the file is.
 fn shortage(error: &io::Error) -> Option<&'static str> {
     // The error of a store may have that of the system inside.
     let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<io::Error>());

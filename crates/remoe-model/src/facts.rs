@@ -1,4 +1,4 @@
-//! What the engine must know about one layer, in the words of no particular family.
+//! Facts about one layer that the engine must know, in the terms of no particular family.
 
 /// Element type of the weights at rest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -54,8 +54,8 @@ impl StoredDtype {
     }
 }
 
-/// What routed experts can be kept as when they are loaded: integers with a scale of 2 bytes for every 32 weights
-/// of a row, or the fp8 that they are stored as.
+/// Quantisation of routed experts at load time: integers with a scale of 2 bytes for every 32 weights of a row, or the
+/// fp8 that they are stored as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ExpertsDtype {
@@ -65,8 +65,8 @@ pub enum ExpertsDtype {
     Int4,
     /// The OCP MX format MXFP4, in as many bits: weights that are stored so are kept as they are, others rounded.
     Mxfp4,
-    /// fp8 e4m3 with block scales, of checkpoints that store them so: 8.25 bits a weight. What is computed is what is computed of
-    /// them decoded.
+    /// fp8 e4m3 with block scales, of checkpoints that store them so: 8.25 bits a weight. What is computed is what is
+    /// computed of them decoded.
     Fp8,
 }
 
@@ -78,7 +78,7 @@ pub struct ExpertsDtypeError(String);
 impl ExpertsDtype {
     const ALL: [Self; 4] = [Self::Int8, Self::Int4, Self::Mxfp4, Self::Fp8];
 
-    /// Its name.
+    /// Returns the name of the type.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -89,7 +89,7 @@ impl ExpertsDtype {
         }
     }
 
-    /// Whether it has other numbers than the checkpoint decoded, so that what is computed is another, too.
+    /// Reports if weights differ from the decoded checkpoint's, so that results differ, too.
     #[must_use]
     pub fn quantises(self) -> bool {
         self != Self::Fp8
@@ -118,8 +118,8 @@ impl std::str::FromStr for ExpertsDtype {
     }
 }
 
-/// What weights outside of routed experts are kept as: the embedding, attention, dense layers, shared experts and the head.
-/// Learned positions, routers and norms are kept in the compute dtype whatever this says.
+/// Type of weights outside of routed experts: the embedding, attention, dense layers, shared experts and the head.
+/// Learned positions, routers and norms are kept in the compute dtype, whatever this says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DenseDtype {
@@ -139,7 +139,7 @@ pub enum DenseDtype {
 pub struct DenseDtypeError(String);
 
 impl DenseDtype {
-    /// Its name.
+    /// Returns the name of the type.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -150,8 +150,8 @@ impl DenseDtype {
         }
     }
 
-    /// What dense weights are quantised to, if they are, where a main function computes on `device` and was `asked` for this: else to
-    /// int8 where `experts` are quantised, but for GPUs, which compute with plain ones.
+    /// Returns the quantisation of dense weights, if any, where a main function computes on `device` and was `asked`
+    /// for this: by default int8 where `experts` are quantised, but not on GPUs, which compute with plain ones.
     #[must_use]
     pub fn quantised(asked: Option<Self>, experts: Option<ExpertsDtype>, device: &str) -> Option<Self> {
         match asked {
@@ -163,7 +163,7 @@ impl DenseDtype {
         }
     }
 
-    /// What experts that are quantised in the same way are kept as.
+    /// Returns the type of experts that are quantised in the same way.
     #[must_use]
     pub fn of_experts(self) -> Option<ExpertsDtype> {
         match self {
@@ -205,8 +205,8 @@ impl std::str::FromStr for DenseDtype {
     }
 }
 
-/// Activation between the gate projection and the product with the up projection, or behind the up projection where there is no
-/// gate.
+/// Activation between the gate projection and the product with the up projection, or behind the up projection where
+/// there is no gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Activation {
     /// x * sigmoid(x).
@@ -232,7 +232,7 @@ impl Activation {
     }
 }
 
-/// What the norms before attention, before the feed-forward part and before the head are.
+/// Kind of the norms before attention, before the feed-forward part and before the head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NormKind {
     /// Root mean square, rounded to the compute dtype before the product with the weights.
@@ -271,7 +271,7 @@ impl AttentionFacts {
         }
     }
 
-    /// What the scores are multiplied with before the softmax.
+    /// Returns the factor of the scores before the softmax.
     #[must_use]
     pub fn softmax_scale(&self) -> f64 {
         match self {
@@ -299,9 +299,9 @@ pub struct GqaFacts {
     pub kv_heads: usize,
     /// Elements per head, even where they are rotated.
     pub head_dim: usize,
-    /// Whether the query, key and value projections have a bias.
+    /// Set if the query, key and value projections have a bias.
     pub qkv_bias: bool,
-    /// Whether the output projection has a bias.
+    /// Set if the output projection has a bias.
     pub o_bias: bool,
     /// The RMS norm that queries and keys pass, with the model's epsilon, after the projection and
     /// before clipping and rotation.
@@ -310,13 +310,13 @@ pub struct GqaFacts {
     pub clip: Option<f64>,
     /// A query at position p sees keys at positions above p - window: itself and window - 1 before.
     pub window: Option<usize>,
-    /// Whether each head has a sink: a score beside those of the positions, whose value is zero.
+    /// Set if each head has a sink: a score beside those of the positions, whose value is zero.
     pub sinks: bool,
-    /// What the scores are multiplied with before the softmax.
+    /// Factor of the scores before the softmax.
     pub softmax_scale: f64,
 }
 
-/// What a norm of queries and keys is taken over.
+/// Elements over which a norm of queries and keys is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QkNorm {
     /// The whole row, all heads together (OLMoE).
@@ -358,11 +358,11 @@ pub struct MlaFacts {
     pub rope_dim: usize,
     /// Elements of a head's value.
     pub value_dim: usize,
-    /// Whether the projections to the latents and the output projection have a bias.
+    /// Set if the projections to the latents and the output projection have a bias.
     pub bias: bool,
     /// Epsilon of the norms of the latents, which is not the model's.
     pub latent_norm_eps: f64,
-    /// What the scores are multiplied with before the softmax, yarn's correction included.
+    /// Factor of the scores before the softmax, yarn's correction included.
     pub softmax_scale: f64,
 }
 
@@ -387,11 +387,11 @@ pub struct MoeFacts {
     pub top_k: usize,
     /// Intermediate size of a routed expert.
     pub expert_width: usize,
-    /// Whether a routed expert has a gate projection: down(act(gate(x)) * up(x)), else it is down(act(up(x))).
+    /// Set if a routed expert has a gate projection: down(act(gate(x)) * up(x)), else it is down(act(up(x))).
     pub gated: bool,
     /// Which projections of a routed expert have biases.
     pub biases: ExpertBiases,
-    /// Whether the layer adds a bias to what its experts give together: once, whichever were chosen.
+    /// Set if the layer adds a bias to the sum of its experts: once, whichever were chosen.
     pub output_bias: bool,
     /// How a token chooses its experts.
     pub routing: RoutingFacts,
@@ -418,9 +418,9 @@ impl MoeFacts {
 /// Which projections of an expert have biases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExpertBiases {
-    /// None of them.
+    /// No projection.
     None,
-    /// Those before the activation, not the down projection.
+    /// Projections before the activation, not the down projection.
     Inner,
     /// All of them.
     All,
@@ -429,24 +429,24 @@ pub enum ExpertBiases {
 /// How router logits become experts and weights.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RoutingFacts {
-    /// What turns logits into scores.
+    /// Function that turns logits into scores.
     pub score: Score,
-    /// Whether the router has a bias.
+    /// Set if the router has a bias.
     pub bias: bool,
-    /// Whether the router's product itself is made in float32, from float32 copies of hidden states
-    /// and weight; otherwise it is made in the compute dtype and only the scores are float32.
+    /// Set if the router's product itself is made in float32, from float32 copies of hidden states and weight;
+    /// otherwise it is made in the compute dtype and only the scores are float32.
     pub logits_in_float32: bool,
-    /// Whether a correction per expert, a tensor of the router, is added to the scores for the choice.
-    /// The weights are made of the scores without it.
+    /// Set if a correction per expert, a tensor of the router, is added to the scores for the choice. The weights are
+    /// made of the scores without it.
     pub corrected: bool,
-    /// Whether the chosen scores are divided by their sum.
+    /// Set if the chosen scores are divided by their sum.
     pub normalise: bool,
-    /// What the chosen scores are multiplied with, after normalisation.
+    /// Factor of the chosen scores, after normalisation.
     pub scale: f64,
     /// Limits the choice to the experts of some groups.
     pub groups: Option<GroupFacts>,
-    /// Whether the weights are rounded to the compute dtype before they multiply the experts'
-    /// outputs (otherwise they stay float32).
+    /// Set if the weights are rounded to the compute dtype before they multiply the experts' outputs (otherwise they
+    /// stay float32).
     pub weights_in_compute_dtype: bool,
 }
 
@@ -464,7 +464,7 @@ impl RoutingFacts {
     };
 }
 
-/// What turns router logits into scores.
+/// Function that turns router logits into scores.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Score {
     /// Softmax over all experts, in float32.
@@ -503,6 +503,6 @@ pub struct SharedFacts {
     pub count: usize,
     /// Intermediate size of all of them together.
     pub width: usize,
-    /// Whether the output is multiplied by sigmoid of a gate's logit (one per token).
+    /// Set if the output is multiplied by sigmoid of a gate's logit (one per token).
     pub gated: bool,
 }

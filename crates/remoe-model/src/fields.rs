@@ -249,7 +249,7 @@ pub(crate) fn cut(value: &Value) -> String {
     shown
 }
 
-/// Whether two values say the same; 4 and 4.0 do.
+/// Reports if two values are equal; 4 and 4.0 are.
 pub(crate) fn same(one: &Value, two: &Value) -> bool {
     match one {
         Value::Number(_) => one.as_f64().is_some_and(|number| same_number(two, number)),
@@ -260,7 +260,7 @@ pub(crate) fn same(one: &Value, two: &Value) -> bool {
     }
 }
 
-/// Whether a value is this number.
+/// Reports if a value is this number.
 pub(crate) fn same_number(value: &Value, number: f64) -> bool {
     value.as_f64() == Some(number)
 }

@@ -84,12 +84,13 @@ pub(crate) fn of(
     Ok(Fingerprint(hash.finalize().into()))
 }
 
-/// What the config says, as text. Facts that were added later are left out where they say what went without saying before:
-/// a checkpoint keeps its fingerprint, and what was stored under it its use.
+/// Returns the config as text. Facts that were added later are left out where they have the value that was implied
+/// before: a checkpoint keeps its fingerprint, and data that were stored under it stay usable.
 fn facts_text(config: &ModelConfig) -> String {
     let text = format!("{config:?}").replace("gated: true, ", "").replace("output_bias: false, ", "");
     let text = text.replace("biases: None, ", "biases: false, ").replace("biases: All, ", "biases: true, ");
-    // Positions as the config states them, though its rope may reach others, unless a user has chosen how many are served.
+    // Positions as the config states them, though its rope may reach others, unless a user has chosen how many are
+    // served.
     let (context, stated) = (config.context_length, config.stated_positions);
     let reached = config.rope.as_ref().map_or(stated as f64, |rope| rope.reach(stated).floor());
     let said = if context as f64 == reached { stated } else { context };
@@ -103,7 +104,7 @@ fn facts_text(config: &ModelConfig) -> String {
     }
 }
 
-/// What is read of a file, each range a page at most.
+/// Returns the ranges that are read of a file, each a page at most.
 fn samples(shard: &Shard) -> Vec<Range<u64>> {
     let size = shard.file.size();
     let sample = |start: u64, length: u64| start..size.min(start + length);

@@ -1,8 +1,8 @@
 //! Fields of `config.json` that mean another architecture in a family that does not read them.
 //!
-//! A config may carry fields that nothing reads, most of them without meaning. Those here change the answer of the model that
-//! they are of: a checkpoint that has one is not what its `model_type` says, and to leave the field out of account would give
-//! another answer without a word. A value that asks for nothing is taken.
+//! A config may carry fields that nothing reads, most of them without meaning. Those here change the answer of the
+//! model that they are of: a checkpoint that has one is not what its `model_type` says, and to leave the field out of
+//! account would give another answer without a word. A value that asks for nothing is taken.
 
 use serde_json::Value;
 
@@ -161,7 +161,7 @@ const ROWS: &[Row] = &[
     ("quantization", NEVER, &[]),
 ];
 
-/// What a field that some families read must say in one that does the same always.
+/// Fields that some families read, with the only value allowed in families whose behaviour is fixed.
 const FIXED: &[(&str, bool, &[Family])] = &[
     ("use_qk_norm", true, QK_NORM),
     ("qk_norm", true, QK_NORM),

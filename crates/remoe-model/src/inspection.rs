@@ -1,4 +1,4 @@
-//! What `remoe inspect --json` prints; the names of the fields are part of the interface.
+//! Output of `remoe inspect --json`; the names of the fields are part of the interface.
 
 use serde::{Deserialize, Serialize};
 
@@ -21,11 +21,10 @@ pub struct Inspection {
     /// Where weights are stored in a shorter form than the dtype: which, and what they take in the dtype.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored_as: Option<Decoded>,
-    /// What routed experts are to be quantised to when they are loaded, where that was asked for. Sizes here
-    /// stay those at rest.
+    /// Quantisation of routed experts at load time, where it was requested. Sizes here stay those at rest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experts_dtype: Option<ExpertsDtype>,
-    /// What the other weights that are multiplied with are to be quantised to then, where they are: int8 or int4.
+    /// Quantisation at load time of the other weights that are multiplied with, if any: int8 or int4.
     #[serde(
         default,
         alias = "dense_int8",
@@ -92,7 +91,7 @@ impl Inspection {
         self.served_context.map_or(self.context_length, |served| served.min(self.context_length))
     }
 
-    /// The same model on `device` with its routed experts as `experts` and its other weights as `dense`: see
+    /// Returns the same model on `device` with its routed experts as `experts` and its other weights as `dense`: see
     /// [`DenseDtype::quantised`].
     #[must_use]
     pub fn kept_as(self, experts: Option<ExpertsDtype>, dense: Option<DenseDtype>, device: &str) -> Self {
@@ -100,7 +99,7 @@ impl Inspection {
         Self { experts_dtype: experts, dense_dtype, ..self }
     }
 
-    /// The same model with all weights stored in the dtype: what resident sizes are made of.
+    /// Returns the same model with all weights stored in the dtype: resident sizes are computed from it.
     #[must_use]
     pub fn decoded(&self) -> Self {
         let Some(decoded) = self.stored_as.clone() else { return self.clone() };
@@ -135,7 +134,7 @@ impl Inspection {
         }
     }
 
-    /// What each layer has outside of routed experts, in the same way.
+    /// Returns the resident bytes of each layer outside of routed experts, in the same way.
     #[must_use]
     pub fn resident_layer_bytes(&self, dtype: &str) -> Vec<u64> {
         let router = (self.experts as u64).saturating_mul(self.token_bytes);

@@ -37,7 +37,7 @@ pub(crate) struct Layout {
     pub(crate) head: TensorRef,
     pub(crate) head_bias: Option<TensorRef>,
     pub(crate) layers: Vec<LayerTensors>,
-    /// What is in the files besides.
+    /// Other contents of the files, which are ignored.
     pub(crate) ignored: Ignored,
 }
 
@@ -64,10 +64,10 @@ pub(crate) enum Experts {
     /// Two tensors for all, as transformers keeps them in memory: [experts, 2 x width, hidden], gate
     /// rows before up rows, and [experts, hidden, width].
     Fused { gate_up: TensorRef, down: TensorRef, experts: usize, width: usize },
-    /// The same the other way round, gate and up columns in turns, with biases: [experts, hidden, 2 x width]
-    /// and [experts, 2 x width], [experts, width, hidden] and [experts, hidden].
+    /// As `Fused`, transposed, gate and up columns in turns, with biases: [experts, hidden, 2 x width] and
+    /// [experts, 2 x width], [experts, width, hidden] and [experts, hidden].
     InTurns { gate_up: Linear, down: Linear, experts: usize },
-    /// The same with rows in turns, [outputs, inputs], as MXFP4 is stored.
+    /// As `InTurns`, with rows in turns, [outputs, inputs], as MXFP4 is stored.
     RowsInTurns { gate_up: Linear, down: Linear, experts: usize },
 }
 
@@ -229,7 +229,7 @@ impl<'a> Finder<'a> {
         self.find_typed(name, shape, &[self.dtype])
     }
 
-    /// The same of one that may stay float32 beside weights of another type.
+    /// As [`Self::find`], for a tensor that may stay float32 beside weights of another type.
     fn find_wide(&self, name: &str, shape: &[usize]) -> Result<TensorRef, CheckpointError> {
         self.find_typed(name, shape, &[self.dtype, StoredDtype::F32])
     }
@@ -310,7 +310,7 @@ impl<'a> Finder<'a> {
         there.then(|| self.find(&format!("{name}.bias"), &shape[..1])).transpose()
     }
 
-    /// The same of one that is in the dtype in every form of checkpoint.
+    /// As [`Self::linear`], for a weight that is in the dtype in every form of checkpoint.
     fn plain_linear(&self, name: &str, shape: &[usize], bias: bool) -> Result<Linear, CheckpointError> {
         let weight = self.find(&format!("{name}.weight"), shape)?;
         Ok(Linear { weight, bias: self.bias(name, shape, bias)? })

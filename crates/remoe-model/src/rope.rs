@@ -18,7 +18,7 @@ pub enum RopeLayout {
     Interleaved,
 }
 
-/// What changes the frequencies of a longer context.
+/// Change of the frequencies for a longer context.
 #[derive(Debug, Clone, PartialEq)]
 pub enum RopeScaling {
     /// Nothing.
@@ -55,7 +55,7 @@ pub enum RopeScaling {
         beta_slow: f64,
         /// Context length of the training.
         original: usize,
-        /// Whether the ramp's ends are whole dimensions.
+        /// Set if the ramp's ends are whole dimensions.
         truncate: bool,
     },
     /// A divisor of each frequency (LongRoPE, arXiv 2402.13753). Beyond `original` positions the divisors
@@ -64,9 +64,9 @@ pub enum RopeScaling {
     Long {
         /// The divisors, one for each frequency.
         short: Vec<f64>,
-        /// Those beyond `original` positions.
+        /// Divisors beyond `original` positions.
         long: Vec<f64>,
-        /// What cosine and sine are multiplied with beyond them.
+        /// Factor of cosine and sine beyond `original` positions.
         long_attention_factor: Option<f64>,
         /// By how much the context is longer than that of the training.
         factor: f64,
@@ -97,12 +97,12 @@ pub struct RopeFacts {
     pub dim: usize,
     /// How they pair up.
     pub layout: RopeLayout,
-    /// Whether cosines, sines and rotations are float32 whatever the compute dtype (DeepSeek-V2);
-    /// otherwise each is rounded to it.
+    /// Set if cosines, sines and rotations are float32 whatever the compute dtype (DeepSeek-V2); otherwise each is
+    /// rounded to it.
     pub in_float32: bool,
-    /// What changes the frequencies.
+    /// Change of the frequencies.
     pub scaling: RopeScaling,
-    /// What cosine and sine are multiplied with, in float32, before they are rounded.
+    /// Factor of cosine and sine, in float32, before they are rounded.
     pub attention_factor: f64,
     /// m of YaRN for the scores of multi-head latent attention, which multiplies them with m^2; 1 where
     /// the config has no `mscale_all_dim`.
@@ -156,7 +156,8 @@ impl RopeFacts {
         }
     }
 
-    /// The same with longrope's divisors and factor for long texts, for every one of `positions`; none for other kinds.
+    /// Returns the same rotation with longrope's divisors and factor for long texts, for every one of `positions`;
+    /// `None` for other kinds.
     #[must_use]
     pub fn for_long_texts(&self, positions: usize) -> Option<Self> {
         let RopeScaling::Long { long, long_attention_factor, factor, .. } = &self.scaling else {
@@ -431,7 +432,7 @@ fn divisors(scaling: Fields<'_>, name: &str, count: f64) -> Result<Vec<f64>, Che
     }
 }
 
-/// What cosine and sine are multiplied with.
+/// Returns the factor of cosine and sine.
 fn attention_factor(scaling: &RopeScaling, parameters: Fields<'_>) -> Result<f64, CheckpointError> {
     let given = || parameters.optional_positive("attention_factor");
     Ok(match *scaling {

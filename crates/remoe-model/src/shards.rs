@@ -22,7 +22,7 @@ const INDEX: &str = "model.safetensors.index.json";
 #[derive(Debug)]
 pub(crate) struct Shard {
     pub(crate) name: String,
-    /// What messages call it.
+    /// Path of the file in messages.
     pub(crate) path: PathBuf,
     pub(crate) file: Arc<dyn StoredFile>,
     /// The header's JSON, for the fingerprint.
@@ -57,7 +57,7 @@ pub(crate) struct Shards {
     pub(crate) listing: PathBuf,
     pub(crate) files: Vec<Shard>,
     pub(crate) tensors: HashMap<Arc<str>, RawTensor>,
-    /// Of all headers: each is kept.
+    /// Bytes of all headers: each is kept.
     header_bytes: u64,
 }
 

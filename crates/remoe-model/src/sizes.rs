@@ -1,4 +1,4 @@
-//! What the parts of a model take at rest.
+//! Sizes of the parts of a model at rest.
 
 use crate::config::ModelConfig;
 use crate::layout::{LayerMlp, Layout};
@@ -14,9 +14,9 @@ pub struct Sizes {
     pub non_expert_layer_bytes: Vec<u64>,
     /// Embeddings of tokens and, where they are learned, of positions, last norm and head; tied weights once.
     pub outside_bytes: u64,
-    /// What one token adds to the cache of each layer.
+    /// Bytes that one token adds to the KV cache of each layer.
     pub kv_layer_bytes_per_token: Vec<u64>,
-    /// What one token adds to the cache of all layers.
+    /// Bytes that one token adds to the KV cache of all layers.
     pub kv_bytes_per_token: u64,
     /// One token's hidden state.
     pub token_bytes: u64,
@@ -30,7 +30,7 @@ impl Sizes {
         Self::counted(config, layout, TensorRef::own_bytes)
     }
 
-    /// The same of weights that are all in the dtype, as they are when they have been read.
+    /// Returns the sizes with all weights in the dtype, as they are when they have been read.
     pub(crate) fn decoded(config: &ModelConfig, layout: &Layout) -> Self {
         Self::counted(config, layout, TensorRef::decoded_bytes)
     }

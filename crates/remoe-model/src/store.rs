@@ -18,7 +18,7 @@ use rustix::fs::OFlags;
 /// may do so later, [`ErrorKind::PermissionDenied`] that it refused the credentials, and
 /// [`ErrorKind::HostUnreachable`] that it may not be connected to.
 pub trait Store: Debug + Send + Sync {
-    /// What messages call the whole: its folder or URL.
+    /// Returns the name of the store in messages: its folder or URL.
     fn root(&self) -> &Path;
 
     /// Opens the file `name`, `None` where there is none.
@@ -53,7 +53,7 @@ pub struct FileRange<'a> {
 
 /// An open file of a [`Store`].
 pub trait StoredFile: Debug + Send + Sync {
-    /// Its length in bytes when it was opened.
+    /// Returns the length in bytes when the file was opened.
     fn size(&self) -> u64;
 
     /// Reads bytes at position `at` into the start of `target` and returns how many: 0 only at the end of
@@ -114,7 +114,7 @@ impl Store for Folder {
 
     fn open(&self, name: &str) -> io::Result<Option<Arc<dyn StoredFile>>> {
         let path = self.path.join(name);
-        // Opening a pipe would wait for somebody who writes into it; a regular file opens as ever.
+        // Opening a pipe would wait for a writer; a regular file opens as ever.
         let nonblocking = OFlags::NONBLOCK.bits().cast_signed();
         let file = match OpenOptions::new().read(true).custom_flags(nonblocking).open(&path) {
             Ok(file) => file,

@@ -45,7 +45,7 @@ pub(crate) struct Quantisation {
 }
 
 impl Quantisation {
-    /// What the config says, `None` where all weights are in its dtype.
+    /// Reads the quantisation of the config; `None` where all weights are in its dtype.
     pub(crate) fn read(fields: Fields<'_>) -> Result<Option<Self>, CheckpointError> {
         let Some(quantisation) = fields.object(CONFIG)? else {
             return match fields.get(CONFIG) {
@@ -101,7 +101,7 @@ impl Quantisation {
         Ok(())
     }
 
-    /// Whether the module that has the tensor `name` is to be in the dtype.
+    /// Reports if the module that has the tensor `name` is to be in the dtype.
     pub(crate) fn excepts(&self, name: &str) -> bool {
         let parts: Vec<&str> = name.split('.').collect();
         self.except.iter().any(|pattern| {
@@ -112,8 +112,8 @@ impl Quantisation {
     }
 }
 
-/// Those that say nothing about the weights are known as well: rows that are multiplied with are not quantised
-/// here, `scale_fmt` is the precision of their scales.
+/// Known fields, including fields that do not affect the weights: rows that are multiplied with are not quantised here,
+/// `scale_fmt` is the precision of their scales.
 const FP8_FIELDS: &[&str] =
     &["quant_method", "fmt", "activation_scheme", BLOCK, EXCEPT, "scale_fmt", "dequantize"];
 const MXFP4_FIELDS: &[&str] = &["quant_method", EXCEPT, "dequantize"];

@@ -132,7 +132,7 @@ impl TensorRef {
         rows.start as u64 * row..rows.end as u64 * row
     }
 
-    /// Its byte range and that of its scales: name, file, bytes.
+    /// Returns the byte ranges of the tensor and of its scales: name, file, bytes.
     pub(crate) fn ranges(&self) -> impl Iterator<Item = (&str, usize, Range<u64>)> {
         let scales = match &self.stored {
             StoredAs::Plain => None,
@@ -216,7 +216,7 @@ impl From<TensorRef> for Linear {
 }
 
 impl Linear {
-    /// What `weight` and `bias` make of its two parts.
+    /// Maps the two parts by `weight` and `bias`.
     pub(crate) fn each(
         &self,
         weight: impl Fn(&TensorRef) -> TensorRef,
@@ -310,12 +310,12 @@ pub enum QueryTensors {
     },
 }
 
-/// What chooses the experts of one layer.
+/// Router of one layer, which chooses its experts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RouterTensors {
     /// [experts, hidden], and its bias [experts].
     pub linear: Linear,
-    /// What is added to each expert's score for the choice: [experts]. It may be float32 beside weights of
+    /// Correction that is added to each expert's score for the choice: [experts]. It may be float32 beside weights of
     /// another type.
     pub correction: Option<TensorRef>,
 }

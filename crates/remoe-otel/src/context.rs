@@ -3,16 +3,16 @@
 use http::{HeaderMap, HeaderName, HeaderValue};
 use opentelemetry::trace::{SpanContext, SpanId, TraceFlags, TraceId, TraceState};
 
-/// Which span a request is part of.
+/// Names the span that a request is part of.
 pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
-/// What tracing systems add to that.
+/// Data that tracing systems add to that.
 pub const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
 /// Bytes that name a sampled span where headers would be too long: the number of its trace and its own.
 pub const CONTEXT_BYTES: usize = 24;
 /// Bytes of a `traceparent` of version 0: `00-<32 digits>-<16 digits>-<2 digits>`.
 const LENGTH: usize = 55;
-/// Bytes of `tracestate` that are taken over; who sends more loses all of it, not its place in the trace.
+/// Bytes of `tracestate` that are taken over; a client that sends more loses all of it, not its place in the trace.
 const LONGEST_STATE: usize = 512;
 
 /// The span of `trace` with the number `span` in as few bytes as there are.
@@ -32,13 +32,13 @@ pub(crate) fn unpack(bytes: &[u8; CONTEXT_BYTES]) -> SpanContext {
     SpanContext::new(trace, span, TraceFlags::SAMPLED, true, TraceState::default())
 }
 
-/// Whether `headers` name a span by the rules of the W3C.
+/// Reports if `headers` name a span by the rules of the W3C.
 #[must_use]
 pub fn is_valid(headers: &HeaderMap) -> bool {
     named(headers).is_some()
 }
 
-/// What is told of the span that `headers` name: for whoever checks that nothing else is.
+/// Returns the headers that are passed on for the span that `headers` name: for checks that nothing else is.
 #[must_use]
 pub fn said_again(headers: &HeaderMap) -> HeaderMap {
     let mut said = HeaderMap::new();
@@ -106,7 +106,7 @@ fn digits(text: &[u8]) -> Option<u128> {
     })
 }
 
-/// What else tracing systems say; nothing where that is too long or not by the rules.
+/// Returns the `tracestate`; empty if it is too long or invalid.
 fn state(headers: &HeaderMap) -> TraceState {
     let mut text = String::new();
     for value in headers.get_all(TRACESTATE) {

@@ -1,7 +1,7 @@
 //! Spans on their way to a collector: a bounded queue, and a thread that empties it.
 //!
-//! The SDK's own batch processor neither counts what it drops where it can be seen nor ends while a collector keeps silent;
-//! and the exporter needs a runtime, which must be none that requests are served by.
+//! The SDK's own batch processor neither counts what it drops where it can be seen nor ends while a collector keeps
+//! silent; and the exporter needs a runtime, which must be none that requests are served by.
 
 use crate::settings::Settings;
 use opentelemetry::Context;
@@ -20,7 +20,7 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-/// What became of spans.
+/// Number of spans by outcome.
 #[derive(Debug, Clone)]
 pub(crate) struct Counts(pub(crate) IntCounterVec);
 
@@ -43,7 +43,7 @@ impl Counts {
 pub(crate) struct Queue {
     spans: Sender<SpanData>,
     stop: CancellationToken,
-    /// Closes when the last span has left: whoever asks again, however late, learns the same.
+    /// Closes when the last span has left, so that later callers, too, learn of it.
     done: Mutex<Done<Infallible>>,
     counts: Counts,
 }
@@ -112,7 +112,7 @@ struct Export<E> {
     batch: usize,
     delay: Duration,
     counts: Counts,
-    /// What was exported last was not taken.
+    /// Set if the collector did not take the last export.
     is_failing: bool,
 }
 
@@ -250,7 +250,7 @@ mod tests {
         assert_eq!(taken.iter().sum::<usize>(), 7, "{taken:?}");
         assert!(taken.iter().all(|batch| *batch <= 4), "{taken:?}");
         assert_eq!((counted(&queue, "exported"), counted(&queue, "dropped")), (7, 0));
-        // What comes later has nobody to take it.
+        // A later span has no thread that takes it.
         queue.on_end(span());
         assert_eq!(counted(&queue, "dropped"), 1);
         queue.shutdown_with_timeout(Duration::ZERO).unwrap();

@@ -1,4 +1,4 @@
-//! What the environment asks for, by the names that OpenTelemetry gives. Pure.
+//! Settings from the environment, by the names that OpenTelemetry gives. Pure.
 
 use opentelemetry_sdk::trace::Sampler;
 use std::time::Duration;
@@ -24,11 +24,11 @@ pub enum TracesError {
     /// A variable has a value that means nothing here.
     #[error("{variable} is {value:?}, expected {expected}")]
     Variable {
-        /// Its name.
+        /// Name of the variable.
         variable: &'static str,
-        /// What it says.
+        /// Value of the variable.
         value: String,
-        /// What it may say.
+        /// Values that are supported.
         expected: &'static str,
     },
     /// The exporter refuses its settings.
@@ -61,10 +61,11 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// What `variable` asks for; none where that is nothing. A variable that is empty is not there.
+    /// Reads the settings from what `variable` returns; none if traces are not asked for. An empty variable counts as
+    /// absent.
     ///
     /// # Errors
-    /// Traces are asked for in a way that there is not.
+    /// A variable has an invalid or unsupported value.
     pub(crate) fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, TracesError> {
         let said =
             |name: &str| variable(name).map(|value| value.trim().to_owned()).filter(|it| !it.is_empty());

@@ -15,11 +15,11 @@ use std::time::{Instant, SystemTime};
 /// Whose side of a request a span is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Of who was asked.
+    /// Side of a call that answers.
     Server,
-    /// Of who asked.
+    /// Side of a call that asks.
     Client,
-    /// Nobody else takes part.
+    /// Work without another party.
     Internal,
 }
 
@@ -33,7 +33,8 @@ impl From<Kind> for SpanKind {
     }
 }
 
-/// A span that whoever works on the request may add to; none by default. It does not keep the span open.
+/// Reference to a span, through which other code that works on the request adds to it; none by default. It does not
+/// keep the span open.
 #[derive(Debug, Clone, Default)]
 pub struct SpanRef(Option<Arc<Place>>);
 
@@ -57,7 +58,7 @@ struct Clock {
 
 impl Clock {
     fn read() -> Self {
-        // Who is interrupted between both readings is off by so much.
+        // A thread that is interrupted between both readings is off by so much.
         let readings = std::array::from_fn::<_, 3, _>(|_| {
             let clock = Self { instant: Instant::now(), time: SystemTime::now() };
             (clock.instant.elapsed(), clock)
@@ -75,7 +76,7 @@ impl Clock {
 }
 
 impl PartialEq for SpanRef {
-    /// The same span, or none both times.
+    /// Compares places: equal if both refer to the same span, or both to none.
     fn eq(&self, other: &Self) -> bool {
         match (&self.0, &other.0) {
             (None, None) => true,
@@ -86,7 +87,7 @@ impl PartialEq for SpanRef {
 }
 
 impl SpanRef {
-    /// Whether what is said of the span is kept: not where traces are off, nor where this one is not sampled.
+    /// Reports if what is set on the span is kept: not if traces are off, nor if this span is not sampled.
     #[must_use]
     pub fn is_recording(&self) -> bool {
         self.0.as_ref().is_some_and(|place| place.is_recording)
@@ -120,8 +121,8 @@ impl SpanRef {
         }
     }
 
-    /// It failed by an error of the class `kind`. The first one counts. `message` is for people, and nothing that a client
-    /// sent.
+    /// It failed by an error of the class `kind`. The first one counts. `message` is for people, and nothing that a
+    /// client sent.
     pub fn fail(&self, kind: impl Into<Cow<'static, str>>, message: &'static str) {
         if let Some(place) = self.recording()
             && !place.has_failed.swap(true, Ordering::Relaxed)
@@ -180,20 +181,20 @@ impl SpanRef {
         self.0.as_ref().filter(|place| place.is_recording)
     }
 
-    /// A child of which nothing is kept: who asks for its context gets this one's.
+    /// Returns a child of which nothing is kept: its context is this span's.
     fn silent(&self) -> Span {
         Span { reference: self.clone(), is_open: false, otherwise: ABANDONED }
     }
 }
 
-/// What is said of a span that nobody ended.
+/// Error of a span that was dropped before its end.
 const ABANDONED: (&str, &str) = ("cancelled", "cancelled before its end");
 
 /// The number of a span that is not made yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reserved {
     id: SpanId,
-    /// What names it to another process ([`Traces::server_of`](crate::Traces::server_of)).
+    /// Context that names the span to another process ([`Traces::server_of`](crate::Traces::server_of)).
     pub context: [u8; CONTEXT_BYTES],
 }
 
@@ -206,7 +207,7 @@ pub struct Span {
 }
 
 impl Default for Span {
-    /// None.
+    /// Returns a span that records nothing.
     fn default() -> Self {
         SpanRef::default().silent()
     }

@@ -49,8 +49,8 @@ impl Traces {
         Self::from_variables(service, |name| std::env::var(name).ok())
     }
 
-    /// The same with `variable` in place of the environment. Attributes of the resource, headers for the collector and its
-    /// time to answer are the process's in any case.
+    /// As [`from_environment`](Self::from_environment), with `variable` in place of the environment. Attributes of the
+    /// resource, headers for the collector and its time to answer are the process's in any case.
     ///
     /// # Errors
     /// As [`from_environment`](Self::from_environment).
@@ -85,7 +85,7 @@ impl Traces {
         Ok(Self(Some(Arc::new(On { provider, tracer, counts }))))
     }
 
-    /// Whether there are any.
+    /// Reports if traces are on.
     #[must_use]
     pub fn is_on(&self) -> bool {
         self.0.is_some()
@@ -99,8 +99,8 @@ impl Traces {
         self.0.as_ref().map_or(Ok(()), |on| registry.register(Box::new(on.counts.0.clone())))
     }
 
-    /// The span of a request that has come with `headers`: a child of the one that they name, where they name one by the
-    /// rules. Dropped before it is ended it says that its client left.
+    /// The span of a request that has come with `headers`: a child of the one that they name, where they name one by
+    /// the rules. Dropped before it is ended it says that its client left.
     #[must_use]
     pub fn server(&self, name: impl Into<Cow<'static, str>>, headers: &HeaderMap) -> Span {
         let Some(on) = &self.0 else { return Span::default() };
@@ -112,8 +112,8 @@ impl Traces {
         span.or_else("client_disconnected", "the client left before the answer was complete")
     }
 
-    /// The span of work that began at `start` for the span of a caller that `context` names, as [`Reserved::context`] has it;
-    /// none where it names none.
+    /// The span of work that began at `start` for the span of a caller that `context` names, as [`Reserved::context`]
+    /// has it; none where it names none.
     #[must_use]
     pub fn server_of(
         &self,
@@ -137,7 +137,8 @@ impl Traces {
     }
 }
 
-/// Who exports: what the environment says, what this program is called, and a number of its own.
+/// Returns the identity of this process for the collector: attributes from the environment, the program's name, and a
+/// number of its own.
 fn resource(service: &'static str, settings: &Settings) -> Resource {
     let mut attributes = vec![KeyValue::new("service.version", env!("CARGO_PKG_VERSION"))];
     if !settings.is_named {

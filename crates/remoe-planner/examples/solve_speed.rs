@@ -88,7 +88,7 @@ fn main() {
     }
 }
 
-/// The same with up to 16 groups, under reserved billing.
+/// Returns `problem` with up to 16 groups, under reserved billing.
 fn with_groups(problem: &Problem) -> Problem {
     let mut problem = problem.clone();
     problem.limits.max_groups = Some(16);
@@ -96,7 +96,7 @@ fn with_groups(problem: &Problem) -> Problem {
     problem
 }
 
-/// The same with requests that come seldom, and groups that may end by themselves.
+/// Returns `problem` with rare requests, and with groups that may end by themselves.
 fn with_sleep(problem: &Problem) -> Problem {
     let arrivals = Arrivals {
         per_second: 1e-3,

@@ -7,7 +7,7 @@ use remoe_plan::error::FieldError;
 /// Reason that there is no answer.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum PlanError {
-    /// The problem states something that cannot be.
+    /// The problem states something invalid.
     #[error("problem: {0}")]
     Problem(FieldError),
     /// The plan does not belong to the problem.

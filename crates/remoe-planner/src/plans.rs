@@ -367,7 +367,8 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
         let plan = Plan::of_layers(planned.plan.main_bytes, layers);
         let evaluation = self.model.evaluate(&plan);
         let (cost, known) = (evaluation.total_cost, planned.cost());
-        // Functions per layer are taken to have the machine for themselves, groups are not: the same plan looks cheaper.
+        // Functions per layer are taken to have the machine for themselves, groups are not: the same plan looks
+        // cheaper.
         let shared = self.model.problem.shared_cores.is_some();
         let same = cost <= known * (1.0 + COST_TIE) && !(shared && cost < known * (1.0 - COST_TIE));
         let stands = same && (self.violations)(&plan, &evaluation).is_empty();

@@ -13,7 +13,7 @@ pub enum Role {
 }
 
 /// The one line that a function writes to standard output, as JSON, when it accepts connections.
-/// Its launcher reads it: ports can be chosen by the system.
+/// The launcher reads it: ports can be chosen by the system.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Announcement {
     /// The part that the process plays.

@@ -1,5 +1,5 @@
-//! What every function process does beside its own work: it announces where it listens, writes
-//! structured logs, serves its metrics, reads sizes and durations, drains on SIGTERM and never outlives its launcher.
+//! Common parts of every function process: it announces where it listens, writes structured logs, serves its metrics,
+//! reads sizes and durations, drains on SIGTERM and never outlives its launcher.
 
 mod age;
 mod announce;

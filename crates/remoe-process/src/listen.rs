@@ -6,12 +6,12 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use tokio::net::{TcpListener, TcpSocket};
 
-/// Connections that wait to be accepted, at most; the kernel may allow fewer (`net.core.somaxconn`). Of those beyond it does not
-/// hear: their clients knock again after a second. [`TcpListener::bind`] has 128.
+/// Largest number of connections that wait to be accepted; the kernel may allow fewer (`net.core.somaxconn`). The
+/// kernel ignores further connections: their clients retry after a second. [`TcpListener::bind`] has 128.
 const BACKLOG: u32 = 1024;
 
-/// Listens on `address`. `[::]` is every address of the machine, those of IPv4 too, whatever the machine takes it for: pods
-/// are the same ones whichever of the two their cluster has. On a machine without IPv6 it is every address of IPv4.
+/// Listens on `address`. `[::]` is every address of the machine, IPv4 included, whatever the machine's own setting:
+/// pods are the same in clusters of IPv4 and of IPv6. On a machine without IPv6 it is every address of IPv4.
 ///
 /// # Errors
 /// The address is taken, or not this machine's; the message names it.
@@ -40,7 +40,7 @@ fn at(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// Whether the kernel, or the network of the pod, has no IPv6.
+/// Reports if the kernel, or the network of the pod, lacks IPv6.
 fn lacks_ipv6(error: &io::Error) -> bool {
     let errno = error.raw_os_error().map(Errno::from_raw_os_error);
     matches!(errno, Some(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL))

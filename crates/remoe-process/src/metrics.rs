@@ -27,8 +27,8 @@ pub fn program_registry(facts: &[(&str, &str)]) -> Result<Registry, prometheus::
     Ok(registry)
 }
 
-/// The [`program_registry`] of a function that computes the numerics `class` by the instruction `paths`, and one row by
-/// what `one_row` says whenever somebody asks.
+/// Returns the [`program_registry`] of a function that computes the numerics `class` by the instruction `paths`, and
+/// one row by the path that `one_row` returns, called at each collection.
 ///
 /// # Errors
 /// Metrics cannot be registered.
@@ -66,7 +66,8 @@ impl<F: Fn() -> &'static str + Send + Sync> Collector for OneRowPath<F> {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        // Made anew: the path before this one is shown no more, and two may ask at the same time.
+        // Made for each collection: the path before this one is shown no more, and two collections may run at the same
+        // time.
         let Ok(family) = one_row_path() else { return Vec::new() };
         family.with_label_values(&[(self.path)()]).set(1);
         family.collect()

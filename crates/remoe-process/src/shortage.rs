@@ -3,9 +3,9 @@ use rustix::process::{Resource, getrlimit};
 use std::io;
 use std::os::unix::net::UnixStream;
 
-/// The address space that a limit of this process (`RLIMIT_AS`, `ulimit -v`) leaves, in bytes; none where
-/// there is no limit. Beyond it allocations fail wherever they are, most of them with the end of the
-/// process: whoever knows what it will take asks before.
+/// Returns the address space that a limit of this process (`RLIMIT_AS`, `ulimit -v`) leaves, in bytes; `None` if there
+/// is no limit. Beyond it allocations fail wherever they are, most of them with the end of the process: a caller that
+/// knows what it will take asks before.
 pub fn address_space_left() -> Option<u64> {
     let limit = getrlimit(Resource::As).current?;
     // The first field is the size of the whole, in pages (proc(5)).
@@ -14,11 +14,10 @@ pub fn address_space_left() -> Option<u64> {
     Some(limit.saturating_sub(pages * page_size() as u64))
 }
 
-/// Whether there are descriptors for a runtime, which takes five at once and panics where the last two are
-/// missing.
+/// Checks that there are descriptors for a runtime, which takes five at once and panics if the last two are missing.
 ///
 /// # Errors
-/// There are not.
+/// There are too few descriptors.
 pub fn descriptors_for_runtime() -> io::Result<()> {
     // All held until the last one is there.
     let pairs: io::Result<Vec<_>> = (0..3).map(|_| UnixStream::pair()).collect();

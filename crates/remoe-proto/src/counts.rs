@@ -1,5 +1,5 @@
-//! Counts of elements in a message, bounded before it is decoded: an empty message takes two bytes on the wire and up to 56 in
-//! memory, so that a bound of bytes alone lets an answer grow 28-fold.
+//! Counts of elements in a message, bounded before it is decoded: an empty message takes two bytes on the wire and up
+//! to 56 in memory, so that a bound of bytes alone lets an answer grow 28-fold.
 
 use crate::limits::{MAX_ENDPOINTS, MAX_EXPERTS, MAX_LAYERS};
 use crate::v1::{MainDescription, RoutingAck};

@@ -1,6 +1,6 @@
 use std::fmt;
 
-/// What went wrong, in the one vocabulary of all services.
+/// Class of an error, in the one vocabulary of all services.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ErrorCode {
     /// The request contradicts the contract; the same request will fail again.
@@ -119,25 +119,25 @@ fn shown(text: impl Into<String>, limit: usize) -> String {
 pub struct ServiceError {
     /// The class of the error.
     pub code: ErrorCode,
-    /// What was wrong and what to do, for people.
+    /// Cause and remedy, for users.
     pub message: String,
-    /// The parameter or field that was wrong, where one was.
+    /// Parameter or field that was wrong, if one was.
     pub field: Option<String>,
 }
 
 impl ServiceError {
-    /// An error of class `code`.
+    /// Creates an error of class `code`.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
         Self { code, message: shown(message, MESSAGE_BYTES), field: None }
     }
 
-    /// The same error, about the parameter `field`.
+    /// Returns the error as one about the parameter `field`.
     #[must_use]
     pub fn about(self, field: impl Into<String>) -> Self {
         Self { field: Some(shown(field, FIELD_BYTES)), ..self }
     }
 
-    /// An [`ErrorCode::InvalidArgument`] about the parameter `field`.
+    /// Creates an [`ErrorCode::InvalidArgument`] about the parameter `field`.
     pub fn invalid(field: impl Into<String>, message: impl Into<String>) -> Self {
         Self::new(ErrorCode::InvalidArgument, message).about(field)
     }

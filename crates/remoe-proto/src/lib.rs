@@ -1,7 +1,7 @@
 //! The gRPC contracts between Remoe's processes, and the one error code of its services.
 //!
-//! `proto/` holds the contracts; [`v1`] is generated from them, committed, and compared with a
-//! fresh generation by a test, so that nobody needs a protobuf compiler to build.
+//! `proto/` holds the contracts; [`v1`] is generated from them, committed, and compared with a fresh generation by a
+//! test, so that a build needs no protobuf compiler.
 //!
 //! [`Code`](v1::Code) travels inside `Forward` answers; [`ServiceError`] is what a service says to
 //! its callers, mapped once to a gRPC status and once to an HTTP answer.

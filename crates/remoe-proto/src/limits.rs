@@ -14,8 +14,8 @@ pub const MAX_PAYLOAD: usize = MAX_MESSAGE - (512 << 10);
 /// a long prompt fit.
 pub const MAX_CONTROL_MESSAGE: usize = 256 << 20;
 
-/// Largest answer of `Describe` and `SetRouting` in bytes, and what a caller of them decodes: listings of 1,024 layers or
-/// 8,192 endpoints, a fraction of that where both are large.
+/// Largest answer of `Describe` and `SetRouting` in bytes, and the decoding limit of its callers: listings of 1,024
+/// layers or 8,192 endpoints, a fraction of that if both are large.
 pub const MAX_DESCRIPTION: usize = 1 << 20;
 
 /// Endpoints that one routing may name: each becomes a connection of the main function.

@@ -4,7 +4,7 @@ use crate::v1::{LayerExperts, Routing};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What the canonical form begins with; another form has another name.
+/// Prefix of the canonical form; another form has another name.
 const FORM: &[u8] = b"remoe placement 1\n";
 
 /// The name of a placement: SHA-256 over where hidden states go, in lower-case hexadecimal. The order of
@@ -32,7 +32,7 @@ pub fn placement_digest(routing: &Routing) -> String {
     form.0.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// What is hashed: every list after its length, every number with eight bytes, so that no two placements
+/// Hashed form of a placement: every list after its length, every number with eight bytes, so that no two placements
 /// have the same bytes.
 struct Form(Sha256);
 

@@ -17,17 +17,17 @@ const LEAST_QUOTA_US: u64 = 1_000;
 /// Groups are called after the process that made them, and numbered.
 const PREFIX: &str = "remoe-";
 
-/// What a function may take.
+/// Resource limits of a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ResourceLimits {
-    /// Thousandths of a vCPU.
+    /// CPU limit in thousandths of a vCPU.
     pub cpu_millis: u64,
-    /// Bytes of memory; the kernel ends a process that needs more.
+    /// Memory limit in bytes; the kernel ends a process that needs more.
     pub memory_bytes: u64,
 }
 
 impl ResourceLimits {
-    /// What a function of `memory_bytes` may take, where so much memory comes with one vCPU.
+    /// Returns the limits of a function of `memory_bytes`, if one vCPU comes with `bytes_per_vcpu` of memory.
     #[must_use]
     pub fn of_memory(memory_bytes: u64, bytes_per_vcpu: u64) -> Self {
         let millis = (u128::from(memory_bytes) * 1000).div_ceil(u128::from(bytes_per_vcpu.max(1)));
@@ -52,9 +52,9 @@ pub enum CgroupError {
     /// The kernel or the container refuses.
     #[error("cannot write {path}: {source}")]
     Refused {
-        /// What was to be written or made.
+        /// File or folder that was to be written or made.
         path: PathBuf,
-        /// Why not.
+        /// Cause.
         source: io::Error,
     },
 }
@@ -147,7 +147,7 @@ impl Group {
         if self.unified { Ok(()) } else { write(&self.cpu.join("cgroup.procs"), &pid) }
     }
 
-    /// Sets the CPU limit anew, in thousandths of a vCPU.
+    /// Sets a new CPU limit, in thousandths of a vCPU.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -160,7 +160,7 @@ impl Group {
         write(&self.cpu.join("cpu.cfs_quota_us"), &quota.to_string())
     }
 
-    /// Whether the kernel ended a process because the group needed more memory than it may take.
+    /// Reports if the kernel ended a process because the group exceeded its memory limit.
     #[must_use]
     pub fn ran_out_of_memory(&self) -> bool {
         let file = if self.unified { "memory.events" } else { "memory.oom_control" };

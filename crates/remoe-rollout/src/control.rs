@@ -16,12 +16,12 @@ use tonic::client::Grpc;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Channel, Endpoint};
 
-/// A function, and who it has to be.
+/// A function and the identity that it must have.
 #[derive(Debug, Clone)]
 pub struct Callee {
-    /// Where it is.
+    /// Address of the function.
     pub address: SocketAddr,
-    /// Who it has to be, and what it is shown; none: anybody, without TLS.
+    /// Identity that it must have, and certificate that it is shown. Absent for any peer, without TLS.
     pub trust: Option<Trust>,
 }
 
@@ -64,8 +64,8 @@ pub fn main_client(to: impl Into<Callee>) -> Result<MainModelClient<Channel>, Se
     Ok(MainModelClient::new(channel(to)?).max_decoding_message_size(MAX_CONTROL_MESSAGE))
 }
 
-/// A client for `Describe` and `SetRouting`: it decodes answers of up to [`MAX_DESCRIPTION`] whose elements it has counted,
-/// because the main functions of an operator run images that others choose.
+/// A client for `Describe` and `SetRouting`: it decodes answers of up to [`MAX_DESCRIPTION`] whose elements it has
+/// counted, because the main functions of an operator run images that others choose.
 pub(crate) struct DescribingClient(Grpc<Channel>);
 
 impl DescribingClient {
@@ -162,7 +162,7 @@ pub async fn requests_in_flight(of: impl Into<Callee>, deadline: Duration) -> Re
     Ok(describe(of, deadline).await?.in_flight)
 }
 
-/// What the main function `of` is and has in force, within `deadline`.
+/// Returns the description of the main function `of` and of what it has in force, within `deadline`.
 ///
 /// # Errors
 /// It cannot be reached, or takes too long.
@@ -190,7 +190,7 @@ pub async fn all_experts_read(of: impl Into<Callee>, deadline: Duration) -> Resu
     })
 }
 
-/// The same with how often remote experts were used.
+/// As [`describe`], with how often remote experts were used.
 ///
 /// # Errors
 /// It cannot be reached, or takes too long.

@@ -1,7 +1,7 @@
-//! The pure step for processes: their scene, and what its outcome is for them.
+//! The pure step for processes: builds their scene and translates its outcome into actions.
 //!
-//! Whoever decides is the parent of the processes: it sees an end at once, asks for health itself, remembers when it last
-//! started what, and is alone.
+//! The caller is the parent of the processes: it sees an end at once, asks for health itself, remembers when it last
+//! started which function, and is the only one that decides.
 
 use crate::action::{Action, Route};
 use crate::launcher::{FunctionId, FunctionSpec, Observed, Phase};
@@ -16,43 +16,44 @@ use remoe_proto::v1::LayerExperts;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// What is wanted.
+/// Desired state of a deployment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Desired {
-    /// The functions, each with a name of its own.
+    /// Functions, each with a name of its own.
     pub functions: Vec<FunctionSpec>,
-    /// Nothing is to run for now: the functions keep their places and are started when this is false
-    /// again. Whoever says so knows that no request is under way.
+    /// Set if nothing is to run for now: the functions keep their places and start when this is false again. The caller
+    /// sets it only while no request is in flight.
     pub asleep: bool,
-    /// Places of remote functions that are not to run for now although the main function does. No route leads to them, so
-    /// that it loads their experts itself.
+    /// Places of remote functions that are not to run for now although the main function does. No route leads to them,
+    /// so the main function loads their experts itself.
     pub resting: BTreeSet<String>,
-    /// Whether it is decided what is remote. Before that functions start, and no generation is put in
+    /// Set once it is decided which experts are remote. Before that, functions start, and no generation is put in
     /// force.
     pub placed: bool,
-    /// The number of the placement. One that replaces another is put in force when all of its functions are ready, and
-    /// until then the other stays.
+    /// Number of the placement. A placement that replaces another is put in force when all of its functions are ready;
+    /// until then the other one stays.
     pub revision: u32,
-    /// The remote experts of each layer, as the main function is told.
+    /// Remote experts of each layer, as the main function is told.
     pub remote: Vec<LayerExperts>,
-    /// The plan behind that with its problem, as JSON; empty where nobody planned it.
+    /// The plan behind `remote` with its problem, as JSON. Empty if the placement was not planned.
     pub account: String,
-    /// Remote functions that start at the same time, at most, in their order among `functions`; none: all of them. After a
-    /// sleep a generation waits for as many, the first ones: for experts of others the main function stands in until they are there.
+    /// Largest number of remote functions that start at the same time, in their order among `functions`. Absent for all
+    /// of them. After a sleep, a generation waits for the first ones, as many as this; the main function stands in for
+    /// the experts of the others until they are there.
     pub starts_at_once: Option<usize>,
-    /// How long a function that is no longer wanted may drain.
+    /// Drain time of a function that is no longer wanted.
     pub drain: Duration,
-    /// How long things may take before something is done about them.
+    /// Bounds on waiting before a fault is assumed.
     pub patience: Patience,
 }
 
 impl Desired {
-    /// Whether a function is to run at the place now.
+    /// Reports if a function is to run at the place now.
     fn wants(&self, place: &str) -> bool {
         !self.asleep && self.functions.iter().any(|spec| spec.name == place && !self.rests(spec))
     }
 
-    /// Whether the function is to sleep beside a main function that runs. A main function never rests alone.
+    /// Reports if the function is to sleep beside a main function that runs. A main function never rests alone.
     pub(crate) fn rests(&self, spec: &FunctionSpec) -> bool {
         spec.role == Role::Remote && self.resting.contains(&spec.name)
     }
@@ -61,12 +62,12 @@ impl Desired {
 /// Bounds on waiting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Patience {
-    /// A remote function that answers no probe for this long is ended.
+    /// Longest time without an answer to a probe before a remote function is ended.
     pub remote_silence: Duration,
-    /// The same for a main function. Ending it costs requests, so it is given longer.
+    /// Longest time without an answer before a main function is ended; longer, because ending it costs requests.
     pub main_silence: Duration,
-    /// A function that answers, but is not ready for this long, is ended. A generation that is not
-    /// in force after this long counts as failed.
+    /// Longest time for a function that answers to be unready before it is ended, and for a generation to come into
+    /// force before it counts as failed.
     pub ready: Duration,
 }
 
@@ -80,15 +81,15 @@ impl Patience {
 /// A function as its launcher and its probes see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Instance {
-    /// What the launcher says.
+    /// State that the launcher reports.
     pub observed: Observed,
-    /// When it last answered a probe, or began to listen.
+    /// Time of its last answer to a probe, or of the start of listening.
     pub answered: Time,
-    /// Since when it has not been ready; `None`: it is.
+    /// Time since when it has not been ready. Absent if it is ready.
     pub unready_since: Option<Time>,
 }
 
-/// What is to be done at `now`, in this order.
+/// Returns the actions to take at `now`, in this order.
 pub fn decide(desired: &Desired, instances: &[Instance], memory: &RestartMemory, now: Time) -> Vec<Action> {
     let faults: Vec<Option<String>> = instances.iter().map(|it| fault(desired, it, memory, now)).collect();
     let listening = |(instance, fault): &(&Instance, &Option<String>)| {
@@ -98,7 +99,7 @@ pub fn decide(desired: &Desired, instances: &[Instance], memory: &RestartMemory,
             && fault.is_none()
             && desired.wants(name)
     };
-    // Who puts generations in force.
+    // The main function that puts generations in force.
     let main = instances.iter().zip(&faults).find(listening).map(|(main, _)| &main.observed.id);
     let in_force = memory.in_force().map(|(_, route)| route).filter(|route| main == Some(&route.main));
     let is_out = |instance: &Instance, fault: &Option<String>| {

@@ -1,53 +1,53 @@
-//! What happens in a deployment, as it is told to people.
+//! Events of a deployment, for users.
 
 use crate::launcher::Ending;
 use std::sync::Arc;
 
-/// Something that happened, for people.
+/// An event, for users.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// A function was started.
     Started {
-        /// Its place.
+        /// Place of the function.
         name: String,
     },
-    /// A function is being ended because something is wrong with it.
+    /// A faulty function is being ended.
     Unhealthy {
-        /// Its place.
+        /// Place of the function.
         name: String,
-        /// What is wrong.
+        /// Fault that was found.
         fault: String,
     },
     /// A function ended without being asked to.
     Ended {
-        /// Its place.
+        /// Place of the function.
         name: String,
-        /// How it ended.
+        /// Exit of the function.
         ending: Ending,
     },
     /// A function ended as it was asked to.
     Stopped {
-        /// Its place.
+        /// Place of the function.
         name: String,
-        /// How it ended.
+        /// Exit of the function.
         ending: Ending,
     },
     /// A generation is in force.
     Routed {
-        /// Its number.
+        /// Number of the generation.
         generation: u64,
         /// Remote functions that the main function could not use, with its reasons.
         problems: Vec<String>,
     },
-    /// The main function follows a generation that somebody else put in force. The deployment's own
+    /// The main function follows a generation that another process put in force. The deployment's own generation
     /// follows, with a greater number.
     Overruled {
-        /// The other one's number.
+        /// Number of the foreign generation.
         generation: u64,
     },
     /// A generation could not be put in force.
     RoutingFailed {
-        /// Why.
+        /// Cause.
         message: String,
     },
 }

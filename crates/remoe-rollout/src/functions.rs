@@ -17,7 +17,7 @@ pub const DEFAULT_MAX_BATCH: usize = 32;
 /// Memory that comes with one vCPU where prices say nothing else (Remoe paper, section III-A).
 const BYTES_PER_VCPU: u64 = 1_000_000_000;
 
-/// What the functions are told about model and machine; what is `None` they decide themselves.
+/// Options of the functions about model and machine. If an option is absent, the functions decide themselves.
 #[derive(Debug, Clone, Default)]
 pub struct ModelOptions {
     /// The checkpoint's folder.
@@ -34,7 +34,7 @@ pub struct ModelOptions {
     pub max_model_len: Option<usize>,
     /// Threads of each function whose size does not say.
     pub threads: Option<usize>,
-    /// What the main function may take.
+    /// Resource limits of the main function.
     pub main_limits: Option<ResourceLimits>,
     /// Threads of the main function, where its size alone does not say.
     pub main_threads: Option<usize>,
@@ -42,7 +42,7 @@ pub struct ModelOptions {
     pub fallback_bytes: Option<u64>,
     /// Memory limit of each remote function.
     pub remote_memory_bytes: Option<u64>,
-    /// Memory that comes with one vCPU of a remote function; 1 GB where nobody says.
+    /// Memory that comes with one vCPU of a remote function. Defaults to 1 GB.
     pub bytes_per_vcpu: Option<u64>,
     /// Memory for keys and values in the main function.
     pub kv_cache_bytes: Option<u64>,
@@ -58,7 +58,7 @@ pub struct ModelOptions {
     pub record_activations: Option<PathBuf>,
     /// Record the experts of every token, not only counts.
     pub record_tokens: bool,
-    /// The plan behind the placement with its problem, as JSON; empty where nobody planned it.
+    /// The plan behind the placement with its problem, as JSON. Empty if the placement was not planned.
     pub account: String,
     /// The model's name in the HTTP interface.
     pub served_model_name: Option<String>,
@@ -74,8 +74,8 @@ pub struct ModelOptions {
     pub shared_cores: Option<usize>,
 }
 
-/// Cores for each function that shares them, from which on a remote function polls for its next request: one that does keeps a core
-/// busy, which main functions with few cores want for what lies between two layers' experts.
+/// Cores for each function that shares them, from which on a remote function polls for its next request: a function
+/// that polls keeps a core busy, which main functions with few cores want for what lies between two layers' experts.
 const CORES_TO_POLL: usize = 4;
 
 /// One main function and the remote functions of `placement`, with HTTP at `http`.
@@ -132,7 +132,7 @@ fn main(options: &ModelOptions, http: Option<SocketAddr>) -> FunctionSpec {
         name: "main".to_owned(),
         role: Role::Main,
         arguments,
-        // Every user of the machine can read a command line. A key that this process was given is its clients', none of the
+        // Every user of the machine can read a command line. A key that this process was given is its clients', not the
         // function's.
         environment: gateway_key
             .flat_map(|key| {
@@ -188,7 +188,7 @@ mod tests {
     use super::*;
     use crate::placement::MoeLayer;
 
-    /// Whether a remote function of two layers polls that is told nothing of its size.
+    /// Reports if a remote function of two layers polls that is told nothing of its size.
     fn polls(shared_cores: Option<usize>) -> bool {
         let layers = [0, 1].map(|layer| MoeLayer { layer, experts: 4 });
         let placement =

@@ -17,8 +17,8 @@ pub struct Group {
 /// Layers and experts.
 type Experts = BTreeSet<(u32, u32)>;
 
-/// The groups among `functions`, in the order of their first functions. Replicas are in one, and so are functions that only
-/// share some experts: what one of them answers for, the others may be asked instead.
+/// Returns the groups among `functions`, in the order of their first functions. Replicas are in one group, and so are
+/// functions that only share some experts: requests for the shared experts can go to any of them.
 #[must_use]
 pub fn groups(functions: &[FunctionSpec]) -> Vec<Group> {
     let mut groups: Vec<(Vec<String>, Experts)> = Vec::new();
@@ -49,7 +49,7 @@ fn listing(experts: Experts) -> Vec<LayerExperts> {
     layers.into_iter().map(|(layer, experts)| LayerExperts { layer, experts }).collect()
 }
 
-/// What main functions said of the use of remote experts so far.
+/// Expert usage that main functions have reported so far.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Told {
     /// (token, expert) pairs by main function, layer and expert.
@@ -61,9 +61,9 @@ pub struct Told {
 pub struct Uses(BTreeMap<(u32, u32), u64>);
 
 impl Told {
-    /// Takes note of what the main function `main` has counted since it started: what of that is new. One that counted less
-    /// than before has started anew. Of one that was not known everything is new if it is `young`: it started since others
-    /// were asked; else nothing is.
+    /// Notes what the main function `main` has counted since it started, and returns what of that is new. A main
+    /// function that counted less than before has restarted. If it was not known and is `young` (it started since
+    /// others were asked), everything is new; if it was not known and is not young, nothing is.
     pub fn note(&mut self, main: &str, said: &[LayerPairs], young: bool) -> Uses {
         let listed = said.iter().flat_map(|of| {
             of.experts.iter().zip(&of.pairs).map(|(expert, pairs)| ((of.layer, *expert), *pairs))
@@ -91,7 +91,7 @@ impl Told {
 }
 
 impl Uses {
-    /// Those of the experts `hosted`.
+    /// Returns the number of pairs on the experts `hosted`.
     #[must_use]
     pub fn of(&self, hosted: &[LayerExperts]) -> u64 {
         pairs_of(hosted)
@@ -99,7 +99,7 @@ impl Uses {
             .fold(0, |sum, pairs| sum.saturating_add(*pairs))
     }
 
-    /// Adds those of `other`.
+    /// Adds the pairs of `other`.
     pub fn add(&mut self, other: &Self) {
         for (expert, pairs) in &other.0 {
             let sum = self.0.entry(*expert).or_default();

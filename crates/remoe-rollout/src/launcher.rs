@@ -1,5 +1,5 @@
-//! What a launcher is. Processes and pods alike are started from a specification, stopped with a
-//! grace, and listed.
+//! Interface of launchers. Processes and pods alike are started from a specification, stopped with a grace period, and
+//! listed.
 
 use crate::cgroup::ResourceLimits;
 use remoe_process::Role;
@@ -20,36 +20,36 @@ impl fmt::Display for FunctionId {
     }
 }
 
-/// What to start.
+/// Specification of a function to start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FunctionSpec {
     /// The place in the deployment that the function fills: `main`, `group-0-0`. At most one function
     /// fills it at a time.
     pub name: String,
-    /// Which program, or which image.
+    /// Program, or image, to run.
     pub role: Role,
-    /// Its command line, without what depends on the launcher: addresses and the launcher itself.
+    /// Command line, without what depends on the launcher: addresses and the launcher itself.
     pub arguments: Vec<OsString>,
-    /// Environment variables beside the launcher's own: what must not stand on a command line.
+    /// Environment variables beside the launcher's own, for what must not stand on a command line.
     pub environment: Vec<(String, String)>,
-    /// Where users reach it over HTTP; `None`: they do not.
+    /// Address at which users reach it over HTTP. Absent if they do not.
     pub http: Option<SocketAddr>,
-    /// The remote experts that it hosts; empty for a main function.
+    /// Remote experts that it hosts. Empty for a main function.
     pub hosted: Vec<LayerExperts>,
-    /// What it may take, where its launcher can enforce that; `None`: what there is.
+    /// Resource limits, if its launcher can enforce them. Absent for no limits.
     pub limits: Option<ResourceLimits>,
 }
 
 /// How a function ended.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ending {
-    /// Its exit code, where it exited by itself.
+    /// Exit code, if it exited by itself.
     pub code: Option<i32>,
-    /// The signal that ended it, where one did.
+    /// Signal that ended it, if one did.
     pub signal: Option<i32>,
-    /// Why the launcher itself ended it, or could not start it.
+    /// Reason why the launcher itself ended it, or could not start it.
     pub cause: Option<String>,
-    /// The last lines of its log, oldest first.
+    /// Last lines of its log, oldest first.
     pub log: Vec<String>,
 }
 
@@ -65,7 +65,7 @@ impl Ending {
         })
     }
 
-    /// What the function said last: the message of its last structured line, else its last lines.
+    /// Returns the message of the last structured log line, otherwise the last log lines.
     pub fn last_words(&self) -> Option<String> {
         let message =
             self.last_record().and_then(|record| record.get("message")?.as_str().map(str::to_owned));
@@ -113,15 +113,15 @@ pub enum Phase {
 /// One function as its launcher sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Observed {
-    /// Which start of it.
+    /// Id of this start of the function.
     pub id: FunctionId,
-    /// The place that it fills.
+    /// Place that it fills.
     pub name: String,
-    /// The part that it plays.
+    /// Role of the function.
     pub role: Role,
-    /// Its process id, where the launcher's functions are processes of this machine.
+    /// Process id, if the launcher's functions are processes of this machine.
     pub pid: Option<u32>,
-    /// Where it is in its life.
+    /// Phase of its life.
     pub phase: Phase,
 }
 
@@ -129,7 +129,7 @@ pub struct Observed {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct LaunchError {
-    /// What was tried and why it failed.
+    /// Operation that failed and its cause.
     pub message: String,
 }
 

@@ -1,9 +1,9 @@
-//! What runs where, and keeping it so: placement of experts, launchers that start and stop
-//! functions, and the loop that compares what is wanted with what is there.
+//! Rollout of deployments: placement of experts, launchers that start and stop functions, and the loop that compares
+//! the desired state with the observed one.
 //!
-//! [`placement`] and [`mod@step`] are pure: values in, values out, no clock. The step decides for processes, whose [`scene`] is
-//! made in [`decide`], and for the operator's pods. [`supervise`] observes, asks `decide` and acts through a [`Launcher`];
-//! [`process`] is the launcher of local processes.
+//! [`placement`] and [`mod@step`] are pure: values in, values out, no clock. The step decides for processes, whose
+//! [`scene`] is made in [`decide`], and for the operator's pods. [`supervise`] observes, asks `decide` and acts through
+//! a [`Launcher`]; [`process`] is the launcher of local processes.
 
 pub mod action;
 mod activity;

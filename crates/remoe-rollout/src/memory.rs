@@ -1,4 +1,4 @@
-//! What is remembered of processes between two decisions: restarts and routing.
+//! Memory of processes between two decisions: restarts and routing.
 
 use crate::action::{Action, Route};
 use crate::backoff::Backoff;
@@ -34,9 +34,9 @@ struct Place {
     /// In a row.
     failures: u32,
     not_before: Time,
-    /// Its function was asked to end, for nothing that it did.
+    /// Set if its function was asked to end, for no fault of its own.
     leaving: bool,
-    /// It left like that, and has not failed since: after a sleep it starts with the others.
+    /// Set if it ended that way and has not failed since: after a sleep it starts with the others.
     rested: bool,
 }
 
@@ -83,8 +83,8 @@ impl RestartMemory {
         }
     }
 
-    /// Takes note that a main function has `generation` in force. True where that is nobody's that was
-    /// pushed: then nothing is in force, and the next push has a greater number.
+    /// Notes that a main function has `generation` in force, and returns true if this process did not push that
+    /// generation: then nothing is in force, and the next push has a greater number.
     pub fn found(&mut self, generation: u64, now: Time) -> bool {
         // What is being pushed may be in force before its answer is here.
         if self.pushing.is_some() || generation <= self.generation {
@@ -106,34 +106,34 @@ impl RestartMemory {
         self.places.get(name).map_or(Time::ZERO, |place| place.not_before)
     }
 
-    /// Whether the function in place `name` starts after a sleep, and has not failed since. `failed`: one that
-    /// is there has, and that is not noted yet.
+    /// Reports if the function in place `name` starts after a sleep and has not failed since. `failed`: an existing one
+    /// has failed, and that is not noted yet.
     pub(crate) fn wakes(&self, name: &str, failed: bool) -> bool {
         self.places.get(name).is_some_and(|place| place.leaving || (place.rested && !failed))
     }
 
-    /// Whether a generation was in force at any time: the deployment has worked as it is.
+    /// Reports if a generation was in force at any time: the deployment has worked as it is.
     pub fn settled(&self) -> bool {
         self.settled
     }
 
-    /// The generation in force and its route.
+    /// Returns the generation in force and its route.
     pub fn in_force(&self) -> Option<(u64, &Route)> {
         self.in_force.as_ref().map(|(generation, route)| (*generation, route))
     }
 
-    /// Whether a generation may be pushed at `now`: not while another push is under way, nor in the pause after one
-    /// that failed.
+    /// Reports if a generation may be pushed at `now`: not during another push, nor in the pause after a push that
+    /// failed.
     pub(crate) fn may_push(&self, now: Time) -> bool {
         self.pushing.is_none() && now >= self.route_not_before
     }
 
-    /// Whether the main function `id` is putting a generation in force.
+    /// Reports if the main function `id` is putting a generation in force.
     pub(crate) fn pushes_to(&self, id: &FunctionId) -> bool {
         self.pushing.as_ref().is_some_and(|route| route.main == *id)
     }
 
-    /// Whether requests may still reach the function through the route of a main function that `is_left`.
+    /// Reports if requests may still reach the function through the route of a main function that `is_left`.
     pub(crate) fn routes_to(&self, id: &FunctionId, is_left: impl Fn(&FunctionId) -> bool) -> bool {
         let in_force = self.in_force.as_ref().map(|(_, route)| route);
         let mut routes = [in_force, self.pushing.as_ref()].into_iter().flatten();

@@ -14,7 +14,7 @@ pub struct Need<'a> {
     pub replica: u32,
     /// The part of requests' (token, expert) pairs, summed over layers, that is on its experts.
     pub work: f64,
-    /// Its name.
+    /// Name of the function.
     pub name: &'a str,
 }
 
@@ -27,8 +27,8 @@ impl Need<'_> {
     }
 }
 
-/// The part of each layer's pairs that is on `hosted`, summed over layers, where `usage` has a row of shares for each layer of
-/// `layers` (the model's ids). What it does not know is nothing.
+/// Returns the part of each layer's pairs that is on `hosted`, summed over layers. `usage` has a row of shares for each
+/// layer of `layers` (the model's ids). Experts that it does not know count as 0.
 #[must_use]
 pub fn work(hosted: &[LayerExperts], layers: &[u32], usage: &[Vec<f64>]) -> f64 {
     let rows: BTreeMap<u32, &Vec<f64>> = layers.iter().copied().zip(usage).collect();
@@ -54,7 +54,7 @@ impl Expected {
         Self { layers, pairs: usage }
     }
 
-    /// Whether one of them is on `hosted`: enough for a function to start before anybody asks for it.
+    /// Reports if at least one expected pair is on `hosted`: enough to start a function before a request needs it.
     #[must_use]
     pub fn is_on(&self, hosted: &[LayerExperts]) -> bool {
         work(hosted, &self.layers, &self.pairs) >= 1.0

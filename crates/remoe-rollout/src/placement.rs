@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct MoeLayer {
     /// The model's own layer id.
     pub layer: u32,
-    /// Its number of routed experts.
+    /// Number of routed experts of the layer.
     pub experts: u32,
 }
 
@@ -27,7 +27,7 @@ pub struct Placement {
 struct RemoteSet {
     experts: LayerExperts,
     replicas: u32,
-    /// Of each replica, where the plan says.
+    /// Memory of each replica, if the plan gives it.
     memory_bytes: Option<u64>,
 }
 
@@ -37,9 +37,9 @@ struct Group {
     /// Layers and experts ascending.
     hosted: Vec<LayerExperts>,
     replicas: u32,
-    /// Of each replica, where the plan says.
+    /// Memory of each replica, if the plan gives it.
     memory_bytes: Option<u64>,
-    /// The same, where that is not what comes with the memory.
+    /// CPU of each replica in thousandths of a vCPU, if the plan gives it and it is not what comes with the memory.
     cpu_millis: Option<u64>,
 }
 
@@ -51,11 +51,11 @@ pub struct RemoteProcess {
     pub name: String,
     /// The function that it is a replica of: `group-0`, or `layer-3` by the model's layer id.
     pub function: String,
-    /// What it hosts.
+    /// Experts that it hosts.
     pub hosted: Vec<LayerExperts>,
-    /// Its memory, where the plan says.
+    /// Memory in bytes, if the plan gives it.
     pub memory_bytes: Option<u64>,
-    /// Thousandths of a vCPU, where the plan says; else what comes with the memory.
+    /// CPU in thousandths of a vCPU, if the plan gives it; otherwise what comes with the memory.
     pub cpu_millis: Option<u64>,
 }
 
@@ -73,7 +73,7 @@ impl RemoteProcess {
 pub struct PlacementError {
     /// The field of the plan that is wrong, as `layers[0].remote[2]`; empty: the file as a whole.
     pub field: String,
-    /// What is wrong with it.
+    /// Fault of the field.
     pub message: String,
 }
 
@@ -143,11 +143,11 @@ impl Placement {
         Ok(Self::of(sets.collect(), Vec::new()))
     }
 
-    /// The same experts, those of each layer dealt to `groups` groups in turn, ids ascending. Each group has
-    /// as many replicas as the layers had.
+    /// Returns a placement of the same experts, those of each layer dealt to `groups` groups in turn, ids ascending.
+    /// Each group has as many replicas as the layers had.
     ///
     /// # Errors
-    /// A number of groups that cannot be.
+    /// The number of groups is out of range.
     pub fn in_groups(self, groups: u32) -> Result<Self, PlacementError> {
         check_count("groups", groups, MAX_GROUPS)?;
         let replicas = self.layers.iter().map(|set| set.replicas).max().unwrap_or(0);
@@ -185,14 +185,14 @@ impl Placement {
         Self { layers, groups, revision: 0 }
     }
 
-    /// The same as the revision of that number, whose processes have names of their own: they can run beside those of
-    /// the one before.
+    /// Returns the placement as revision `revision`, whose processes have names of their own: they can run beside those
+    /// of the revision before.
     #[must_use]
     pub fn revised(self, revision: u32) -> Self {
         Self { revision, ..self }
     }
 
-    /// Its number; 0: the first.
+    /// Returns the number of the revision; 0 is the first.
     pub fn revision(&self) -> u32 {
         self.revision
     }
@@ -208,9 +208,9 @@ impl Placement {
         sets.map(|(layer, experts)| LayerExperts { layer, experts: experts.into_iter().collect() }).collect()
     }
 
-    /// The remote processes. A replica whose memory is planned is one of its own, and so is each replica of
-    /// a group; of the others, process j hosts the remote sets of all layers that have more than j replicas. These are the
-    /// replicas of one more group, whose number follows those of the plan.
+    /// Returns the remote processes. A replica whose memory is planned is a process of its own, and so is each replica
+    /// of a group; of the others, process j hosts the remote sets of all layers that have more than j replicas. These
+    /// are the replicas of one more group, whose number follows those of the plan.
     pub fn processes(&self) -> Vec<RemoteProcess> {
         let (sized, together): (Vec<&RemoteSet>, Vec<&RemoteSet>) =
             self.layers.iter().partition(|set| set.memory_bytes.is_some());

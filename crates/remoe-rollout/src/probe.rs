@@ -29,8 +29,7 @@ pub(crate) struct Answer {
     pub(crate) generation: u64,
 }
 
-/// Probes the function at `address` until nobody receives the answers. What is not answered is not
-/// reported.
+/// Probes the function at `address` until the receiver of `answers` is gone. Probes without an answer are not reported.
 pub(crate) async fn probe(id: FunctionId, role: Role, address: SocketAddr, answers: mpsc::Sender<Answer>) {
     let Ok(channel) = control::channel(address) else { return };
     let mut unready = FIRST_INTERVAL;
@@ -48,7 +47,7 @@ pub(crate) async fn probe(id: FunctionId, role: Role, address: SocketAddr, answe
     }
 }
 
-/// Whether the function is ready, and its generation; `None`: no answer.
+/// Returns the readiness of the function and its generation; `None` if it does not answer.
 async fn ask(role: Role, channel: Channel) -> Option<(bool, u64)> {
     match role {
         // A main function that answers at all can be given a routing, which makes it ready.

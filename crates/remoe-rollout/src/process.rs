@@ -22,7 +22,7 @@ use tokio::sync::{Notify, oneshot};
 pub struct LogLine<'a> {
     /// The place that the function fills.
     pub name: &'a str,
-    /// Its process.
+    /// Id of its process.
     pub pid: u32,
     /// The line, without its end.
     pub text: &'a str,
@@ -61,7 +61,7 @@ struct SpawnJob {
     reply: oneshot::Sender<std::io::Result<tokio::process::Child>>,
 }
 
-/// What the launcher and the tasks that watch its children share.
+/// State that the launcher shares with the tasks that watch its children.
 #[derive(Default)]
 pub(crate) struct Shared {
     children: Mutex<BTreeMap<u64, Child>>,
@@ -69,7 +69,7 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// Changes the record of child `number` and wakes whoever waits for changes.
+    /// Changes the record of child `number` and wakes the task that waits for changes.
     pub(crate) fn update(&self, number: u64, change: impl FnOnce(&mut Child)) {
         if let Some(child) = self.children().get_mut(&number) {
             change(child);
@@ -97,7 +97,7 @@ impl ProcessLauncher {
             .spawn(move || {
                 let _context = runtime.enter();
                 for mut job in jobs {
-                    // A start that nobody waits for any more is undone by `kill_on_drop`.
+                    // `kill_on_drop` ends a child whose requester no longer waits.
                     let _unwanted = job.reply.send(job.command.spawn());
                 }
             })
@@ -129,8 +129,8 @@ impl ProcessLauncher {
         self
     }
 
-    /// Limits the CPU time of a running function anew, in thousandths of a vCPU. False where it is gone
-    /// or was started without limits.
+    /// Sets a new CPU limit for a running function, in thousandths of a vCPU. Returns false if the function is gone or
+    /// was started without limits.
     ///
     /// # Errors
     /// The kernel refuses.

@@ -1,7 +1,7 @@
-//! What the pure step sees, of processes and of pods alike, and what it decides.
+//! Input and output of the pure step, for processes and pods alike.
 //!
-//! What only one side knows comes in as a value: when a place may be filled again follows from a memory of restarts or from
-//! the names of pods, what main functions follow from calls or from a durable copy.
+//! Facts that only one side has come in as values: the earliest start of a place follows from the restart memory or
+//! from the names of pods, the generation that main functions follow from calls or from a durable copy.
 
 use crate::time::Time;
 use remoe_process::Role;
@@ -9,230 +9,230 @@ use remoe_proto::v1::LayerExperts;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// What a step sees. `E` is what a generation says of one remote function.
+/// Input of a step. `E` is what a generation says of one remote function.
 #[derive(Debug, Clone)]
 pub struct Scene<'a, E> {
-    /// What is to run, in the order in which it starts.
+    /// Desired functions, in their start order.
     pub parts: Vec<Part<'a>>,
-    /// Every function that is there, oldest first where that is known.
+    /// Existing functions, oldest first where that is known.
     pub instances: Vec<Instance<'a, E>>,
-    /// What main functions of what is to run were told; none: nothing can be told now.
+    /// Routing that main functions of the desired shape were told. Absent if they can be told nothing now.
     pub told: Option<Told<E>>,
-    /// Nothing is to run for now, and no request is under way.
+    /// Set if nothing is to run for now and no request is in flight.
     pub asleep: bool,
-    /// What is different for processes and pods.
+    /// Differences between processes and pods.
     pub policy: Policy,
-    /// When, since an origin that all times here have.
+    /// Time of the step, since the origin that all times of the scene share.
     pub now: Time,
 }
 
-/// Functions that are alike: one does for another.
+/// Interchangeable functions.
 #[derive(Debug, Clone)]
 pub struct Part<'a> {
-    /// The part that they play.
+    /// Role of the functions.
     pub role: Role,
-    /// The remote experts that each hosts.
+    /// Remote experts that each function hosts.
     pub hosted: &'a [LayerExperts],
-    /// Where they are to be. None where they rest: nobody misses what they host.
+    /// Places to fill. Empty if the functions rest: their experts are not missed then.
     pub places: Vec<Place>,
-    /// How many are needed. Places beyond the first ones of so many are there because of load: nothing waits for them.
+    /// Number of functions needed. The places after the first `needed` exist because of load: nothing waits for them.
     pub needed: usize,
-    /// Whether a placement that begins waits for those that are needed.
+    /// Set if a placement that begins waits for the needed functions.
     pub awaited: bool,
-    /// Whether its experts are missed where none of it is left.
+    /// Set if the experts are missed once none of these functions is left.
     pub missed: bool,
 }
 
-/// Where one function is to be.
+/// Place of one function.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
-    /// Its name.
+    /// Name of the place.
     pub name: String,
-    /// When it may be filled again, after what became of those before.
+    /// Earliest time to fill the place again, after what became of the functions before.
     pub not_before: Time,
 }
 
-/// One function that was started.
+/// A started function.
 #[derive(Debug, Clone)]
 pub struct Instance<'a, E> {
-    /// The place that it fills.
+    /// Name of the place that it fills.
     pub place: &'a str,
-    /// How many came before it there; none: nobody can tell.
+    /// Number of functions that filled the place before it. Absent if that is not known.
     pub incarnation: Option<u32>,
-    /// How it is.
+    /// State of the function.
     pub state: State,
-    /// What it is for.
+    /// Purpose of the function.
     pub duty: Duty<E>,
 }
 
 impl<E> Instance<'_, E> {
-    /// Whether it serves, or can.
+    /// Reports if it serves, or can.
     pub(crate) fn is_ready(&self) -> bool {
         matches!(self.state, State::Sound { ready: true, .. })
     }
 }
 
-/// How a function is.
+/// State of a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// There to stay.
+    /// The function stays.
     Sound {
-        /// Whether it serves, or can.
+        /// Set if it serves, or can.
         ready: bool,
-        /// Whether something keeps it from that which another one in its place would meet as well.
+        /// Set if a cause that a replacement would meet as well keeps it from that.
         hindered: bool,
     },
-    /// There has to be another one in its place.
+    /// The function is to be replaced.
     Faulty {
-        /// It may be at work all the same: that is a conclusion from outside.
+        /// Set if the fault is a conclusion from outside: the function may work all the same.
         presumed: bool,
     },
-    /// Asked to end.
+    /// It was asked to end.
     Leaving,
     /// Nothing of it runs.
     Ended {
-        /// It refused to start, and another one would.
+        /// Set if it refused to start, and a replacement would refuse as well.
         refused: bool,
     },
 }
 
-/// What a function is for, and what is known of it for that.
+/// Purpose of a function, and what is known of it for that.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Duty<E> {
-    /// It is a main function.
+    /// A main function.
     Main {
-        /// Whether it is of the shape that is to run.
+        /// Set if it is of the desired shape.
         current: bool,
-        /// Whether there is something that those of its shape are to have in force.
+        /// Set if there is a generation that main functions of its shape are to have in force.
         told: bool,
-        /// What it has in force.
+        /// Routing that it has in force.
         follows: Follows,
     },
-    /// It is a remote function.
+    /// A remote function.
     Remote {
-        /// What a generation says of it; none: it cannot be reached.
+        /// The function as a generation names it. Absent if it cannot be reached.
         endpoint: Option<E>,
-        /// Whether anything that main functions were told leads to it.
+        /// Set if any generation that main functions were told leads to it.
         routed: bool,
     },
 }
 
-/// What a main function acts on.
+/// Routing that a main function acts on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Follows {
-    /// On nothing: it calls nobody.
+    /// No routing: it calls no remote function.
     Nothing,
-    /// On what it was told, as far as that matters to remote functions.
+    /// The routing that it was told, as far as that matters to remote functions.
     Told,
-    /// On something else, or nobody knows: any remote function may be in use.
+    /// Another routing, or an unknown one: any remote function may be in use.
     Other,
 }
 
-/// What main functions were told, of the shape that is to run.
+/// Routing that main functions of the desired shape were told.
 #[derive(Debug, Clone)]
 pub struct Told<E> {
-    /// Where the generation leads that is of the placement which is to run; none: none is.
+    /// Endpoints of the generation of the desired placement. Absent if there is no such generation.
     pub endpoints: Option<BTreeSet<E>>,
-    /// Whether that generation is right in all else.
+    /// Set if that generation is right in all else.
     pub stands: bool,
-    /// The largest number that any generation had.
+    /// Largest number of any generation so far.
     pub newest: u64,
 }
 
-/// What is different for processes and pods, and for deployments of either.
+/// Differences between processes and pods, and between deployments of either.
 #[derive(Debug, Clone, Copy)]
 pub struct Policy {
-    /// Where another one starts in place of one that is lost.
+    /// Start of a replacement relative to the function that is lost.
     pub replacement: Replacement,
-    /// Who watches health.
+    /// Source of health reports.
     pub sight: Sight,
-    /// What becomes of main functions of another shape.
+    /// Treatment of main functions of another shape.
     pub succession: Succession,
-    /// How many functions that are presumed lost may be replaced now.
+    /// Number of functions presumed lost that may be replaced now.
     pub replacements: usize,
-    /// How many remote functions may start at the same time.
+    /// Number of remote functions that may start at the same time.
     pub starts_at_once: usize,
-    /// How long a function may drain that is not wanted; none: as long as it was made for.
+    /// Drain time of an unwanted function. Absent for the grace period that it was made with.
     pub drain: Option<Duration>,
-    /// The same for one with which something is wrong.
+    /// Drain time of a faulty function. Absent for the grace period that it was made with.
     pub faulty_drain: Option<Duration>,
 }
 
-/// Where another function starts in place of one that is lost.
+/// Start of a replacement relative to the function that is lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Replacement {
     /// In its place, once nothing of it is left: two may not fit into the memory of one machine.
     InPlace,
-    /// Beside it, after a pause: a cluster has room, and whoever only seems to be lost may serve meanwhile.
+    /// Beside it, after a pause: a cluster has room, and a function that only seems lost may serve meanwhile.
     Beside,
 }
 
-/// Who watches health.
+/// Source of health reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sight {
-    /// Whoever decides asks functions itself: a generation names those that are ready, as soon as they are.
+    /// Probes of the caller itself: a generation names functions as soon as they are ready.
     Own,
-    /// Others, who tell of it late: what falters stays named until it is lost, and while experts have lost all of their
-    /// functions the generation stays as it is.
+    /// Late reports of others: a faltering function stays named until it is lost. While experts have lost all of their
+    /// functions, the generation stays as it is.
     Reported,
 }
 
-/// What becomes of main functions of another shape than the one that is to run.
+/// Treatment of main functions of another shape than the desired one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Succession {
-    /// They serve until those that are to run do.
+    /// They serve until the desired main functions do.
     Surge,
-    /// There is no room for both: those that are to run start when the others have ended.
+    /// There is no room for both: the desired main functions start when the others have ended.
     Recreate {
-        /// Whether nothing else would keep those that are to run from starting.
+        /// Set if nothing else would keep the desired main functions from starting.
         prepared: bool,
     },
 }
 
-/// What is to be done. Functions go by their index in the scene.
+/// Outcome of a step. Functions are named by their index in the scene.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outcome<E> {
-    /// Functions that are over, in their order.
+    /// Functions that end, in their order.
     pub ends: Vec<(usize, End)>,
-    /// Functions that are to be started, in this order.
+    /// Functions to start, in this order.
     pub starts: Vec<Start>,
-    /// What main functions are to be told from now on; none: no change.
+    /// Generation that main functions are told from now on. Absent if nothing changes.
     pub tell: Option<Tell<E>>,
-    /// Main functions of the shape that is to run serve: nothing is told any more to those of others.
+    /// Set if main functions of the desired shape serve: main functions of other shapes are told nothing any more.
     pub succeeded: bool,
-    /// When to look again at the latest, where only time has to pass.
+    /// Latest time of the next step, if only time has to pass.
     pub look_again: Option<Time>,
-    /// Whether everything is as it is to be.
+    /// Set if everything is as desired.
     pub settled: bool,
 }
 
-/// What becomes of a function.
+/// End of a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// It is asked to end within this time; none: the one that it was made for.
+    /// Ask it to end within this time; if absent, within the grace period that it was made with.
     Stop(Option<Duration>),
-    /// Its end is acknowledged.
+    /// Acknowledge that it ended.
     Forget,
-    /// The same, and trying again will not help.
+    /// Acknowledge that it ended; another attempt will not help.
     GiveUp,
 }
 
-/// A function that is to be started.
+/// A function to start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Start {
-    /// The index of its part.
+    /// Index of its part.
     pub part: usize,
-    /// The index of its place in that.
+    /// Index of its place in the part.
     pub place: usize,
-    /// The function in whose place it starts, where that is there and faulty.
+    /// Index of the faulty function that it replaces, if that is still there.
     pub instead_of: Option<usize>,
 }
 
-/// A generation that main functions are to be told.
+/// A generation to tell main functions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tell<E> {
-    /// Its number, larger than any before.
+    /// Number of the generation, larger than any before.
     pub number: u64,
-    /// Where it leads.
+    /// Endpoints that it leads to.
     pub endpoints: BTreeSet<E>,
 }

@@ -1,4 +1,4 @@
-//! What a deployment looks like from outside.
+//! Status of a deployment.
 
 use crate::action::Route;
 use crate::decide::Instance;
@@ -31,9 +31,9 @@ pub struct FunctionStatus {
     pub name: String,
     /// The part that is played there.
     pub role: Role,
-    /// What the function is doing.
+    /// State of the function.
     pub state: FunctionState,
-    /// Its process, where there is one.
+    /// Process id, if there is a process.
     pub pid: Option<u32>,
     /// Where it speaks gRPC, once it listens.
     pub grpc: Option<SocketAddr>,
@@ -45,7 +45,7 @@ pub struct FunctionStatus {
     pub hosted: Vec<LayerExperts>,
 }
 
-/// What a function is doing.
+/// State of a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FunctionState {
@@ -86,12 +86,13 @@ impl FunctionState {
 pub struct Failure {
     /// The place that it was to fill.
     pub name: String,
-    /// What it said.
+    /// Exit of the function, with its last log lines.
     pub ending: Ending,
 }
 
 impl FunctionStatus {
-    /// The state of the place of `spec`, filled by `instance`, under the route in force; `rests`: nothing is to fill it now.
+    /// Returns the status of the place of `spec`, filled by `instance`, under the route in force; `rests`: nothing is
+    /// to fill it now.
     pub(crate) fn of(
         spec: &FunctionSpec,
         instance: Option<&Instance>,

@@ -1,8 +1,8 @@
-//! The pure step, for processes and pods alike: from what is wanted, what is there and what main functions were told to what
-//! is to be done.
+//! The pure step, for processes and pods alike: from the desired state, the observed state and the routing that main
+//! functions were told to the actions to take.
 //!
-//! What is to run is built beside what runs. Main functions are told of it when all of it is ready, and what they no longer
-//! use goes.
+//! Desired functions start beside those that run. Main functions are told of them when all are ready, and functions
+//! that main functions no longer use are ended.
 
 use crate::scene::{
     Duty, End, Follows, Instance, Outcome, Part, Place, Replacement, Scene, Sight, Start, State, Succession,
@@ -13,7 +13,7 @@ use remoe_process::Role;
 use remoe_proto::v1::LayerExperts;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What is to be done.
+/// Returns the outcome of `scene`: functions to end, functions to start, and routing to tell.
 pub fn step<E: Ord + Clone>(scene: &Scene<'_, E>) -> Outcome<E> {
     let look = Look::at(scene);
     let tell = look.tell();
@@ -56,7 +56,7 @@ pub fn step<E: Ord + Clone>(scene: &Scene<'_, E>) -> Outcome<E> {
     Outcome { ends, starts, tell, succeeded, look_again, settled }
 }
 
-/// A scene, and who fills which place.
+/// A scene, and which function fills which place.
 struct Look<'a, E> {
     scene: &'a Scene<'a, E>,
     parts: &'a [Part<'a>],
@@ -96,7 +96,7 @@ impl<'a, E: Ord + Clone> Look<'a, E> {
         self.parts.iter().filter(move |part| part.role == role)
     }
 
-    /// Whether all of it that is needed is ready.
+    /// Reports if all needed functions of `part` are ready.
     fn is_complete(&self, part: &'a Part<'a>) -> bool {
         self.filling(part).filter(|instance| instance.is_ready()).count() >= part.needed
     }
@@ -109,7 +109,7 @@ impl<'a, E: Ord + Clone> Look<'a, E> {
         })
     }
 
-    /// What is to be started, and when to look again where time has to pass before that.
+    /// Returns the functions to start, and when to look again if time has to pass before that.
     fn starts(&self) -> (Vec<Start>, Option<Time>) {
         let policy = self.scene.policy;
         let starting = self.of(Role::Remote).flat_map(|part| self.filling(part));
@@ -184,7 +184,7 @@ impl<'a, E: Ord + Clone> Look<'a, E> {
             if *known == endpoints && told.stands {
                 return None;
             }
-            // Where experts have lost all of their functions, main functions serve them by themselves under the generation
+            // If experts have lost all of their functions, main functions compute them themselves under the generation
             // that they have, until one is back.
             let waits = self.scene.policy.sight == Sight::Reported || endpoints.is_subset(known);
             if waits && !missed.iter().all(|set| is_among(set, &served)) {
@@ -194,8 +194,8 @@ impl<'a, E: Ord + Clone> Look<'a, E> {
         Some(Tell { number: told.newest.saturating_add(1), endpoints })
     }
 
-    /// Whether main functions of the shape that is to run serve, all of them; those because of load as far as others serve
-    /// that would end, and nothing keeps them.
+    /// Reports if main functions of the desired shape serve: all that are needed, and of those that exist because of
+    /// load, hindered ones included, as many as main functions of other shapes serve, which would end.
     fn main_functions_serve(&self) -> bool {
         let others = self.main_functions().filter(|(instance, current, _)| !current && instance.is_ready());
         let others = others.count();
@@ -210,7 +210,7 @@ impl<'a, E: Ord + Clone> Look<'a, E> {
         })
     }
 
-    /// Whether a function that is not wanted is not used either. `succeeded`: main functions that are to run serve.
+    /// Reports if an unwanted function is not in use either. `succeeded`: main functions of the desired shape serve.
     fn may_leave(&self, instance: &Instance<'_, E>, succeeded: bool) -> bool {
         match &instance.duty {
             // Serves until those that are to run do, or could.
@@ -227,7 +227,7 @@ impl<'a, E: Ord + Clone> Look<'a, E> {
     }
 }
 
-/// Whether some of `served` have the experts of `set`.
+/// Reports if `served` together have all experts of `set`.
 fn is_among(set: &LayerExperts, served: &[&LayerExperts]) -> bool {
     let served = served.iter().filter(|served| served.layer == set.layer);
     let served: BTreeSet<u32> = served.flat_map(|served| served.experts.iter().copied()).collect();

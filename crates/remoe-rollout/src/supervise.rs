@@ -39,7 +39,7 @@ pub enum NotReady {
     TimedOut {
         /// The time that was allowed.
         after: Duration,
-        /// What was missing.
+        /// Problem of the routing, or functions that were not ready.
         missing: String,
     },
     /// The loop ended.

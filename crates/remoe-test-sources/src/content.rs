@@ -23,7 +23,7 @@ const FLUSH: Duration = Duration::from_millis(20);
 /// The date of all files.
 const DATE: &str = "Wed, 21 Oct 2015 07:28:00 GMT";
 
-/// What was sent of one file.
+/// Record of what was sent of one file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counted {
     /// Requests.
@@ -58,19 +58,19 @@ impl Content {
         change(&mut locked(&self.faults));
     }
 
-    /// What goes wrong now.
+    /// Returns the present faults.
     #[must_use]
     pub fn faults(&self) -> Faults {
         locked(&self.faults).clone()
     }
 
-    /// What was sent, by the files' names.
+    /// Returns what was sent, by the files' names.
     #[must_use]
     pub fn counted(&self) -> BTreeMap<String, Counted> {
         locked(&self.counted).clone()
     }
 
-    /// What was sent, and forgets it.
+    /// Returns what was sent, and forgets it.
     pub fn take_counted(&self) -> BTreeMap<String, Counted> {
         std::mem::take(&mut locked(&self.counted))
     }

@@ -1,4 +1,4 @@
-//! What goes wrong.
+//! Faults that a server shows on request.
 
 use std::collections::BTreeSet;
 

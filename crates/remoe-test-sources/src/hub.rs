@@ -98,13 +98,13 @@ impl Hub {
         Ok(Self { server, _storage: Server { address, serving }, state })
     }
 
-    /// What HF_ENDPOINT holds.
+    /// Returns the value for HF_ENDPOINT.
     #[must_use]
     pub fn endpoint(&self) -> String {
         self.server.url()
     }
 
-    /// What `--model` takes.
+    /// Returns the value for `--model`.
     #[must_use]
     pub fn model(&self) -> String {
         format!("hf://{}", self.state.options.repository)

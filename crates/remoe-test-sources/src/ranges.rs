@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// What a request wants of a file of `size` bytes.
+/// Part of a file of `size` bytes that a request wants.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
     Whole,

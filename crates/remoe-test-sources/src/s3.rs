@@ -17,7 +17,7 @@ use std::sync::Arc;
 pub struct S3Options {
     /// The bucket.
     pub bucket: String,
-    /// What all keys start with, without a slash at either end.
+    /// Prefix of all keys, without a slash at either end.
     pub prefix: String,
     /// AWS_ACCESS_KEY_ID.
     pub key_id: String,
@@ -66,13 +66,13 @@ impl S3 {
         Ok(Self { server: Server::start(listen, router).await?, state })
     }
 
-    /// What AWS_ENDPOINT_URL holds.
+    /// Returns the value for AWS_ENDPOINT_URL.
     #[must_use]
     pub fn endpoint(&self) -> String {
         self.server.url()
     }
 
-    /// What `--model` takes.
+    /// Returns the value for `--model`.
     #[must_use]
     pub fn model(&self) -> String {
         format!("s3://{}/{}", self.state.options.bucket, self.state.options.prefix)

@@ -15,7 +15,7 @@ pub(crate) enum Refused {
     AuthorizationHeaderMalformed,
 }
 
-/// What requests must be signed with.
+/// Credentials and region with which requests must be signed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Key<'a> {
     pub(crate) id: &'a str,

@@ -27,7 +27,7 @@ impl Web {
         Ok(Self { server: Server::start(listen, router).await? })
     }
 
-    /// What `--model` takes.
+    /// Returns the value for `--model`.
     #[must_use]
     pub fn model(&self) -> String {
         format!("{}/models", self.server.url())

@@ -81,13 +81,13 @@ fn write(folder: &Path, config: &Value, tensors: &[Tensor]) {
 /// Written as an array of these four.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct Tensor {
-    /// Its name.
+    /// Name of the tensor.
     pub name: String,
-    /// Its dimensions.
+    /// Dimensions of the tensor.
     pub shape: Vec<usize>,
-    /// The mean of its elements.
+    /// Mean of the elements.
     pub base: f32,
-    /// How far they are from it at most.
+    /// Largest distance of an element from the mean.
     pub scale: f32,
 }
 

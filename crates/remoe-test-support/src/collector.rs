@@ -16,7 +16,7 @@ use tokio::net::TcpListener;
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Request, Response, Status};
 
-/// What a collector does with what it gets.
+/// Behaviour of a collector towards what it receives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Manner {
     /// It takes everything.
@@ -30,30 +30,30 @@ pub enum Manner {
 /// A span as it was exported.
 #[derive(Debug, Clone)]
 pub struct Span {
-    /// The number of its trace, in hexadecimal digits.
+    /// Id of the trace, in hexadecimal digits.
     pub trace: String,
-    /// Its own.
+    /// Id of the span.
     pub id: String,
-    /// That of the span that it is a part of; empty where it is the first.
+    /// Id of the parent span; empty for a root span.
     pub parent: String,
-    /// What it is called.
+    /// Name of the span.
     pub name: String,
     /// 1: internal, 2: server, 3: client.
     pub kind: i32,
-    /// Nanoseconds since 1970.
+    /// Start in nanoseconds since 1970.
     pub start: u64,
-    /// The same of its end.
+    /// End in nanoseconds since 1970.
     pub end: u64,
-    /// Its attributes.
+    /// Attributes of the span.
     pub attributes: Map<String, Value>,
-    /// Whether it is an error.
+    /// Set if the span is an error.
     pub failed: bool,
-    /// Those of the process that it is of.
+    /// Resource attributes of the process that recorded the span.
     pub resource: Map<String, Value>,
 }
 
 impl Span {
-    /// What its process is called.
+    /// Returns the service name of the span's process.
     #[must_use]
     pub fn service(&self) -> &str {
         self.resource["service.name"].as_str().expect("a service has a name")
@@ -102,7 +102,7 @@ impl Collector {
         self.got.lock().unwrap_or_else(PoisonError::into_inner).requests
     }
 
-    /// What it has taken.
+    /// Returns all spans that it has taken.
     #[must_use]
     pub fn spans(&self) -> Vec<Span> {
         self.got.lock().unwrap_or_else(PoisonError::into_inner).spans.clone()

@@ -16,7 +16,7 @@ pub async fn remoe(arguments: &[&str]) -> (Option<i32>, Value) {
     (code, value)
 }
 
-/// The same, with the lines of its standard error.
+/// As [`remoe()`], with the lines of its standard error.
 pub async fn remoe_with_log(arguments: &[&str]) -> (Option<i32>, Value, Vec<String>) {
     let mut process = Command::new(binaries::program("remoe"));
     process.arg("--json").args(arguments);

@@ -30,7 +30,7 @@ impl Control {
         Self::within(address, None)
     }
 
-    /// The same within TLS, where there is a `trust`.
+    /// As [`Self::new`], within TLS if there is a `trust`.
     #[must_use]
     pub fn within(address: SocketAddr, trust: Option<Trust>) -> Self {
         let channel = Address::from_shared(format!("http://{address}")).expect("an address makes a URI");
@@ -54,7 +54,7 @@ impl Control {
         self.try_route_parts(&whole, remote).await
     }
 
-    /// The same with the experts that each endpoint hosts; empty: all that are remote.
+    /// As [`Self::try_route`], with the experts that each endpoint hosts; empty: all that are remote.
     pub async fn try_route_parts(&self, endpoints: &[Hosted], remote: &[LayerExperts]) -> RoutingAck {
         let generation = self.generation.fetch_add(1, Ordering::Relaxed) + 1;
         let endpoints = endpoints.iter().map(|(address, experts)| Endpoint {
@@ -80,13 +80,13 @@ impl Control {
         assert_eq!(ack.problems, [], "endpoints that cannot be used");
     }
 
-    /// The same with the experts that each endpoint hosts; empty: all that are remote.
+    /// As [`Self::route`], with the experts that each endpoint hosts; empty: all that are remote.
     pub async fn route_parts(&self, endpoints: &[Hosted], remote: &[LayerExperts]) {
         let ack = self.try_route_parts(endpoints, remote).await;
         assert_eq!(ack.problems, [], "endpoints that cannot be used");
     }
 
-    /// Returns once all local experts have been read, for who measures what comes after.
+    /// Returns once all local experts have been read, for tests that measure what comes after.
     pub async fn all_experts_read(&self) {
         until(SOON, "the local experts", async || {
             let described = self.client().describe(DescribeMainRequest::default()).await;
@@ -102,7 +102,7 @@ impl Control {
         reply.expect("the inspection succeeds").into_inner()
     }
 
-    /// The same for token ids.
+    /// As [`Self::inspect`], for token ids.
     pub async fn inspect_ids(&self, ids: &[u32]) -> InspectReply {
         self.inspect(inspect_request::Prompt::Ids(TokenIds { ids: ids.to_vec() })).await
     }
@@ -119,7 +119,8 @@ impl Control {
         generation.finish().await.expect("the generation succeeds")
     }
 
-    /// What comes of `request` when no function was late: on a busy machine one may be, and is asked again or done without.
+    /// Repeats `request` until no function was late, and returns that outcome. On a busy machine a function may be
+    /// late: it is asked again or done without.
     pub async fn generate_in_peace(&self, request: &GenerateRequest) -> Finished {
         let in_peace = async || {
             let finished = self.generate(request.clone()).await.finished;
@@ -142,7 +143,7 @@ pub fn greedy(ids: &[u32], max_tokens: u32) -> GenerateRequest {
     }
 }
 
-/// The same with tokens drawn at random.
+/// As [`greedy`], with tokens drawn at random.
 #[must_use]
 pub fn seeded(ids: &[u32], max_tokens: u32, seed: u64) -> GenerateRequest {
     GenerateRequest { temperature: Some(0.8), seed, ..greedy(ids, max_tokens) }
@@ -155,7 +156,7 @@ pub struct Generation {
     pieces: Vec<u32>,
 }
 
-/// What came of a generation.
+/// Outcome of a generation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Answer {
     /// The prompt as the model saw it.

@@ -1,4 +1,5 @@
-//! Clients that ask again and again, note what each whole answer cost, and are told to stop; whoever is killed meanwhile.
+//! Clients that send requests until they are told to stop, whichever processes are killed meanwhile, and note the cost
+//! of each complete answer.
 
 use crate::deadline::LONG;
 use crate::raw::{self, Answer, Connection};
@@ -12,9 +13,9 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-/// Before a client asks again whose answer was broken off: whoever broke it off is starting again.
+/// Pause of a client after a connection or an answer failed: the process behind it is starting again.
 const AGAIN: Duration = Duration::from_millis(20);
-/// For a connection: where a pod is gone, nobody says so.
+/// Timeout of a connection: the address of a pod that is gone does not refuse it.
 const REACH: Duration = Duration::from_secs(2);
 
 /// A request for an answer of `tokens`, by a client that wants to see what it costs in its usage and in a header, or
@@ -27,7 +28,8 @@ pub fn request(model: &str, tokens: u32, stream: bool) -> String {
     request.replacen("\r\n", "\r\nx-remoe-cost: yes\r\nTE: trailers\r\n", 1)
 }
 
-/// What a client was told of the cost, in nano-dollars; none where its answer did not come to its end.
+/// Returns the cost that a client was told, in nano-dollars; none if the answer has another status than 200 or did not
+/// come to its end.
 #[must_use]
 pub fn told(answer: &Answer, stream: bool) -> Option<u64> {
     if answer.head.status != 200 {
@@ -82,12 +84,12 @@ pub struct Crowd {
     clients: Vec<JoinHandle<()>>,
 }
 
-/// What clients have seen, by the ids of requests.
+/// Requests and costs that clients have seen, by the ids of requests.
 #[derive(Debug, Default)]
 pub struct Seen {
     /// All requests.
     pub asked: BTreeSet<String>,
-    /// What those cost that were answered whole.
+    /// Costs of the requests that were answered completely.
     pub told: BTreeMap<String, u64>,
 }
 
@@ -101,8 +103,8 @@ struct Shared {
 }
 
 impl Crowd {
-    /// `count` clients of `model`, each of which goes from one of the gateways to the next, and asks in turn for a whole
-    /// answer and for a stream.
+    /// `count` clients of `model`, each of which goes from one of the gateways to the next, and asks in turn for a
+    /// whole answer and for a stream.
     #[must_use]
     pub fn start(count: usize, gateways: watch::Receiver<Vec<SocketAddr>>, model: &str) -> Self {
         let shared = Arc::new(Shared {
@@ -181,7 +183,7 @@ impl Shared {
         }
     }
 
-    /// What a request cost; none where its answer did not come to its end.
+    /// Sends one request and returns its cost; none if the answer did not come to its end.
     async fn answer(&self, mut connection: Connection, id: &str, turn: u32, stream: bool) -> Option<u64> {
         let request = request(&self.model, 1 + turn % 6, stream);
         let request = request.replacen("\r\n", &format!("\r\nX-Request-Id: {id}\r\n"), 1);
@@ -192,8 +194,9 @@ impl Shared {
 }
 
 impl Seen {
-    /// Asserts that a ledger with the requests `exported`, which adds up to `cost`, has every whole answer at what its client
-    /// was told, none twice and none of nobody. Returns how many it has that nobody had whole: they may be there, or not.
+    /// Asserts that a ledger with the requests `exported`, which adds up to `cost`, has every complete answer at the
+    /// cost that its client was told, none twice, and no request that no client sent. Returns how many of its requests
+    /// had no complete answer: they may be in the ledger, or not.
     pub fn are_in(&self, exported: &BTreeMap<String, u64>, cost: &Value) -> usize {
         for (id, told) in &self.told {
             assert_eq!(exported.get(id), Some(told), "{id}: {cost}");

@@ -21,7 +21,7 @@ pub fn client(address: SocketAddr) -> ExpertFunctionClient<Channel> {
     client_within(address, None)
 }
 
-/// The same within TLS, where there is a `trust`.
+/// As [`client()`], within TLS if there is a `trust`.
 #[must_use]
 pub fn client_within(address: SocketAddr, trust: Option<Trust>) -> ExpertFunctionClient<Channel> {
     let endpoint = Endpoint::from_shared(format!("http://{address}")).expect("an address makes a URI");
@@ -30,7 +30,7 @@ pub fn client_within(address: SocketAddr, trust: Option<Trust>) -> ExpertFunctio
         .max_encoding_message_size(MAX_MESSAGE)
 }
 
-/// What the function at `address` hosts.
+/// Describes the function at `address`: the experts that it hosts.
 pub async fn describe(address: SocketAddr) -> FunctionDescription {
     let answer = within(SOON, "Describe", client(address).describe(DescribeRequest {})).await;
     answer.expect("Describe is answered").into_inner()

@@ -49,14 +49,14 @@ impl Model {
         folder
     }
 
-    /// Its facts.
+    /// Opens the checkpoint.
     #[must_use]
     pub fn checkpoint(&self) -> Checkpoint {
         let opened = Checkpoint::open(&self.folder);
         opened.unwrap_or_else(|error| panic!("{}: {error}", self.name))
     }
 
-    /// What transformers computed; none for the demo model.
+    /// Reads the reference values that transformers computed; none for the demo model.
     #[must_use]
     pub fn expected(&self) -> Option<Expected> {
         let text = std::fs::read_to_string(self.folder.join("expected.json")).ok()?;
@@ -139,7 +139,7 @@ pub struct ExpectedToken {
 pub struct ExpectedText {
     /// The text, or the user's message.
     pub prompt: String,
-    /// Whether the chat template is applied.
+    /// Set if the chat template is applied.
     pub chat: bool,
     /// The prompt's tokens.
     pub ids: Vec<u32>,

@@ -19,9 +19,9 @@ use tokio::sync::mpsc;
 pub struct Options {
     /// `--dtype`; none: the checkpoint's.
     pub dtype: Option<&'static str>,
-    /// What is logged; none: the usual.
+    /// Filter of the log (`REMOE_LOG`); none: the usual one.
     pub log: Option<&'static str>,
-    /// Whether the main function takes LibTorch's operations.
+    /// Set if the main function uses LibTorch's operations.
     pub torch: bool,
     /// Further arguments.
     pub arguments: Vec<String>,
@@ -115,11 +115,11 @@ impl Starting {
 
 /// A main function.
 pub struct MainFunction {
-    /// Its control interface.
+    /// Client of the control interface.
     pub control: Control,
-    /// Its process.
+    /// Process of the function.
     pub process: Process,
-    /// What it announced.
+    /// Announcement that the function printed.
     pub announcement: Announcement,
 }
 
@@ -132,7 +132,7 @@ impl MainFunction {
         Self { control: Control::new(announcement.grpc), process, announcement }
     }
 
-    /// The same for an operator with `trust`.
+    /// As [`Self::start`], for an operator with `trust`.
     pub async fn start_within(model: &Path, options: Options, trust: Trust) -> Self {
         let mut main = Self::start(model, options).await;
         main.control = Control::within(main.announcement.grpc, Some(trust));
@@ -156,7 +156,8 @@ impl MainFunction {
         Metrics::settle(self.http(), "remoe_experts_arriving", 0).await;
     }
 
-    /// From here on no weights can be read from its model in `folder`. What it reads for the placement in force it has by then.
+    /// From here on no weights can be read from its model in `folder`. What it reads for the placement in force it has
+    /// by then.
     pub async fn take_weights_away(&self, folder: &Path) {
         self.has_read_all().await;
         let file = File::options().write(true).open(folder.join("model.safetensors"));
@@ -166,9 +167,9 @@ impl MainFunction {
 
 /// A remote-expert function.
 pub struct RemoteFunction {
-    /// Its process.
+    /// Process of the function.
     pub process: Process,
-    /// What it announced.
+    /// Announcement that the function printed.
     pub announcement: Announcement,
 }
 

@@ -1,4 +1,4 @@
-//! What the end-to-end tests drive the real binaries with: functions as child processes, their
+//! Support for end-to-end tests that drive the real binaries: functions as child processes, their
 //! control interface, HTTP, metrics, a recording remote function and generated checkpoints.
 //!
 //! Nothing here returns errors: a step that fails ends the test with a message that says which, and

@@ -17,7 +17,7 @@ pub struct MainHttp {
     pub address: SocketAddr,
     /// Where it answers probes, if it was told to.
     pub health: Option<SocketAddr>,
-    /// Its process.
+    /// Process of the function.
     pub process: Process,
     control: Control,
 }
@@ -53,7 +53,7 @@ impl MainHttp {
         self.control.route(&[], &[]).await;
     }
 
-    /// Its metrics.
+    /// Reads the metrics of the function.
     pub async fn metrics(&self) -> Metrics {
         Metrics::read(self.address).await
     }

@@ -22,8 +22,8 @@ impl Metrics {
         until(SOON, &what, async || (Self::read(address).await.value(series) == value).then_some(())).await;
     }
 
-    /// What `promtool check metrics` would find: names in base units, `_total` for counters and for
-    /// nothing else, help and a type for every name.
+    /// Returns the problems that `promtool check metrics` would find: it demands names in base units, `_total`
+    /// for counters and for nothing else, and help and a type for every name.
     #[must_use]
     pub fn problems(&self) -> Vec<String> {
         const UNITS: [&str; 17] = [

@@ -1,11 +1,12 @@
-//! What is expensive to make and that several tests only read: made by the first test of a run, whichever process that is.
+//! Folders that are expensive to make and that several tests only read: the first test of a run makes them, in
+//! whichever process that is.
 
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{self, File};
 use std::path::PathBuf;
 
-/// Returns the folder `name` of this test run. The first caller fills it by `make`; others wait until it has. A run is one of
-/// cargo-nextest, else this process.
+/// Returns the folder `name` of this test run. The first caller fills it by `make`; others wait until it has. A run is
+/// one of cargo-nextest, else this process.
 pub async fn folder(name: &str, make: impl AsyncFnOnce(&std::path::Path)) -> PathBuf {
     let run = std::env::var("NEXTEST_RUN_ID").unwrap_or_else(|_| std::process::id().to_string());
     let parent = std::env::temp_dir().join(format!("remoe-tests-{run}"));

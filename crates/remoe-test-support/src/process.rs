@@ -21,8 +21,8 @@ pub fn signal(pid: u32, signal: Signal) {
     kill_process(target, signal).unwrap_or_else(|error| panic!("signal {signal:?} to {pid}: {error}"));
 }
 
-/// Whether the process `pid` has not ended. One that has ended and that nobody has waited for does not
-/// count: where functions lose their launcher, not every machine has somebody who does.
+/// Reports if the process `pid` has not ended. One that has ended but was not waited for counts as ended:
+/// where functions lose their launcher, not every machine has a process that reaps them.
 #[must_use]
 pub fn lives(pid: u32) -> bool {
     let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
@@ -95,7 +95,7 @@ impl Process {
         Self { name: name.to_owned(), child, log }
     }
 
-    /// Its process id.
+    /// Returns the process id.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()

@@ -11,9 +11,9 @@ use tokio::net::{TcpSocket, TcpStream};
 /// A connection; it is closed when it is dropped.
 pub struct Connection {
     stream: Line<TcpStream>,
-    /// What has come and was not looked at.
+    /// Bytes that were received and not yet read.
     came: Vec<u8>,
-    /// Of the last body in chunks that has ended.
+    /// Trailers of the last chunked body that has ended.
     trailers: Vec<(String, String)>,
 }
 
@@ -29,11 +29,11 @@ pub struct Head {
 /// A whole answer.
 #[derive(Debug, Clone)]
 pub struct Answer {
-    /// Its head.
+    /// Status and headers.
     pub head: Head,
-    /// Its body, put together from chunks.
+    /// Body, reassembled from its chunks.
     pub body: Vec<u8>,
-    /// What followed the chunks, names in lower case.
+    /// Trailers that followed the chunks, names in lower case.
     pub trailers: Vec<(String, String)>,
 }
 

@@ -64,7 +64,7 @@ impl Realm {
         self.authority.sign(identity, life).expect("a certificate is signed")
     }
 
-    /// Its own certificate.
+    /// Returns the certificate of the authority.
     #[must_use]
     pub fn certificate(&self) -> &str {
         self.authority.certificate()
@@ -87,13 +87,13 @@ impl Realm {
         link
     }
 
-    /// What `own` shows to `peer`.
+    /// Returns the trust with which `own` connects to `peer`.
     #[must_use]
     pub fn trust(&self, own: &Identity, peer: &Identity) -> Trust {
         self.trust_for(own, peer, LIFE)
     }
 
-    /// The same with a certificate that is good for `life` from now.
+    /// As [`Self::trust`], with a certificate that is valid for `life` from now.
     #[must_use]
     pub fn trust_for(&self, own: &Identity, peer: &Identity, life: Duration) -> Trust {
         let pair = self.sign(own, life);

@@ -28,7 +28,7 @@ pub struct Arrival {
     pub work: Work,
 }
 
-/// What is done about a message.
+/// Reaction to a message.
 #[derive(Debug, Clone)]
 pub enum Act {
     /// The real function's answer.
@@ -39,7 +39,7 @@ pub enum Act {
     Shorten,
     /// As many rows as the real function's answer has, which are no numbers.
     Spoil,
-    /// The real function's answer, twice, after one to an id that nobody asked for.
+    /// The real function's answer, twice, after an answer to an id that was never sent.
     Repeat,
     /// A failure.
     Fail(Code),
@@ -97,7 +97,7 @@ impl Recorder {
         self.address
     }
 
-    /// What has arrived since this was last called.
+    /// Returns the messages that have arrived since the last call.
     #[must_use]
     pub fn take(&self) -> Vec<Arrival> {
         std::mem::take(&mut *self.arrivals.lock().unwrap_or_else(PoisonError::into_inner))

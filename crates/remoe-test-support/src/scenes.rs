@@ -1,24 +1,25 @@
-//! One table of scenes for processes and for pods: each side brings them about in its own terms and has to decide the same,
-//! or what is written down as different, with the reason.
+//! One table of scenes for processes and for pods: each side brings them about in its own terms and has to decide the
+//! same, or what is written down as different, with the reason.
 //!
-//! Functions are named by their place, `main` or the number of a remote group and that of a replica in it, and an apostrophe for each
-//! that came before them there: `0.1'` is the second one that fills place `0.1`. `x` belongs to an earlier placement.
+//! Functions are named by their place, `main` or the number of a remote group and that of a replica in it, and an
+//! apostrophe for each that came before them there: `0.1'` is the second one that fills place `0.1`. `x` belongs to an
+//! earlier placement.
 
-/// What is seen, and what is to be done.
+/// Observed state, and the decisions that it requires.
 pub struct Scene {
-    /// What is special about it.
+    /// Name that says what is special about the scene.
     pub name: &'static str,
     /// Replicas of each remote group; each hosts experts of its own.
     pub groups: &'static [usize],
     /// Groups that sleep.
     pub resting: &'static [usize],
-    /// What is there.
+    /// Functions that exist, and their states.
     pub there: &'static [(&'static str, Is)],
     /// Where the generation leads that `main` has in force.
     pub in_force: InForce,
     /// Places whose last two functions failed, the second one so many seconds ago.
     pub failed: &'static [(&'static str, u32)],
-    /// What is to be done: functions to `start` and to `stop`, and where a generation leads that is to be told.
+    /// Decisions: functions to `start` and to `stop`, and those to which a generation leads that is to be told (`tell`).
     pub decided: Decided,
 }
 
@@ -37,7 +38,7 @@ pub enum Is {
     Leaving,
 }
 
-/// What main functions follow.
+/// Generation that main functions follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InForce {
     /// Nothing.
@@ -48,12 +49,12 @@ pub enum InForce {
     Another(&'static [&'static str]),
 }
 
-/// What is to be done, in any order.
+/// Decisions, in any order.
 #[derive(Debug, Clone, Copy)]
 pub enum Decided {
-    /// The same on both sides.
+    /// Both sides decide the same.
     Alike(&'static [&'static str]),
-    /// Something else.
+    /// The sides decide differently.
     Apart {
         /// For processes.
         processes: &'static [&'static str],
@@ -313,7 +314,7 @@ pub const SCENES: &[Scene] = &[
     },
 ];
 
-/// What `processes` or else pods are to do in `scene`, in alphabetical order.
+/// Returns the decisions for `processes`, or else for pods, in `scene`, in alphabetical order.
 pub fn decided(scene: &Scene, processes: bool) -> Vec<String> {
     let (decided, because) = match scene.decided {
         Alike(decided) => (decided, "-"),

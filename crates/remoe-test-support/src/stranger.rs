@@ -1,4 +1,4 @@
-//! What a caller is answered that may not be answered: everything is tried.
+//! Answers to a caller that has no right to any: every call is tried.
 
 use crate::control::{Control, greedy};
 use crate::deadline::{SOON, within};
@@ -14,7 +14,7 @@ use tonic::Code;
 /// A call and what it was refused with; none: it was answered.
 pub type Answer = (&'static str, Option<Code>);
 
-/// What every call of the control port at `address` is answered for a caller with `trust`, each over a
+/// Returns the answers of every call of the control port at `address` to a caller with `trust`, each over a
 /// connection of its own.
 pub async fn control_answers(address: SocketAddr, trust: Option<Trust>) -> Vec<Answer> {
     let client = || Control::within(address, trust.clone()).client();
@@ -32,7 +32,7 @@ pub async fn control_answers(address: SocketAddr, trust: Option<Trust>) -> Vec<A
     answers.into_iter().map(|(call, refused)| (call, refused.map(|status| status.code()))).collect()
 }
 
-/// The same for the port of a remote function.
+/// As [`control_answers`], for the port of a remote function.
 pub async fn expert_answers(address: SocketAddr, trust: Option<Trust>) -> Vec<Answer> {
     let client = || client_within(address, trust.clone());
     let all = async {
@@ -45,8 +45,8 @@ pub async fn expert_answers(address: SocketAddr, trust: Option<Trust>) -> Vec<An
     answers.into_iter().map(|(call, refused)| (call, refused.map(|status| status.code()))).collect()
 }
 
-/// The same for the HTTP port of a main function. Who is not answered is not told why: PERMISSION_DENIED is that of a caller whose
-/// certificate is believed.
+/// As [`control_answers`], for the HTTP port of a main function. A refused caller is not told why: PERMISSION_DENIED
+/// stands for the refusal of a caller whose certificate is trusted.
 pub async fn http_answer(address: SocketAddr, trust: Option<Trust>) -> Answer {
     let (connection, refusal) = match &trust {
         Some(trust) => (Connection::secured(address, trust).await, Code::PermissionDenied),

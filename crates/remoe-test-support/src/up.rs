@@ -22,7 +22,7 @@ pub struct Event {
     pub endpoint: String,
     /// The parts of the start, in the first event.
     pub start: Option<StartParts>,
-    /// What a planned main function was given, in the first event.
+    /// Settings of a planned main function, in the first event.
     pub main: Option<MainGiven>,
     /// All functions as they are.
     pub functions: Vec<FunctionState>,
@@ -31,7 +31,7 @@ pub struct Event {
 /// The parts of a start, in seconds.
 #[derive(Debug, Clone, Copy, Deserialize)]
 pub struct StartParts {
-    /// What a plan is made from.
+    /// Facts that a plan is made from.
     pub facts_s: f64,
     /// The plan.
     pub plan_s: f64,
@@ -41,23 +41,23 @@ pub struct StartParts {
     pub placement_s: f64,
 }
 
-/// What a planned main function was given.
+/// Settings of a planned main function.
 #[derive(Debug, Clone, Copy, Deserialize)]
 pub struct MainGiven {
-    /// Requests at once.
+    /// Number of concurrent requests.
     pub concurrency: u32,
-    /// Its threads.
+    /// Number of threads.
     pub threads: usize,
-    /// Memory for keys and values.
+    /// Bytes of the KV cache.
     pub kv_cache_bytes: u64,
-    /// Positions that those hold.
+    /// Positions that the KV cache holds.
     pub kv_cache_tokens: u64,
 }
 
 /// A function in an event.
 #[derive(Debug, Clone, Deserialize)]
 pub struct FunctionState {
-    /// Its process.
+    /// Process id.
     pub pid: Option<u32>,
     /// Where it speaks gRPC.
     pub address: Option<SocketAddr>,
@@ -65,9 +65,9 @@ pub struct FunctionState {
     pub metrics: Option<SocketAddr>,
     /// `main` or `remote`.
     pub role: String,
-    /// Its experts.
+    /// Experts of the function.
     pub experts: String,
-    /// What it is doing.
+    /// State, such as `serving`.
     pub state: String,
 }
 
@@ -91,7 +91,7 @@ impl Event {
         self.functions.iter().filter_map(|function| function.pid).collect()
     }
 
-    /// Whether all functions serve and none of `gone` is among them.
+    /// Reports if all functions serve and none of `gone` is among them.
     #[must_use]
     pub fn is_whole_without(&self, gone: &[u32]) -> bool {
         self.functions.iter().all(|function| {
@@ -115,7 +115,7 @@ impl Event {
 
 /// A running `remoe up`.
 pub struct Up {
-    /// Its process.
+    /// Process of the command.
     pub process: Process,
     /// The first event.
     pub ready: Event,
@@ -143,13 +143,13 @@ impl Up {
         Self::start_logging(models, arguments, None).await
     }
 
-    /// The same with what `filter` names in its log, as `REMOE_LOG` has it.
+    /// As [`Self::start_models`], with `filter` as `REMOE_LOG`.
     pub async fn start_logging(models: &[&str], arguments: &[&str], filter: Option<&str>) -> Self {
         let filter = filter.map(|filter| ("REMOE_LOG", filter.to_owned()));
         Self::start_in(models, arguments, filter.as_slice()).await
     }
 
-    /// The same with `variables` in its environment.
+    /// As [`Self::start_models`], with `variables` in its environment.
     pub async fn start_in(models: &[&str], arguments: &[&str], variables: &[(&str, String)]) -> Self {
         let mut command = Command::new(binaries::program("remoe"));
         command.args(["up", "--json", "--port", "0", "--threads", "1"]).args(arguments).args(models);

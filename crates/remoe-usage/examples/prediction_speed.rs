@@ -1,13 +1,14 @@
-//! What a prediction takes with many requests remembered, as a gateway makes it: from a request's body to what it will use.
+//! Time of a prediction with many requests remembered, as a gateway makes it: from a request's body to its expert
+//! usage.
 //!
 //! ```console
 //! cargo run --release -p remoe-usage --example prediction_speed
 //! cargo run --release -p remoe-usage --example prediction_speed -- 100000
 //! ```
 //!
-//! One tenant's requests to a model of the demo model's shape: prompts of 100 ids of some topic, each of which has a twentieth of the
-//! vocabulary. All times stand beside one of the same run, a pass over the vectors of all of them. Nothing is tokenised; what is
-//! learned is stored in a folder for temporary files, which goes.
+//! One tenant's requests to a model of the demo model's shape: prompts of 100 ids of some topic, each of which has a
+//! twentieth of the vocabulary. All times stand beside one of the same run, a pass over the vectors of all of them.
+//! Nothing is tokenised; what is learned is stored in a folder for temporary files, which goes.
 
 #![allow(clippy::print_stdout)]
 
@@ -58,7 +59,7 @@ fn activations(number: u64) -> Option<String> {
     activations.to_text()
 }
 
-/// What one pass over the vectors of `records` requests takes, which is what comparing with all of them would read.
+/// Measures one pass over the vectors of `records` requests, which is what a comparison with all of them would read.
 fn pass(records: u64) -> Vec<Duration> {
     let values: Vec<f32> =
         (0..records * HIDDEN as u64).map(|at| (drawn(at) % 2001) as f32 / 1000.0).collect();
@@ -111,7 +112,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         learned.push(begun.elapsed());
     }
     println!("{} requests remembered", foresight.remembered().0);
-    // Of those learned last, while the tree is grown anew twice.
+    // Requests learned last, while the tree is grown again twice.
     let last = learned.split_off(learned.len() / 4);
     let growing = growing.split_off(growing.len() / 4);
     let unit = at(&pass(records), 0.5);

@@ -31,7 +31,7 @@ struct Body {
 /// A prompt, as far as predictions look at it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Prompt {
-    /// Its beginning; empty where it cannot be read.
+    /// Beginning of the prompt; empty if it cannot be read.
     pub(crate) tokens: Vec<u32>,
     /// How many tokens the whole has.
     pub(crate) length: usize,
@@ -39,17 +39,17 @@ pub(crate) struct Prompt {
     pub(crate) is_estimated: bool,
 }
 
-/// What a body asks.
+/// Parts of a body that predictions need.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Asked {
-    /// What it asks about.
+    /// Prompt to be answered.
     pub(crate) prompt: Prompt,
     /// Tokens of the answer, at most.
     pub(crate) most_output: Option<u64>,
 }
 
 impl Prompts {
-    /// Of the model in `checkpoint`.
+    /// Reads tokenizer and chat template of the model in `checkpoint`.
     ///
     /// # Errors
     /// A file of its text is unreadable or broken.
@@ -57,7 +57,7 @@ impl Prompts {
         Self::open_in(checkpoint.store(), checkpoint.config().vocab_size)
     }
 
-    /// Of a model with a `vocabulary` of so many tokens whose files are in `store`.
+    /// As [`Self::open`], for a model with `vocabulary` tokens whose files are in `store`.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -66,13 +66,14 @@ impl Prompts {
         Ok(Self { tokenizer, template: ChatTemplate::open_in(store)?, vocabulary })
     }
 
-    /// Of a model without text: prompts are lists of ids below `vocabulary`.
+    /// For a model without text: prompts are lists of ids below `vocabulary`.
     #[must_use]
     pub fn of_ids(vocabulary: usize) -> Self {
         Self { tokenizer: None, template: None, vocabulary }
     }
 
-    /// What `body` asks. Whatever cannot be read gives no tokens: the main function says what is wrong with it.
+    /// Reads the prompt and the answer's limit from `body`. A prompt that cannot be read has no tokens: the main
+    /// function reports what is wrong with it.
     pub(crate) fn read(&self, body: &[u8]) -> Asked {
         let body: Body = serde_json::from_slice(body).unwrap_or_default();
         let prompt = match &body.prompt {

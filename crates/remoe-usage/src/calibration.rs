@@ -39,7 +39,7 @@ pub(crate) fn parts(experts: usize) -> usize {
 }
 
 impl Calibration {
-    /// Of one request that was predicted as `prediction` and turned out as `truth`, both [layers, experts].
+    /// Calibration of one request with its `prediction` and its `truth`, both [layers, experts].
     pub(crate) fn of(prediction: &Shares, truth: &Shares) -> Self {
         let mut found = Self::default();
         let experts = prediction.experts();
@@ -73,7 +73,7 @@ impl Calibration {
 mod tests {
     use super::*;
 
-    /// Of `layers` layers alike.
+    /// Shares of `layers` equal layers.
     fn shares(row: &[f32], layers: usize) -> Shares {
         Shares::from_weights(row.len(), row.repeat(layers)).unwrap()
     }

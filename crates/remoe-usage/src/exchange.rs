@@ -1,10 +1,11 @@
-//! What other gateways have learned, read where they store it.
+//! Training history of other gateways, read where they store it.
 //!
-//! Every gateway appends what its own requests used to a file of its own, and reads the files of the others beside it, those of
-//! gateways that have ended as well: nobody sends anything, nobody waits for another one, and whoever comes late or was away
-//! reads what there is. Of each file what was read last is remembered; it goes on behind that, or where the file was
-//! written anew from its beginning, without the numbers that it has had. What is taken at a time is bounded for each file, and so
-//! is what is read of it. A record that is no request of this model is passed over, as in a file of one's own.
+//! Every gateway appends what its own requests used to a file of its own, and reads the files of the others beside it,
+//! those of gateways that have ended as well. Gateways neither send anything to nor wait for each other; one that
+//! starts late or was away reads what there is. For each file the position of the last read is remembered. Reading goes
+//! on behind it, or from the beginning if the file was rewritten, without the numbers that were read before. Both the
+//! requests taken at a time and the bytes read for them are bounded for each file. A record that is not a request of
+//! this model is skipped, as in the gateway's own file.
 
 use crate::frame::{self, Found, HEAD};
 use crate::numbers::is_possible;
@@ -22,7 +23,7 @@ use std::time::SystemTime;
 const MOST_FILES: usize = 256;
 /// Requests of one file that are taken in a look.
 const MOST_REQUESTS: usize = 1024;
-/// Those that are handed over together: what comes meanwhile waits for no more.
+/// Requests that are handed over together: the requests that come meanwhile wait for no more than these.
 const TOGETHER: usize = 64;
 /// Bytes that are read at once, where one request takes less.
 const BLOCK: u64 = 1 << 20;
@@ -64,7 +65,7 @@ enum Unread {
 }
 
 impl Exchange {
-    /// Of the same model as `own`, with files as long as it may be.
+    /// For the same model as `own`, with files as long as its own may be.
     pub(crate) fn beside(own: &Store, unremembered: Unremembered) -> Self {
         let (header, limit) = own.form();
         Self { header: header.clone(), limit, readers: HashMap::new(), unremembered, rid: HashMap::new() }
@@ -103,8 +104,8 @@ impl Exchange {
         }
     }
 
-    /// Takes what there is of tenants of whose requests nothing is remembered out of `file`, which nobody writes meanwhile: that of
-    /// a gateway that has ended. What is no file of this model is left as it is.
+    /// Removes requests of unremembered tenants from `file`, which must have no writer: the file of a gateway that has
+    /// ended. A file that is not of this model is left as it is.
     ///
     /// # Errors
     /// The disk refuses. What was there still is.

@@ -38,7 +38,7 @@ pub struct ForesightOptions {
     pub output_tokens: f64,
 }
 
-/// What may be known of a tenant's requests.
+/// How much is kept of a tenant's requests.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Keeps {
     /// Each is remembered, without its text, and the mean of what they used predicts requests of tenants that have no
@@ -47,7 +47,7 @@ pub enum Keeps {
     /// Each is remembered, without its text, for this tenant's predictions alone.
     #[default]
     Records,
-    /// What they used is counted together with others'; none is remembered.
+    /// Expert usage is counted together with that of other tenants; no request is remembered.
     Counts,
     /// Nothing.
     Nothing,
@@ -67,9 +67,9 @@ pub struct Arrival<'a> {
     pub id: u64,
     /// Whose it is.
     pub tenant: Tenant,
-    /// What may be known of it.
+    /// How much may be kept of it.
     pub keeps: Keeps,
-    /// Its body.
+    /// Body of the request.
     pub body: &'a [u8],
 }
 
@@ -81,7 +81,7 @@ struct Present {
     prompt: Prompt,
     vector: Vec<f32>,
     tokens: ByPhase<f64>,
-    /// What is said of it, as far as anything is known.
+    /// Prediction of its expert usage; absent if nothing is known.
     prediction: Option<ByPhase<Said>>,
 }
 
@@ -89,7 +89,7 @@ struct Present {
 #[derive(Debug, Clone, PartialEq)]
 struct Said {
     shares: Shares,
-    /// Its parts where there are both: the trained predictor's and the tenant's past's.
+    /// Predictions of the trained predictor and of the tenant's past, if there are both.
     parts: Option<(Shares, Shares)>,
     /// How much of the way from the history's mean to it to go, from 0 to 1.
     trust: f64,
@@ -98,10 +98,10 @@ struct Said {
 }
 
 impl Present {
-    /// Of a prompt whose beginning was kept from earlier requests the rest, of which alone it is known what it used: the
-    /// last `computed` tokens. `None` where all of it was computed.
+    /// Returns the uncached rest of a prompt whose beginning was in the prefix cache: its last `computed` tokens.
+    /// Expert usage is known of this rest alone. `None` if all of the prompt was computed.
     ///
-    /// Of a long prompt that may lie beyond what is known of it, and be empty here.
+    /// The rest of a long prompt may lie beyond the tokens that are kept, and is empty then.
     fn rest(&self, computed: u64) -> Option<&[u32]> {
         let Prompt { tokens, length, is_estimated } = &self.prompt;
         let computed = usize::try_from(computed).ok()?;
@@ -114,7 +114,7 @@ impl Present {
     }
 }
 
-/// What is known of one model's requests.
+/// Predictor of one model's requests, with what it has learned.
 #[derive(Debug)]
 pub struct Foresight {
     header: RecordHeader,
@@ -132,7 +132,7 @@ pub struct Foresight {
 }
 
 impl Foresight {
-    /// Of the model of `header`, from what is stored of it.
+    /// Creates the predictor of the model of `header`, from what is stored of it.
     ///
     /// # Errors
     /// The store cannot be used.
@@ -219,10 +219,10 @@ impl Foresight {
         self.present.insert(id, Present { tenant, keeps, prompt, vector, tokens, prediction });
     }
 
-    /// What a main function told of a request at the end of its answer.
+    /// Learns from the activations that a main function reported at the end of an answer.
     ///
     /// # Errors
-    /// That cannot be: nothing is learned from it.
+    /// The activations are invalid: nothing is learned from them.
     pub fn told(&mut self, id: u64, activations: &str) -> Result<(), PredictError> {
         let activations = Activations::from_text(activations, &self.header)?;
         self.observed.add(&activations);
@@ -255,7 +255,8 @@ impl Foresight {
         Ok(())
     }
 
-    /// What another gateway tells of requests that it has served: what is new of it is learned. How many were.
+    /// Learns the requests in `records`, which another gateway served, unless they are known. Returns how many were
+    /// new.
     pub fn share(&mut self, records: &[Stored]) -> usize {
         let Some(memory) = &mut self.memory else { return 0 };
         let welcome = records.iter().filter(|record| !self.unremembered.contains(record.tenant));
@@ -311,8 +312,8 @@ impl Foresight {
         self.present.is_empty()
     }
 
-    /// What those who are here will use together, shrunk towards the history's mean by what is known of errors; `None`
-    /// where nothing is known of any of them.
+    /// Predicts the joint usage of all present requests, shrunk towards the history's mean by the known errors; `None`
+    /// if nothing is known of any of them.
     ///
     /// # Errors
     /// The model has no experts.
@@ -342,7 +343,8 @@ impl Foresight {
         Ok(Some(Mix { shares, requests, tokens: all }))
     }
 
-    /// What requests with so many tokens in each phase use on average, by all that are remembered; `None` where none is.
+    /// Returns the mean usage of all remembered requests, weighted for so many tokens in each phase; `None` if none is
+    /// remembered.
     ///
     /// # Errors
     /// The model has no experts.
@@ -355,7 +357,7 @@ impl Foresight {
         mean.map(|mean| mean.prefill.towards(&mean.decode, part)).transpose()
     }
 
-    /// What was used of late.
+    /// Recent expert usage.
     #[must_use]
     pub fn observed(&self) -> &Observed {
         &self.observed
@@ -385,7 +387,7 @@ impl Foresight {
         self.memory.as_ref().map_or((0, 0), |memory| (memory.len(), memory.bytes()))
     }
 
-    /// What is said of a request; `None` where nothing is known.
+    /// Predicts the usage of a request; `None` if nothing is known.
     fn predict(
         &mut self,
         tenant: Tenant,

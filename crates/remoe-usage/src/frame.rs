@@ -15,7 +15,7 @@ pub(crate) fn framed(content: &[u8]) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// What a stretch of bytes begins with.
+/// Beginning of a stretch of bytes.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Found<'a> {
     /// A whole frame of so many bytes with its content.

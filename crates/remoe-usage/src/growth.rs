@@ -1,4 +1,5 @@
-//! Trees that are grown anew beside those that predictions go through, one at a time: nothing waits for them.
+//! Growing of new trees in the background, one at a time: predictions go through the old ones meanwhile and wait for
+//! nothing.
 
 use remoe_predictor::{PredictError, Regrowth, SimilarPrompts, Tree, TreeOptions};
 use std::collections::BTreeSet;
@@ -62,7 +63,7 @@ impl Grower {
         let (tell, grown) = sync_channel(1);
         let (run, regrowth, turn) = (self.run.clone(), similar.regrowth(self.options), self.turn.clone());
         let thread = std::thread::Builder::new().name("regrowth".to_owned()).spawn(move || {
-            // Nobody may want it any more.
+            // The receiver may be gone.
             let _unwanted = tell.send(run(regrowth));
             drop(turn);
         });
@@ -75,7 +76,7 @@ impl Grower {
 }
 
 impl Growing {
-    /// What `slot` holds is not what it was.
+    /// Notes that the content of `slot` changed.
     pub(crate) fn changes(&mut self, slot: u32) {
         self.changed.insert(slot);
     }

@@ -1,4 +1,4 @@
-//! What requests will use, while they wait and run.
+//! Prediction of the experts that requests will use, while they wait and run.
 //!
 //! ```text
 //! a request comes ──▶ tokens ──▶ prediction ─▶ Mix: who is here, and what that takes ──▶ a wake's plan
@@ -9,9 +9,9 @@
 //!            files of other gateways ───┘ Exchange
 //! ```
 //!
-//! [`Foresight`] joins them. It takes values and returns values; only [`Store`] and [`Exchange`] touch the disk. A [`Watch`] gives it a
-//! thread, so that no request waits for it. Nothing of a prompt's text is kept: a request is remembered by the vector of
-//! its prompt and by how its tokens spread over the experts.
+//! [`Foresight`] joins them. It takes values and returns values; only [`Store`] and [`Exchange`] touch the disk. A
+//! [`Watch`] gives it a thread, so that no request waits for it. Nothing of a prompt's text is kept: a request is
+//! remembered by the vector of its prompt and by how its tokens spread over the experts.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 

@@ -1,4 +1,4 @@
-//! What past requests used, by tenant: no tenant's predictions lean on another's requests.
+//! Expert usage of past requests, by tenant: no tenant's predictions depend on another's requests.
 
 use crate::growth::{Grower, Growing, Stand};
 use crate::numbers::Numbers;
@@ -14,13 +14,13 @@ use std::ops::RangeInclusive;
 
 /// Tenants that are remembered apart, at most; beyond them the one that was silent for longest is forgotten.
 const MOST_TENANTS: usize = 64;
-/// What counts for redundancy, from 0, the activations alone, to 1, the prompts alone.
+/// Weight of prompts in redundancy, from 0, the activations alone, to 1, the prompts alone.
 const SEMANTIC: f32 = 0.5;
 /// Requests that are compared one by one; with more there is a tree.
 const PLANTED: usize = 512;
 /// Requests that are compared one by one, at most, while there is no tree yet: another tenant's may be growing.
 const MOST_COMPARED: usize = 4 * PLANTED;
-/// A tree whose leaves are deeper is grown anew before its time: requests have come in an order that it does not suit.
+/// A tree whose leaves are deeper is grown again before its time: requests have come in an order that it does not suit.
 const DEEPEST: usize = 48;
 /// Temperature of the softmax over similar prompts, as it is fitted on the demo model.
 const TEMPERATURE: f32 = 0.03;
@@ -57,7 +57,7 @@ struct Past {
 }
 
 impl Past {
-    /// What was in `slot` has left.
+    /// Forgets the request in `slot`, which has left.
     fn leaves(&mut self, slot: u32) {
         self.slots.remove(slot);
         self.changes(slot);
@@ -127,7 +127,7 @@ impl Memory {
         self.take_in(&stored)
     }
 
-    /// All that was stored is taken in: trees are grown here, as nobody waits yet.
+    /// Finishes the restore: grows the trees here, as no request waits yet.
     pub(crate) fn restored(&mut self) -> Result<(), PredictError> {
         for past in self.tenants.values_mut().filter(|past| past.slots.len() >= PLANTED) {
             past.similar.plant(self.grower.options)?;
@@ -237,7 +237,7 @@ impl Memory {
         self.tenants.get(&tenant).map(|past| &**past.similar.history())
     }
 
-    /// What the past of `tenant` says of a prompt with this vector; none where it has no past.
+    /// Predicts the usage of a prompt with this vector from the past of `tenant`; `None` if it has no past.
     pub(crate) fn predict(
         &self,
         tenant: Tenant,
@@ -347,7 +347,7 @@ mod tests {
         matches!(memory.tenants[&TENANT].similar.index(), Index::Tree(_))
     }
 
-    /// Of the requests `numbers` those of which is predicted most what they use.
+    /// Counts the requests of `numbers` for which the expert that they use is predicted most.
     fn recognised(memory: &Memory, numbers: std::ops::Range<usize>) -> usize {
         let is_known = |number: &usize| {
             let shares = memory.predict(TENANT, &vector(*number)).unwrap().unwrap().prefill;

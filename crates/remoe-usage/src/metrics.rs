@@ -36,7 +36,7 @@ struct Latest {
     next: u64,
 }
 
-/// The same by thirds of the layers.
+/// Metrics of the prediction's quality, by thirds of the layers.
 #[derive(Debug, Clone)]
 struct ByLayers {
     divergence: GaugeVec,
@@ -45,7 +45,7 @@ struct ByLayers {
     coverage: GaugeVec,
 }
 
-/// Those of one model.
+/// Metrics of one model.
 #[derive(Debug, Clone)]
 pub struct ModelForesightMetrics {
     all: ForesightMetrics,
@@ -135,7 +135,7 @@ impl ForesightMetrics {
         })
     }
 
-    /// Those of the model called `name`.
+    /// Returns the metrics of the model called `name`.
     #[must_use]
     pub fn of_model(&self, name: &str) -> ModelForesightMetrics {
         let mut latest = self.latest();

@@ -2,7 +2,7 @@
 
 use remoe_predictor::{PredictError, Shares};
 
-/// What requests use together: those that are here, or those that were.
+/// Joint expert usage of several requests: present ones, or past ones.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Mix {
     /// By the tokens of each phase and request.

@@ -29,7 +29,7 @@ impl Numbers {
         self.last
     }
 
-    /// Those to come are larger than `number`.
+    /// Makes all further numbers larger than `number`.
     pub(crate) fn passed(&mut self, number: u64) {
         if is_possible(number) {
             self.last = self.last.max(number);
@@ -37,7 +37,7 @@ impl Numbers {
     }
 }
 
-/// Whether somebody may have given `number` by now.
+/// Reports if a gateway may have drawn `number` by now.
 pub(crate) fn is_possible(number: u64) -> bool {
     number >> DRAWN <= milliseconds().saturating_add(CLOCKS)
 }

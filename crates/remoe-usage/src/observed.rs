@@ -1,4 +1,4 @@
-//! What was used of late: shares of experts that older requests weigh less in.
+//! Recent expert usage: shares of experts in which older requests weigh less.
 
 use crate::mix::Mix;
 use remoe_predictor::{Activations, Phase, PredictError, Shares};
@@ -20,7 +20,7 @@ pub struct Observed {
     pairs: Vec<f64>,
     /// Requests, forgotten alike: how many there are to go by.
     requests: f64,
-    /// What a request of the usual length counts for in the mean, forgotten alike.
+    /// Weight of a request of the usual length in the mean, which decays alike.
     usual: f64,
 }
 
@@ -57,7 +57,7 @@ impl Observed {
         self.requests
     }
 
-    /// What was used; `None` before the first request.
+    /// Returns the observed usage; `None` before the first request.
     ///
     /// # Errors
     /// The model has no experts.

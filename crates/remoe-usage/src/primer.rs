@@ -50,7 +50,7 @@ const VERSION: u32 = 1;
 const PORTABLE_VERSION: u32 = 2;
 
 const _: () = assert!(MAX_HEAD + MAX_FILES + MAX_PREDICTOR + MAX_SKETCH_BYTES <= MAX_PRIMER);
-/// What makes tokens of requests.
+/// Files of the tokenizer and the chat template.
 const FILES: [&str; 5] = [
     "tokenizer.json",
     "tokenizer_config.json",
@@ -68,25 +68,25 @@ pub enum PrimerError {
     /// A file beside it cannot be read.
     #[error(transparent)]
     File(#[from] io::Error),
-    /// What arrived is none.
+    /// The bytes are not a model summary.
     #[error("invalid model summary: {0}")]
     Form(String),
-    /// Its text cannot be read.
+    /// The tokenizer or the chat template cannot be read.
     #[error(transparent)]
     Text(#[from] TextError),
-    /// Its embedding or predictor cannot be used.
+    /// The embedding or the predictor cannot be used.
     #[error(transparent)]
     Predict(#[from] PredictError),
-    /// What past requests used cannot be read.
+    /// The training history cannot be read.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
-/// What follows the first line, in this order.
+/// Head of a summary, on its first line. The parts that it describes follow in its order.
 #[derive(Debug, Serialize, Deserialize)]
 struct Head {
     version: u32,
-    /// What activations of the model are of.
+    /// Shape of the model's activations.
     #[serde(flatten)]
     model: RecordHeader,
     vocabulary: usize,
@@ -118,7 +118,7 @@ impl From<Element> for EmbeddingType {
     }
 }
 
-/// What a gateway was told of a model.
+/// Model summary, from which a gateway predicts requests.
 #[derive(Debug)]
 pub struct Primer {
     head: Head,
@@ -304,7 +304,7 @@ impl Primer {
     /// Begins to predict requests of the model.
     ///
     /// # Errors
-    /// What it holds cannot be used, or the store of `options` cannot.
+    /// The summary's content cannot be used, or the store of `options` cannot.
     pub fn open(self, options: ForesightOptions) -> Result<Foresight, PrimerError> {
         let Head { version, model, vocabulary, dimensions, element, .. } = self.head;
         // Only counts are told.

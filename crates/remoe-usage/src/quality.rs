@@ -13,10 +13,10 @@ pub struct PhaseQuality {
     pub weight: f64,
     /// Mean Jensen-Shannon divergence of prediction and truth over layers, in nats.
     pub divergence: f64,
-    /// Of the work of the half of each layer's experts that are truly used most, what fell on experts that were
-    /// predicted to be in it.
+    /// Recall of the hot half, the half of each layer's experts that are truly used most: share of its work that fell
+    /// on experts predicted to be in it.
     pub hot_recall: f64,
-    /// Of the work, what fell on the half that was predicted to be used least.
+    /// Share of all work that fell on the half that was predicted to be used least.
     pub cold_share: f64,
     /// Parts of requests and layers whose divergence was within the error bar.
     pub covered: f64,
@@ -24,8 +24,8 @@ pub struct PhaseQuality {
     pub barred: f64,
     /// Where work was predicted to be, and where it was.
     pub calibration: Calibration,
-    /// The same in the first, the middle and the last third of the layers: what tokens decide, and what topics do.
-    /// `None` of a part that the model has no layer in.
+    /// Figures of the first, the middle and the last third of the layers, which tell what tokens decide from what
+    /// topics do. `None` for a third that the model has no layer in.
     pub thirds: [Option<Third>; 3],
 }
 
@@ -86,7 +86,7 @@ impl Balance {
     }
 }
 
-/// Of both phases, and what is counted.
+/// Quality of both phases, and counts of requests.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Quality {
     /// By phase.
@@ -162,7 +162,7 @@ fn thirds(layers: &[f64]) -> [&[f64]; 3] {
     [first, middle, last]
 }
 
-/// Of each layer the recall of the hot half, and the work in the half that was predicted to be cold.
+/// Returns, for each layer, the recall of the hot half and the share of work in the half that was predicted to be cold.
 fn halves(prediction: &Shares, truth: &Shares) -> (Vec<f64>, Vec<f64>) {
     let mut layers = (Vec::new(), Vec::new());
     for (predicted, truth) in prediction.rows().zip(truth.rows()) {

@@ -1,4 +1,4 @@
-//! How long answers are, by tenant: nobody's answers say anything of another's.
+//! Lengths of answers, by tenant: no tenant's answers are used for another's.
 
 use crate::tenant::Tenant;
 use std::collections::HashMap;

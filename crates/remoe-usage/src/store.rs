@@ -1,10 +1,10 @@
-//! What past requests used, in one file per model: appended, checksummed, bounded.
+//! Training history of past requests, in one file per model: appended, checksummed, bounded.
 //!
 //! A frame for the header, then one for each request: a number, the tenant, whether it decoded, the prompt's vector in
-//! float16, the shares of both phases in 65535ths. Nothing of its text. Whoever is killed while writing loses
-//! the frame that was being written and no other; the next one cuts its beginning off. Frames whose checksum is wrong are
-//! passed over and counted. When the file has grown to its limit it is written anew with those that are still
-//! wanted, beside the old one, which it replaces when it is whole. Nobody but its owner can read it.
+//! float16, the shares of both phases in 65535ths. The prompt's text is not stored. A writer that is killed loses the
+//! frame that was being written and no other; the next writer cuts off the incomplete frame. Frames whose checksum is
+//! wrong are skipped and counted. When the file has grown to its limit, it is rewritten with the requests that are
+//! still wanted, beside the old one, which it replaces when it is whole. Only its owner can read it.
 
 use crate::frame::{self, Found};
 use crate::tenant::Tenant;
@@ -22,7 +22,7 @@ const FORMAT: &str = "remoe-experience";
 const VERSION: u32 = 1;
 /// Name of the file in its folder.
 const FILE: &str = "experience";
-/// Of the one that replaces it.
+/// Name of the rewritten file, until it replaces the file.
 const NEXT: &str = "experience.next";
 
 /// The file's permissions: words of a short prompt can be guessed from its vector.
@@ -44,7 +44,7 @@ pub enum StoreError {
     Other {
         /// The file.
         path: PathBuf,
-        /// What is different.
+        /// Difference from what was expected.
         what: String,
     },
     /// A limit that holds nothing.
@@ -84,7 +84,7 @@ pub struct Stored {
     pub number: u64,
     /// Whose it was.
     pub tenant: Tenant,
-    /// What it used.
+    /// Expert usage of the request.
     pub experience: Experience,
 }
 
@@ -178,7 +178,7 @@ impl Store {
             Ok(())
         });
         let end = end.map_err(|error| store.unread(error))?;
-        // A header that was not finished is written anew; what else is there is somebody's.
+        // An unfinished header is rewritten; any other content belongs to another program.
         let begun = store.header.frame().map_err(|what| other(&store, &what))?;
         if !is_headed && end.0 != end.1 && !store.begins(&begun, end.1)? {
             return Err(other(&store, "unknown format"));
@@ -202,7 +202,7 @@ impl Store {
         self.damaged
     }
 
-    /// Requests that the file has room for twice over, so that it is rarely written anew.
+    /// Requests that the file has room for twice over, so that it is rarely rewritten.
     #[must_use]
     pub fn capacity(&self) -> usize {
         usize::try_from(self.limit / (2 * self.header.frame_bytes())).unwrap_or(usize::MAX).max(1)
@@ -250,7 +250,7 @@ impl Store {
         if is_there { self.keep(|_, of| !tenants.contains(&of)) } else { Ok(()) }
     }
 
-    /// Writes the file anew with those requests alone whose number and tenant are `wanted`.
+    /// Rewrites the file with only the requests whose number and tenant are `wanted`.
     fn keep(&mut self, wanted: impl Fn(u64, Tenant) -> bool) -> Result<(), StoreError> {
         let rewritten = self.rewrite(wanted);
         if rewritten.is_err() {
@@ -260,7 +260,7 @@ impl Store {
         rewritten
     }
 
-    /// What the file is of, and the bytes that it may take.
+    /// Header of the file, and its limit in bytes.
     pub(crate) fn form(&self) -> (&Header, u64) {
         (&self.header, self.limit)
     }
@@ -306,7 +306,7 @@ impl Store {
         Ok((position, position + buffer.len() as u64 + rest))
     }
 
-    /// Whether the file's `length` bytes are a beginning of `header`.
+    /// Reports if the file's `length` bytes are a beginning of `header`.
     fn begins(&mut self, header: &[u8], length: u64) -> Result<bool, StoreError> {
         let mut there = Vec::new();
         let read = self.file.seek(SeekFrom::Start(0));
@@ -338,7 +338,7 @@ impl Store {
         }
     }
 
-    /// Writes the file anew with the requests that are `wanted`.
+    /// Rewrites the file with the requests that are `wanted`.
     fn rewrite(&mut self, wanted: impl Fn(u64, Tenant) -> bool) -> Result<(), StoreError> {
         let next = self.path.with_file_name(NEXT);
         let in_next = |source| StoreError::File { path: next.clone(), source };
@@ -368,7 +368,7 @@ impl Store {
         writer.flush().map_err(in_next)?;
         drop(writer);
         file.sync_all().map_err(in_next)?;
-        // Nobody has it open: its name is new.
+        // No other program has it open: its name is new.
         file.try_lock().map_err(|error| in_next(io::Error::other(error.to_string())))?;
         std::fs::rename(&next, &self.path).map_err(in_next)?;
         self.file = file;
@@ -418,7 +418,7 @@ impl Header {
         self.layers.len() * self.experts as usize
     }
 
-    /// Whether the first frame of a file, with `content`, says the same.
+    /// Reports if the first frame of a file, with `content`, is this header.
     pub(crate) fn is_in(&self, content: &[u8]) -> bool {
         serde_json::from_slice::<Self>(content).is_ok_and(|found| found == *self)
     }

@@ -1,4 +1,4 @@
-//! Tenants of whose requests nothing is remembered, whoever tells it.
+//! Tenants whose requests are not remembered, whichever gateway served them.
 
 use crate::tenant::Tenant;
 use std::collections::BTreeSet;
@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// Tenants that are known, at most. Of further ones the file is looked through again.
 const MOST: usize = 4096;
 
-/// Known to whoever predicts and to whoever reads the files of other gateways.
+/// Shared by the predictor and the reader of other gateways' files.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Unremembered(Arc<Mutex<BTreeSet<Tenant>>>);
 

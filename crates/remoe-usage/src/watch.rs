@@ -26,7 +26,7 @@ pub struct Watch {
     events: Sender<Event>,
     queued: Arc<AtomicUsize>,
     is_open: Arc<AtomicBool>,
-    /// Its other end is the thread's that reads what other gateways have learned.
+    /// Dropped with the watch: the thread that reads the files of other gateways holds the other end, and ends then.
     _reads: SyncSender<()>,
 }
 
@@ -54,12 +54,12 @@ pub struct Opened {
     pub held: Box<dyn Any + Send>,
 }
 
-/// What has become known.
+/// Kind of news that the predictor has learned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum News {
-    /// What a request used.
+    /// Expert usage of a request.
     Answered,
-    /// What other gateways have learned.
+    /// Requests from other gateways.
     Shared,
 }
 
@@ -163,7 +163,7 @@ impl Watch {
         is_followed
     }
 
-    /// What a main function told of the request `id`.
+    /// Learns from what a main function reported of the request `id`.
     pub fn told(&self, id: u64, activations: &str) {
         if activations.len() <= remoe_predictor::MAX_ACTIVATIONS_BYTES {
             self.send(Event::Told { id, activations: activations.to_owned() });
@@ -175,7 +175,8 @@ impl Watch {
         self.send(Event::Left { id });
     }
 
-    /// What those who have come by now will use. Waits `most` for it, blocking; `None` where nothing is known by then.
+    /// Predicts the joint usage of the requests that have come by now. Blocks for `most` at most; `None` if nothing is
+    /// known by then.
     #[must_use]
     pub fn mix(&self, most: Duration) -> Option<Mix> {
         let (answer, answered) = sync_channel(1);

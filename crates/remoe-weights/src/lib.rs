@@ -53,7 +53,7 @@ pub enum LoadError {
     /// The bytes of another matrix cannot be packed.
     #[error("cannot pack {tensor}: {source}")]
     Matrix {
-        /// Its name, or that of the first of several.
+        /// Name of the matrix, or of the first of several.
         tensor: String,
         /// Why.
         source: KernelError,
@@ -123,7 +123,7 @@ pub fn checked_experts_class(
     Ok(experts_class(dtype, experts))
 }
 
-/// What experts are computed as: in `dtype`, with weights quantised to `experts` where that is said.
+/// Returns the numerics class of experts: in `dtype`, with weights quantised to `experts` where that is given.
 pub fn experts_class(dtype: Dtype, experts: Option<ExpertsDtype>) -> NumericsClass {
     let weights = match experts {
         None => WeightFormat::Plain,
@@ -205,8 +205,9 @@ pub fn load_gated(
     pack(checkpoint, shape, tensors, refused)
 }
 
-/// Reads matrices of the same inputs and packs them, one below the other, for computing as `class` says. They go straight into the packed
-/// form: beside it there are never more than some rows in memory. A single large one is read by `threads` threads.
+/// Reads matrices of the same inputs and packs them, one below the other, for computing as `class` says. They go
+/// straight into the packed form: beside it there are never more than some rows in memory. A single large one is read
+/// by `threads` threads.
 ///
 /// # Errors
 /// The weights cannot be read or packed.
@@ -238,7 +239,8 @@ pub fn load_matrix(
     builder.finish().map_err(refused)
 }
 
-/// Reads a matrix, whose rows lie one after the other, into `builder`: `threads` threads take parts of about `part_bytes`.
+/// Reads a matrix, whose rows lie one after the other, into `builder`: `threads` threads take parts of about
+/// `part_bytes`.
 fn read_in_parts(
     checkpoint: &Checkpoint,
     tensor: &TensorRef,

@@ -8,9 +8,9 @@ use remoe_model::{Checkpoint, ExpertsDtype};
 /// Relative errors: the root mean square of differences over that of the values.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct QuantisationError {
-    /// Of the weights of the projections.
+    /// Error of the weights of the projections.
     pub weights: f64,
-    /// Of what experts make of rows.
+    /// Error of the outputs of experts.
     pub outputs: f64,
 }
 

@@ -11,7 +11,7 @@ use std::io::{Read, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What requests of the test have the demo model use.
+/// Expert usage of the test's requests in the demo model.
 const USED: [(u32, f32); 2] = [(3, 0.5), (5, 0.5)];
 const UID: &str = "the-demand";
 
@@ -105,7 +105,7 @@ fn came(seer: &Seer, id: u64, tenant: &str, privacy: Privacy) -> bool {
     seer.came(id, tenant, privacy, &Bytes::from_static(BODY))
 }
 
-/// What a main function tells of a request that used these experts.
+/// Returns what a main function reports of a request that used these experts.
 fn activations(main: &Main) -> String {
     let mut activations = Activations::new(main.header.layers.len(), main.header.experts as usize);
     let layers = vec![&USED[..]; main.header.layers.len()];
@@ -163,7 +163,7 @@ async fn what_requests_use_is_said_and_survives_the_gateway() {
     assert!(keeping.await.unwrap_err().is_cancelled());
     drop(first);
 
-    // The next one knows what it knew, while nobody is there to ask, and says whom those who wait resemble.
+    // The next one knows what it knew, without a main function to ask, and predicts the usage of waiting requests.
     let second = seer(folder.path(), 128);
     let (_tell, telling) = watch::channel(told(&main, DemandPhase::Asleep, &main.header.model));
     let _keeping = tokio::spawn(second.clone().keep(telling));
@@ -267,7 +267,7 @@ async fn what_one_gateway_serves_another_one_predicts_by() {
     assert_eq!((mix.of, mix.requests), (MixOf::Waiting, 1));
     assert!(used(&main, &mix) > 0.5, "{}", used(&main, &mix));
     other.left(2);
-    // It has answered nobody: the operator adds up what all of them say.
+    // It has answered no request: the operator adds up what all gateways report.
     assert_eq!(other.mix(DemandPhase::Active, 0).await, None);
     // Of another tenant nothing is known.
     assert!(came(&other, 3, "u", Privacy::None));
@@ -306,7 +306,7 @@ async fn what_a_gateway_that_has_ended_kept_of_a_tenant_goes_when_that_says_so()
     until("a primer", || seer.order().is_some()).await;
     assert!(came(&seer, 1, "t", Privacy::CountsOnly));
     assert_eq!(seer.mix(DemandPhase::Asleep, 1).await, None, "and it is not read again");
-    // Whoever has a part sees to it himself; when nobody has it any more, the others do.
+    // A gateway that has a part removes the tenant from it itself; once no gateway has the part, the others do.
     assert_eq!(bytes(), before);
     drop(inherited);
     until("the file without the tenant", || bytes() < before).await;
@@ -335,7 +335,7 @@ async fn of_a_tenant_that_leaves_itself_out_nothing_is_said() {
     assert!(came(&seer, 2, "t", Privacy::None));
     assert!(seer.mix(DemandPhase::Asleep, 1).await.is_some_and(|mix| mix.of == MixOf::Waiting));
     seer.left(2);
-    // It waits, and what is said is what is known without it: of those who wait nothing.
+    // It waits, and the report has only what is known without it: nothing of waiting requests.
     assert!(!came(&seer, 3, "t", Privacy::LeftOut));
     let mix = seer.mix(DemandPhase::Asleep, 1).await.unwrap();
     assert_eq!((mix.of, mix.requests), (MixOf::Answered, 1));

@@ -22,7 +22,7 @@ impl Held for LatentHeads {
     }
 }
 
-/// What a row may see beside the causal rule.
+/// Bounds on what a row sees, in addition to the causal rule.
 struct Visibility {
     /// Positions before the first row.
     past: i64,
@@ -101,7 +101,7 @@ fn attend_grouped(
     attend(query, &repeated(keys)?, &repeated(values)?, shape.scale, &visibility)
 }
 
-/// The same with `sinks`: a position more, whose key and value are zero and whose score is the sink.
+/// As [`attend_grouped`], with `sinks`: one more position, whose key and value are zero and whose score is the sink.
 fn attend_with_sinks(
     shape: &AttentionShape,
     query: &Tensor,
@@ -203,7 +203,7 @@ impl LatentHeads {
         Ok(Some(Tensor::f_cat(&[absorbed, heads_first(rotated).told()?], -1).told()?))
     }
 
-    /// What a row's heads mix of the latents, heads x 1 x latent. `query`: heads x 1 x (latent and rotated
+    /// Returns the latents as a row's heads mix them, heads x 1 x latent. `query`: heads x 1 x (latent and rotated
     /// part); `entries`: 1 x positions x (latent and rotated part).
     fn attend_absorbed(&self, query: &Tensor, entries: &Tensor, scale: f64) -> Result<Tensor, TchError> {
         // All heads share the entries: they become the rows of one head.

@@ -6,7 +6,7 @@ pub(crate) fn refused(error: TchError) -> BackendError {
     BackendError::Library { library: "LibTorch", message: error.to_string() }
 }
 
-/// What LibTorch did, with its refusal in the words of the seam.
+/// Converts the errors of LibTorch into [`BackendError`].
 pub(crate) trait Refused<T> {
     /// # Errors
     /// LibTorch's own.

@@ -76,7 +76,7 @@ impl HeadProjections {
         }
     }
 
-    /// What was mixed of latents as if of values: heads x rows x value, of `mixed`, heads x rows x latent.
+    /// Expands `mixed`, heads x rows x latent, from latents to values: heads x rows x value.
     pub(crate) fn release(&self, mixed: &Tensor) -> Result<Tensor, BackendError> {
         match self {
             Self::Host(host) => host.each(&host.values, mixed),

@@ -70,8 +70,8 @@ impl TorchPages {
         Ok(())
     }
 
-    /// Writes the keys and values ([kv heads, rows, elements]) of the positions from `past` on to the pages of `tables` and
-    /// returns all from position `from` on.
+    /// Writes the keys and values ([kv heads, rows, elements]) of the positions from `past` on to the pages of
+    /// `tables` and returns all from position `from` on.
     pub(crate) fn extend(
         &mut self,
         layer: usize,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 /// Work counts less by a factor of e after so long.
 const MEMORY: Duration = Duration::from_secs(5);
 
-/// What experts and functions have done.
+/// Work that experts and functions have done.
 #[derive(Default)]
 pub(crate) struct Activity(Mutex<State>);
 
@@ -97,7 +97,7 @@ impl Activity {
         self.state().here.share(Instant::now())
     }
 
-    /// The same of the remote function at `address`.
+    /// Returns the share of the last seconds in which the remote function at `address` computed, from 0 to 1.
     pub(crate) fn busy(&self, address: &str) -> f64 {
         self.state().remote.get(address).map_or(0.0, |(load, _)| load.share(Instant::now()))
     }

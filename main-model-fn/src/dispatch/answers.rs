@@ -1,4 +1,4 @@
-//! What comes from replicas: rows, refusals, rows that cannot be right, and the ends of streams.
+//! Outcomes from replicas: rows, refusals, rows that cannot be right, and the ends of streams.
 
 use super::calls::Call;
 use super::exchange::{Cause, Exchange, LEAST_BEFORE_LOADS, LEAST_PATIENCE, RemoteCall};
@@ -149,10 +149,10 @@ impl Exchange {
     }
 }
 
-/// What a refusal means for the message.
+/// Logs a refusal and returns its meaning for the message.
 fn refused(link: &Link, layer: usize, failure: &Failure) -> Cause {
     let code = failure.code();
-    /// Characters of somebody else's words in a line of the log.
+    /// Characters of the remote function's message in a line of the log.
     const SHOWN: usize = 200;
     let message: String = failure.message.chars().filter(|c| !c.is_control()).take(SHOWN).collect();
     tracing::warn!(address = link.address(), layer, ?code, %message, "remote function refused a message");

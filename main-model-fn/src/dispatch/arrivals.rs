@@ -1,9 +1,10 @@
 //! Local experts of a placement that is in force while they are still being read, so that the first answer waits for
-//! what it uses and not for the whole model. They come layer by layer, those that an answer waits for before all others.
+//! what it uses and not for the whole model. They come layer by layer, those that an answer waits for before all
+//! others.
 //!
-//! An answer says which experts it waits for one layer at a time, and nothing that is being read makes way. So whoever has
-//! read such experts waits for the next layer's before it begins with one that nobody waits for: at most as long as an
-//! expert took, which is what a wrong guess costs.
+//! An answer says which experts it waits for one layer at a time, and a read is never interrupted. So after a demand
+//! load, a loader waits briefly for the next layer's demand before it prefetches: at most as long as the load took,
+//! which is what a wrong guess costs.
 
 use prometheus::IntGauge;
 use remoe_kernels::{NumericsClass, PackedExpert};
@@ -33,7 +34,7 @@ pub(super) type Place = Arc<OnceLock<Arc<PackedExpert>>>;
 /// Experts on their way, and those who bring them.
 pub(crate) struct Arrivals {
     open: Mutex<Open>,
-    /// How many are not there yet, for whoever watches.
+    /// Number of experts that have not arrived, for monitoring.
     shown: IntGauge,
     /// How many have come.
     come: AtomicU64,
@@ -47,14 +48,14 @@ pub(crate) struct Arrivals {
 struct Open {
     /// Not begun yet.
     places: BTreeMap<Key, Place>,
-    /// Those of them that somebody waits for, in the order in which they were asked for. What is not in `places` any more is passed over.
+    /// Keys of `places` that an answer waits for, in order of demand. A key that is no longer in `places` is skipped.
     first: VecDeque<Key>,
-    /// None will come any more.
+    /// Set once no more experts will arrive.
     stopped: bool,
 }
 
 impl Arrivals {
-    /// Of experts that will be brought to `places`.
+    /// Creates the arrivals of experts that will be brought to `places`.
     pub(super) fn new(places: BTreeMap<Key, Place>, shown: IntGauge) -> Self {
         shown.set(i64::try_from(places.len()).unwrap_or(i64::MAX));
         Self {
@@ -76,7 +77,7 @@ impl Arrivals {
         self.changed.notified().await;
     }
 
-    /// Somebody waits for `expert` of `layer`.
+    /// Moves `expert` of `layer` ahead of others, because an answer waits for it.
     pub(super) fn hurry(&self, layer: usize, expert: u32) {
         let mut open = self.open();
         let key = (layer, expert);
@@ -126,7 +127,7 @@ impl Arrivals {
         })
     }
 
-    /// What has not been begun is not read any more.
+    /// Stops reading: an expert whose read has not begun is not read any more.
     pub(crate) fn stop(&self) {
         let mut open = self.open();
         open.stopped = true;
@@ -145,7 +146,7 @@ impl Arrivals {
             if hurried {
                 until = Instant::now() + begun.elapsed().min(LONGEST_WAIT);
             }
-            // Nobody else fills this place.
+            // No other thread fills this place.
             let _first = place.set(Arc::new(packed));
             self.come.fetch_add(1, Ordering::AcqRel);
             self.shown.dec();
@@ -154,7 +155,7 @@ impl Arrivals {
         Ok(())
     }
 
-    /// The next one to read, which is none that nobody waits for before `until`.
+    /// Returns the next expert to read: before `until`, only one that an answer waits for.
     fn begin(&self, until: Instant) -> Option<Next> {
         let mut open = self.open();
         loop {
@@ -175,7 +176,7 @@ impl Arrivals {
         }
     }
 
-    /// `next`; whoever waits for another one need not if it is the last.
+    /// Returns `next`. If it is the last one, wakes the threads that wait for another.
     fn begun(&self, open: &Open, next: Next) -> Option<Next> {
         if open.places.is_empty() {
             self.hurried.notify_all();
@@ -193,7 +194,7 @@ impl Arrivals {
 struct Next {
     key: Key,
     place: Place,
-    /// Somebody waits for it.
+    /// Set if an answer waits for it.
     hurried: bool,
 }
 
@@ -236,7 +237,7 @@ mod tests {
     fn what_somebody_waits_for_comes_first_and_the_rest_in_order() {
         let (arrivals, places) = arrivals(&[(0, 0), (0, 1), (1, 0), (1, 1)]);
         arrivals.hurry(1, 1);
-        // Asked for twice, or by an iteration that is repeated; nobody brings what is not expected.
+        // Asked for twice, or by an iteration that is repeated; an expert that is not expected never arrives.
         arrivals.hurry(1, 1);
         arrivals.hurry(7, 7);
         arrivals.hurry(0, 1);
@@ -259,7 +260,7 @@ mod tests {
         let (arrivals, _places) = arrivals(&[(0, 0), (0, 1), (1, 1)]);
         let until = Instant::now() + Duration::from_secs(20);
         let begin = |until| arrivals.begin(until).map(|next| (next.key, next.hurried));
-        // Most often whoever begins waits by then; it is right in either order.
+        // Most often the thread that begins waits by then; it is right in either order.
         let meanwhile = || std::thread::sleep(Duration::from_millis(20));
         std::thread::scope(|scope| {
             let next = scope.spawn(|| begin(until));

@@ -1,4 +1,4 @@
-//! What was asked of each remote function, added up, for the spans of requests. Kept only while one is recorded.
+//! Totals of the calls to each remote function, for the spans of requests. Kept only while a request is recorded.
 
 use bytes::Bytes;
 use remoe_otel::CONTEXT_BYTES;
@@ -10,18 +10,19 @@ use std::time::{Duration, Instant};
 pub(crate) struct Followed {
     /// Which of the requests that run.
     pub(crate) request: usize,
-    /// Its rows.
+    /// Rows of the request.
     pub(crate) rows: Range<usize>,
-    /// What names its span of each link, in the order of the placement's links.
+    /// Context that names the request's span of each link, in the order of the placement's links.
     pub(crate) contexts: Vec<[u8; CONTEXT_BYTES]>,
-    /// When that was first told each of them; none: it was not.
+    /// When each link was first told its context; `None` if it was not.
     pub(crate) told: Vec<Option<Instant>>,
 }
 
 /// Traced requests that one message names, at most.
 const MOST_NAMED: usize = 64;
 
-/// Those of `followed` whose spans a message with `slots` names: they have rows among them, and a row has `top_k`.
+/// Returns the indices of those of `followed` whose spans a message with `slots` names: they have rows among the
+/// slots, and a row has `top_k`.
 pub(super) fn named(followed: &[Followed], slots: &[u32], top_k: usize) -> Vec<usize> {
     // Slots ascend.
     let has_rows = |request: &Followed| {
@@ -32,13 +33,14 @@ pub(super) fn named(followed: &[Followed], slots: &[u32], top_k: usize) -> Vec<u
     named.map(|(index, _)| index).take(MOST_NAMED).collect()
 }
 
-/// What names to `link` the spans of those `named` of `followed`.
+/// Returns the contexts that name the spans of those `named` of `followed` to `link`.
 pub(super) fn contexts(followed: &[Followed], named: &[usize], link: usize) -> Bytes {
     let contexts = named.iter().filter_map(|&request| followed.get(request)?.contexts.get(link).copied());
     contexts.collect::<Vec<_>>().into_flattened().into()
 }
 
-/// A message that names those `named` of `followed` left for `link` at `now`. From then on there may be spans below theirs.
+/// A message that names those `named` of `followed` left for `link` at `now`. From then on there may be spans below
+/// theirs.
 pub(super) fn told(followed: &mut [Followed], named: &[usize], link: usize, now: Instant) {
     for &request in named {
         if let Some(told) = followed.get_mut(request).and_then(|request| request.told.get_mut(link)) {
@@ -71,7 +73,7 @@ pub(crate) struct Calls {
     pub(crate) received_bytes: u64,
     /// (token, expert) pairs.
     pub(crate) pairs: u64,
-    /// What the function says that it computed.
+    /// Time that the function reports to have computed.
     pub(crate) computed: Duration,
     /// When the first message left, and the last was over.
     pub(crate) time: Option<(Instant, Instant)>,
@@ -91,8 +93,8 @@ impl Calls {
         self.spans(call.sent, call.ended);
     }
 
-    /// Adds a request's part of `calls`, those of an iteration: messages whole, as requests that share an iteration share its
-    /// messages, and of bytes and time what `pairs` are of `all`.
+    /// Adds a request's part of `calls`, those of an iteration: messages whole, as requests that share an iteration
+    /// share its messages, and of bytes and time what `pairs` are of `all`.
     pub(crate) fn join(&mut self, calls: &Self, pairs: u64, all: u64) {
         let part = |whole: u64| match all {
             0 => whole,
@@ -109,7 +111,7 @@ impl Calls {
         }
     }
 
-    /// Whether anything was asked.
+    /// Reports if the function was asked anything.
     pub(crate) fn is_any(&self) -> bool {
         self.answered + self.failed > 0
     }

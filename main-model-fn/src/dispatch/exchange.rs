@@ -33,7 +33,7 @@ pub(super) const LEAST_BEFORE_LOADS: Duration = Duration::from_secs(2);
 const BUSY_LIMIT: Duration = Duration::from_secs(6);
 /// The longest rest of a message that every replica is too busy for.
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
-/// What a function may take at most before an answer is worthless, beyond what it is waited for.
+/// Longest time that a function may take before its answer is worthless, beyond the time that it is waited for.
 const WORTHLESS: Duration = Duration::from_secs(30);
 /// Messages have left when the socket has taken them; a peer that reads slowly must not keep the
 /// local kernels waiting for longer than this.
@@ -47,7 +47,7 @@ pub(super) struct Exchange {
     events: mpsc::UnboundedReceiver<LinkEvent>,
     pub(super) row_bytes: usize,
     pub(super) dtype: Dtype,
-    /// Of attempts and of messages; never used twice.
+    /// Last id of an attempt or a message; ids are never used twice.
     next_id: u64,
     /// How long the engine polls for answers before it sleeps.
     poll: Duration,
@@ -86,7 +86,7 @@ pub(super) enum Cause {
     Hopeless,
 }
 
-/// What a call waits for.
+/// Event that a call waits for.
 enum Happened {
     Link(LinkEvent),
     Load(Loaded),
@@ -179,7 +179,7 @@ impl Exchange {
         self.replicas.begin();
     }
 
-    /// What an event says about its replica.
+    /// Records what an event says about its replica.
     fn note(&mut self, event: &LinkEvent) {
         match event {
             LinkEvent::Reply { link, reply } => self.replicas.heard(*link, reply.id, took(reply)),
@@ -198,8 +198,8 @@ impl Exchange {
         });
     }
 
-    /// Somebody listens from now on. What came during the local work is not late, nor what could not
-    /// leave before it.
+    /// Starts to wait for answers. Answers that came during the local work are not late, nor are messages that could
+    /// not leave before it.
     pub(super) fn listen(&self, links: &[Link], outstanding: &mut Outstanding) {
         let now = Instant::now();
         outstanding.listening = now;
@@ -381,7 +381,7 @@ impl Exchange {
         }
     }
 
-    /// Whether replicas that were too busy for `open` are asked again.
+    /// Reports if replicas that were too busy for `open` are asked again.
     fn is_patient(&self, links: &[Link], open: &Open, started: Instant) -> bool {
         let patience =
             open.tried.iter().map(|&index| self.replicas.patience(links[index].id(), Duration::ZERO));
@@ -452,7 +452,7 @@ impl Exchange {
         }
     }
 
-    /// Nobody needs an answer to `open` any more.
+    /// Cancels `open`, whose answer is not needed any more.
     pub(super) fn cancel(&mut self, links: &[Link], open: &mut Open, outstanding: &mut Outstanding) {
         let units = open.message.units();
         for attempt in outstanding.forget(open) {

@@ -70,7 +70,7 @@ impl Held {
     }
 }
 
-/// What became of one load.
+/// Outcome of one load.
 pub(super) struct Loaded {
     key: Key,
     outcome: Result<Arc<PackedExpert>, LoadError>,
@@ -81,11 +81,11 @@ pub(super) struct Loaded {
 pub(super) struct FallbackExperts {
     limit: usize,
     held: Held,
-    /// What the layer call that goes on needs.
+    /// Experts that the layer call in progress needs.
     wanted: BTreeSet<Key>,
-    /// What of it has no room yet, in the order of the orders.
+    /// Needed experts that have no room yet, in the order in which they were ordered.
     queue: VecDeque<Key>,
-    /// What is on its way, with its size.
+    /// Experts that are being loaded, with their sizes in bytes.
     loading: HashMap<Key, usize>,
     orders: blocking::Sender<Key>,
     loaded: mpsc::UnboundedReceiver<Loaded>,
@@ -173,7 +173,7 @@ impl FallbackExperts {
         self.load();
     }
 
-    /// Those of `experts` of `layer` that are here.
+    /// Returns those of `experts` of `layer` that are here.
     pub(super) fn ready(
         &mut self,
         layer: usize,
@@ -243,7 +243,7 @@ impl FallbackExperts {
         }
     }
 
-    /// Whether the call has no expert here and none on its way, so that it would wait for ever.
+    /// Reports if the call has no expert here and none on its way, so that it would wait for ever.
     fn is_alone(&mut self) -> bool {
         self.loading.is_empty() && self.held.shrink(0, &self.wanted)
     }

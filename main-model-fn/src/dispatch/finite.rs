@@ -12,7 +12,7 @@ pub(super) fn first_strange(rows: &[u8], row_bytes: usize, dtype: Dtype) -> Opti
     rows.chunks_exact(row_bytes).position(|row| !is_finite(row, dtype))
 }
 
-/// Whether every element of `bytes` is finite.
+/// Reports if every element of `bytes` is finite.
 pub(super) fn is_finite(bytes: &[u8], dtype: Dtype) -> bool {
     // Infinities and NaNs are the patterns whose exponent is all ones: the largest without the sign.
     match dtype {

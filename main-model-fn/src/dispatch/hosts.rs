@@ -1,8 +1,8 @@
-//! Who hosts which remote expert of a layer. Pure.
+//! Hosts of each remote expert of a layer. Pure.
 //!
-//! Experts with the same hosts are a class: what one host of a class can take, each of them can. Messages
-//! keep to a class, so that whoever is asked instead of another has all of the message's experts. Groups
-//! that share no expert are classes of their own; sets that overlap make more classes than sets.
+//! Experts with the same hosts are a class: what one host of a class can take, each of them can. Messages keep to a
+//! class, so that a replica that is asked instead of another has all of the message's experts. Groups that share no
+//! expert are classes of their own; sets that overlap make more classes than sets.
 
 use crate::routing_check::RemoteSets;
 use remoe_proto::v1::LayerExperts;

@@ -28,7 +28,7 @@ use tokio::sync::mpsc;
 
 /// Connections are driven so often while local experts are computed.
 pub(super) const DRIVEN_EVERY: Duration = Duration::from_micros(200);
-/// The same where no more is expected than sockets hold: who connects or closes meanwhile has time.
+/// As [`DRIVEN_EVERY`], if no more is expected than sockets hold: peers that connect or close meanwhile have time.
 const DRIVEN_SELDOM: Duration = Duration::from_millis(20);
 /// Answers of so many bytes together fit into the sockets that they come through, even through one.
 const HELD_BY_SOCKETS: usize = 32 << 10;
@@ -58,12 +58,12 @@ pub(crate) struct Experts {
     tally: Vec<ExpertTally>,
     pub(super) time: ExpertTime,
     pairs: Pairs,
-    /// What was asked of each link, while that is followed.
+    /// Calls to each link, while a request is followed.
     calls: Vec<Calls>,
     pub(super) local_rows: Vec<u8>,
 }
 
-/// What the experts' half of the engine is made of.
+/// Parts of the experts' half of the engine.
 pub(crate) struct ExpertParts {
     /// Drives the links; the engine's own.
     pub(crate) runtime: Rc<Runtime>,
@@ -136,8 +136,8 @@ impl Experts {
         std::mem::take(&mut self.exchange.followed)
     }
 
-    /// What was asked of each remote function in the iteration, in the order of the placement's links, all layers together;
-    /// empty where none is [followed](Self::follow).
+    /// Returns the totals of the calls to each remote function in the iteration, all layers together, in the order of
+    /// the placement's links; empty if no request is [followed](Self::follow).
     pub(crate) fn calls(&self) -> &[Calls] {
         &self.calls
     }
@@ -164,7 +164,7 @@ impl Experts {
         &self.pairs
     }
 
-    /// What the iteration's experts took, all layers together.
+    /// Returns the time that the iteration's experts took, all layers together.
     pub(crate) fn time(&self) -> ExpertTime {
         self.time
     }
@@ -200,8 +200,8 @@ impl Experts {
         Ok(())
     }
 
-    /// Computes the pairs `local`, by expert, and takes in what is `outstanding`, whose answers stay there. Returns what
-    /// was computed here, the rows of the local kernels first.
+    /// Computes the pairs `local`, by expert, and takes in what is `outstanding`, whose answers stay there. Returns
+    /// what was computed here, the rows of the local kernels first.
     ///
     /// # Errors
     /// As [`finish`](Self::finish).
@@ -222,7 +222,7 @@ impl Experts {
         if has_local {
             tracing::trace!(layer, "local kernels done");
         }
-        // Local work is not waiting: the clock of the remote half starts when somebody listens.
+        // Local work is not waiting: the clock of the remote half starts when the engine begins to listen.
         let remote_start = Instant::now();
         let collected = self.collect(call, outstanding);
         for call in &outstanding.calls {
@@ -289,8 +289,8 @@ impl Experts {
         self.hidden * self.dtype.bytes()
     }
 
-    /// Returns when a connection has changed or an answer has come that nobody waits for. For the
-    /// time between requests.
+    /// Returns when a connection has changed or an answer has come that no call waits for. For the time between
+    /// requests.
     pub(crate) async fn connections_changed(&mut self) {
         // The sending halves live as long as the links and this end of the engine.
         if !self.exchange.event().await {
@@ -298,8 +298,8 @@ impl Experts {
         }
     }
 
-    /// Runs the local kernels for the slots of `by_expert`. Returns the slots of the rows written to `rows`, in order. Slots
-    /// whose expert is still being read are awaited.
+    /// Runs the local kernels for the slots of `by_expert`. Returns the slots of the rows written to `rows`, in
+    /// order. Slots whose expert is still being read are awaited.
     fn compute_local(
         &mut self,
         call: &LayerCall<'_>,
@@ -324,8 +324,9 @@ impl Experts {
                 }
             }
         }
-        // A prompt's answers are larger than sockets hold: whoever sends them is not to wait for the local kernels, nor is a
-        // message that has yet to leave. Small answers are there when these are done, whoever looks.
+        // A prompt's answers are larger than sockets hold: the replicas that send them must not wait for the local
+        // kernels, nor must a message that has yet to leave. Small answers are in the sockets when these are done,
+        // however seldom connections are driven.
         let owed = outstanding.pairs() * self.row_bytes();
         let often = owed > HELD_BY_SOCKETS || !outstanding.have_left(&self.placement.links);
         let driven_every = if often { DRIVEN_EVERY } else { DRIVEN_SELDOM };
@@ -334,8 +335,8 @@ impl Experts {
         Ok(slots)
     }
 
-    /// Computes each packed expert for its slots; rows land in `rows` in the order that is returned. Connections are driven
-    /// `driven_every` so long meanwhile.
+    /// Computes each packed expert for its slots; rows land in `rows` in the order that is returned. Connections are
+    /// driven `driven_every` so long meanwhile.
     fn compute(
         &mut self,
         call: &LayerCall<'_>,
@@ -386,8 +387,8 @@ impl Experts {
         self.metrics.pairs.with_label_values(&[placement]).inc_by(slots.len() as u64);
     }
 
-    /// Waits until every remote pair has its row: from a replica, or from an expert that was loaded for
-    /// it, whichever comes first; and every local pair whose expert was still being read. Returns what was computed here.
+    /// Waits until every remote pair has its row: from a replica, or from an expert that was loaded for it, whichever
+    /// comes first; and every local pair whose expert was still being read. Returns what was computed here.
     fn collect(
         &mut self,
         call: &LayerCall<'_>,

@@ -34,20 +34,20 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// .. and, failing again and again, for at most this long.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
-/// What a remote function must agree on before it is trusted.
+/// Properties that a remote function must agree on before it is trusted.
 #[derive(Debug, Clone)]
 pub(crate) struct Expected {
     pub(crate) checkpoint: String,
     pub(crate) dtype: String,
     pub(crate) numerics_class: String,
     pub(crate) hidden_size: usize,
-    /// What of the remote sets this endpoint is to serve.
+    /// Part of the remote sets that this endpoint is to serve.
     pub(crate) sets: Vec<LayerExperts>,
-    /// Who it has to be; anybody without.
+    /// Identity that the function must have; any if absent.
     pub(crate) trust: Option<Trust>,
 }
 
-/// What a link tells the engine.
+/// Event that a link reports to the engine.
 #[derive(Debug)]
 pub(crate) enum LinkEvent {
     /// An answer from link `link`; its id may be long forgotten.
@@ -58,7 +58,7 @@ pub(crate) enum LinkEvent {
     Settled,
 }
 
-/// Whether a link can take work.
+/// Readiness of a link for work.
 #[derive(Debug, Clone)]
 pub(crate) enum LinkState {
     Connecting,
@@ -84,7 +84,7 @@ pub(crate) struct OpenStream {
 struct Asked {
     /// Largest answer in bytes by id.
     open: HashMap<u64, usize>,
-    /// The same of cancelled ones, the oldest first.
+    /// Largest answer in bytes of each cancelled id, the oldest first.
     cancelled: VecDeque<(u64, usize)>,
 }
 
@@ -183,7 +183,7 @@ impl Link {
         matches!(*self.shared.state(), LinkState::Ready(_))
     }
 
-    /// What of the remote sets this endpoint is to serve.
+    /// Returns the part of the remote sets that this endpoint is to serve.
     pub(crate) fn sets(&self) -> &[LayerExperts] {
         &self.shared.expected.sets
     }
@@ -360,7 +360,8 @@ async fn converse(
     settled: &mut bool,
     answered: &mut bool,
 ) -> End {
-    // Unbounded in type only: the engine has one layer's messages in flight at most, and nothing is taken but answers to them.
+    // Unbounded in type only: the engine has one layer's messages in flight at most, and nothing is taken but answers
+    // to them.
     let (outbound, requests) = mpsc::unbounded_channel();
     let requests = tokio_stream::wrappers::UnboundedReceiverStream::new(requests);
     let mut replies = match timeout(STEP_LIMIT, client.forward(requests)).await {

@@ -2,14 +2,14 @@ use super::activity::Activity;
 use prometheus::{Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
 use std::sync::Arc;
 
-/// What the expert dispatch reports. No series per expert: there can be thousands.
+/// Metrics of the expert dispatch. No series per expert: there can be thousands.
 #[derive(Clone)]
 pub(crate) struct ExpertMetrics {
     /// (token, expert) pairs by `placement`: local, remote, fallback.
     pub(crate) pairs: IntCounterVec,
     /// Experts whose weights were read here, once for each layer of an iteration however many rows they had.
     pub(crate) reads: IntCounter,
-    /// Those computed here because the placement names no function for their expert.
+    /// Pairs computed here because the placement names no function for their expert.
     pub(crate) unhosted: IntCounter,
     /// Messages sent to remote functions.
     pub(crate) messages: IntCounter,
@@ -23,7 +23,7 @@ pub(crate) struct ExpertMetrics {
     pub(crate) arriving: IntGauge,
     /// Seconds that the engine waited for remote answers after its local work, per layer call.
     pub(crate) wait: Histogram,
-    /// What single experts and functions do.
+    /// Work of single experts and functions.
     pub(crate) activity: Arc<Activity>,
 }
 

@@ -1,9 +1,9 @@
 //! Experts of a layer, wherever they are: local kernels and remote functions at the same time.
 //!
-//! Per layer: route (pure) -> split the remote pairs by who hosts them and into messages (pure) -> they
-//! leave -> local kernels, for what is still being read as soon as it is there -> answers are joined; for what fails or is
-//! late the next replica is asked, then the experts are loaded and computed here -> one reduction in a fixed order. Nothing but
-//! the reduction sums, so that placement cannot change the answer.
+//! Per layer: route (pure) -> split the remote pairs by who hosts them and into messages (pure) -> they leave ->
+//! local kernels, for what is still being read as soon as it is there -> answers are joined; for what fails or is
+//! late the next replica is asked, then the experts are loaded and computed here -> one reduction in a fixed order.
+//! Nothing but the reduction sums, so that placement cannot change the answer.
 
 mod activity;
 mod answers;

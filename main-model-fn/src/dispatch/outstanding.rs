@@ -1,5 +1,5 @@
-//! What a layer call waits for: messages and the attempts at them, answers, and pairs that are to be
-//! computed here. Bookkeeping only; [`super::exchange`] acts.
+//! State of a layer call that waits: messages and the attempts at them, answers, and pairs that are to be computed
+//! here. Bookkeeping only; [`super::exchange`] acts.
 
 use super::calls::Call;
 use super::error::ExpertError;
@@ -21,7 +21,7 @@ pub(crate) struct Outstanding {
     pub(super) open: HashMap<u64, Open>,
     /// The message of each attempt, by the attempt's id.
     attempts: HashMap<u64, u64>,
-    /// What has come.
+    /// Answers that have come.
     pub(super) answers: Vec<Answer>,
     /// How many messages were answered.
     pub(super) replies: u64,
@@ -33,7 +33,7 @@ pub(crate) struct Outstanding {
     here: BTreeSet<u32>,
     /// One slot of every message that was sent again.
     pub(super) retried: Vec<u32>,
-    /// What the functions behind the answers say that they computed.
+    /// Time that the functions behind the answers report to have computed.
     pub(super) computed: Duration,
     /// Messages that are over, while that is followed.
     pub(super) calls: Vec<Call>,
@@ -41,10 +41,10 @@ pub(crate) struct Outstanding {
     pub(super) accused: Vec<(usize, u32)>,
     /// Experts that cannot be loaded, and why.
     pub(super) unloadable: BTreeMap<u32, String>,
-    /// What each link has to have written when the messages have left.
+    /// Bytes that each link has to have written when the messages have left.
     pub(super) left: Vec<u64>,
     pub(super) started: Instant,
-    /// When somebody began to listen for answers.
+    /// When the engine began to listen for answers.
     pub(super) listening: Instant,
     /// When something last came or was tried.
     pub(super) moved: Instant,
@@ -72,9 +72,9 @@ pub(super) struct Open {
     pub(super) sent: bool,
     /// How long to rest when every replica is too busy.
     pub(super) pause: Duration,
-    /// What is to be done if nothing comes, and when.
+    /// Action to take if no answer comes, and when.
     pub(super) due: Option<(Instant, Due)>,
-    /// Its experts are being loaded: whoever comes first, replica or load, gives the rows.
+    /// Set if its experts are being loaded: the first to come, replica or load, gives the rows.
     pub(super) ordered: bool,
 }
 
@@ -88,7 +88,7 @@ pub(super) struct Attempt {
     pub(super) late: bool,
 }
 
-/// What can be done about a message that has no answer.
+/// Action that is possible for a message without an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Due {
     /// Ask another replica as well.
@@ -113,7 +113,7 @@ impl Open {
         }
     }
 
-    /// Whether it waits for the link with this index, and for no other since.
+    /// Reports if the newest attempt at the message is over the link with this index.
     pub(super) fn waits_for(&self, link: usize) -> bool {
         self.attempts.last().is_some_and(|attempt| attempt.link == link)
     }
@@ -147,12 +147,12 @@ impl Outstanding {
         self.open.values().map(|open| open.message.slots.len()).sum()
     }
 
-    /// Whether each of `links` that is ready has written what was sent over it.
+    /// Reports if each of `links` that is ready has written what was sent over it.
     pub(super) fn have_left(&self, links: &[Link]) -> bool {
         links.iter().zip(&self.left).all(|(link, &left)| link.written() >= left || !link.is_ready())
     }
 
-    /// Whether every pair has its row.
+    /// Reports if every pair has its row.
     pub(super) fn is_settled(&self) -> bool {
         self.open.is_empty() && self.orphans.is_empty() && self.awaited.is_empty()
     }
@@ -178,7 +178,7 @@ impl Outstanding {
         attempts
     }
 
-    /// The same for one attempt.
+    /// As [`Self::forget`], for one attempt.
     pub(super) fn forget_one(&mut self, message: &mut Open, id: u64) -> Option<Attempt> {
         self.attempts.remove(&id);
         let position = message.attempts.iter().position(|attempt| attempt.id == id)?;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// What is waited for a replica whose speed is not known.
+/// Patience with a replica whose speed is not known.
 const UNMEASURED: Duration = Duration::from_secs(2);
 /// Work may take so many times what was measured before it counts as late: replicas also serve others.
 const SLACK: f64 = 8.0;
@@ -37,8 +37,8 @@ impl Pace {
         });
     }
 
-    /// What `units` take at their best, in seconds: without what comes between on a busy machine. None
-    /// before anything was measured.
+    /// Returns the shortest time that `units` take, in seconds: without interference on a busy machine. `None` before
+    /// the first measurement.
     pub(super) fn at_best(self, units: u64) -> Option<f64> {
         self.0.map(|measured| measured.best * units as f64)
     }

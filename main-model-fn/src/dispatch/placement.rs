@@ -22,7 +22,8 @@ impl LocalExperts {
         self.layers.entry(layer).or_default().insert(expert, Arc::new(OnceLock::from(packed)));
     }
 
-    /// `experts` (layer, expert) will be here as well: who has the value that is returned brings them. `shown` tells how many are left.
+    /// Adds `experts` (layer, expert) that will be here as well: the holder of the returned value brings them.
+    /// `shown` tells how many are left.
     pub(crate) fn expect(&mut self, experts: &[(usize, u32)], shown: IntGauge) -> Arc<Arrivals> {
         let places: BTreeMap<_, _> = experts.iter().map(|&key| (key, Place::default())).collect();
         for (&(layer, expert), place) in &places {
@@ -38,12 +39,12 @@ impl LocalExperts {
         self.layers.get(&layer)?.get(&expert)?.get()
     }
 
-    /// Whether the expert is here or will be.
+    /// Reports if the expert is here or will be.
     pub(crate) fn has(&self, layer: usize, expert: u32) -> bool {
         self.layers.get(&layer).is_some_and(|experts| experts.contains_key(&expert))
     }
 
-    /// Who brings what was not there at first.
+    /// Returns the arrivals of experts that were not here at first.
     pub(crate) fn arrivals(&self) -> Option<&Arrivals> {
         self.arrivals.as_deref()
     }
@@ -59,7 +60,7 @@ impl LocalExperts {
         experts.filter_map(|(&expert, place)| Some((expert, place.get()?)))
     }
 
-    /// What is here or will be, ascending.
+    /// Lists the experts that are here or will be, ascending.
     pub(crate) fn listing(&self) -> Vec<LayerExperts> {
         self.layers
             .iter()
@@ -88,7 +89,7 @@ pub(crate) struct Placement {
     pub(crate) generation: u64,
     pub(crate) local: LocalExperts,
     pub(crate) links: Vec<Link>,
-    /// Who hosts the remote experts of each layer that has any, as indices of `links`.
+    /// Hosts of the remote experts of each layer that has any, as indices of `links`.
     hosts: BTreeMap<usize, LayerHosts>,
 }
 
@@ -99,7 +100,7 @@ impl Placement {
         Self { generation, local, links, hosts }
     }
 
-    /// Who hosts the remote experts of `layer`; none where all are local.
+    /// Returns the hosts of the remote experts of `layer`; `None` if all are local.
     pub(crate) fn hosts(&self, layer: usize) -> Option<&LayerHosts> {
         self.hosts.get(&layer)
     }

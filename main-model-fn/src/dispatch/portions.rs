@@ -1,8 +1,8 @@
 //! A layer call in portions, between which other work can be done: a prompt's layer may take seconds.
 //!
-//! Local pairs are computed expert by expert, each suspended where a portion ends, so that no weight is read twice; remote
-//! pairs are taken token by token. A portion's messages are answered before it ends, and the sum is made when all rows
-//! are there, so that portions change no answer.
+//! Local pairs are computed expert by expert, each suspended where a portion ends, so that no weight is read twice;
+//! remote pairs are taken token by token. A portion's messages are answered before it ends, and the sum is made when
+//! all rows are there, so that portions change no answer.
 
 use super::error::ExpertError;
 use super::hosts::LayerHosts;
@@ -119,8 +119,8 @@ impl Experts {
     }
 
     /// Computes a portion under the placement that [`portions`](Self::portions) or
-    /// [`follow_placement`](Self::follow_placement) have split by: remote pairs of at most about `most_remote` units, and
-    /// local ones until `until` is true, which is asked about once a millisecond.
+    /// [`follow_placement`](Self::follow_placement) have split by: remote pairs of at most about `most_remote` units,
+    /// and local ones until `until` is true, which is asked about once a millisecond.
     ///
     /// # Errors
     /// As [`finish`](Self::finish).
@@ -154,8 +154,8 @@ impl Experts {
         Ok(RemoteUnits { units: remote_units, hidden })
     }
 
-    /// Computes local experts that are there until `until` is true or none is left. Where none is there although some are
-    /// left, returns the slots of one of them, which has to be waited for.
+    /// Computes local experts that are there until `until` is true or none is left. Where none is there although some
+    /// are left, returns the slots of one of them, which has to be waited for.
     fn advance_local(
         &mut self,
         call: &LayerCall<'_>,
@@ -221,8 +221,8 @@ impl Experts {
         }
     }
 
-    /// Sums what all portions of `call` have computed for the tokens `tokens`, and `shared`, their shared experts' rows,
-    /// where the layer has some. Writes tokens x hidden elements to `output`.
+    /// Sums what all portions of `call` have computed for the tokens `tokens`, and `shared`, their shared experts'
+    /// rows, where the layer has some. Writes tokens x hidden elements to `output`.
     ///
     /// # Errors
     /// As [`finish`](Self::finish).

@@ -90,7 +90,8 @@ impl Element for Bf16 {
     }
     #[inline(always)]
     fn write(value: f32, bytes: &mut [u8]) {
-        // As `half` does it: denormals stay, NaN becomes quiet. Without a branch and checks, so that the compiler can use vectors.
+        // As `half` does it: denormals stay, NaN becomes quiet. Without a branch and checks, so that the compiler can
+        // use vectors.
         let bits = value.to_bits();
         let nearest = bits.wrapping_add(0x7fff + ((bits >> 16) & 1));
         let rounded = if value.is_nan() { bits | 0x0040_0000 } else { nearest };

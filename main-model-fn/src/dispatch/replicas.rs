@@ -1,5 +1,5 @@
-//! What is known about each replica, and which one gets a message: the one with the least work in
-//! flight, no one that has just been late, in turns where they are equal.
+//! State of each replica, and the choice of one for a message: the one with the least work in flight, never one that
+//! has just been late, in turns where they are equal.
 
 use super::link::Link;
 use super::pace::Pace;
@@ -17,7 +17,7 @@ const SILENCE: Duration = Duration::from_secs(10);
 #[derive(Default)]
 pub(super) struct Replicas {
     by_link: HashMap<u64, Replica>,
-    /// Who is first among equals, per layer and class of its remote experts.
+    /// Turn among equal replicas, per layer and class of its remote experts.
     turns: HashMap<(usize, usize), usize>,
 }
 
@@ -63,9 +63,9 @@ impl Replicas {
         self.by_link.values_mut().for_each(|replica| replica.in_flight = 0);
     }
 
-    /// Those of `hosts`, indices of links, that can take work and are not in `tried`, with the units that
-    /// they owe, best first. Replicas that rest are none of them. `turn_of` names the layer and the class
-    /// whose hosts they are.
+    /// Returns those of `hosts`, indices of links, that can take work and are not in `tried`, with the units that
+    /// they owe, best first. Leaves out replicas that rest. `turn_of` names the layer and the class whose hosts they
+    /// are.
     pub(super) fn ranked(
         &mut self,
         links: &[Link],
@@ -121,7 +121,7 @@ impl Replicas {
         )
     }
 
-    /// The answer `id` came from `link`, whoever waits for it; `took` is how long its rows were computed.
+    /// Records that the answer `id` came from `link`, wanted or not; `took` is how long its rows were computed.
     pub(super) fn heard(&mut self, link: u64, id: u64, took: Option<Duration>) {
         if let Some(replica) = self.by_link.get_mut(&link) {
             replica.asked = None;
@@ -135,8 +135,8 @@ impl Replicas {
         }
     }
 
-    /// Nobody needs the answer `id` of `link` any more, which is late; `units` is the work, `sent` when it
-    /// left. True when it is waited for nevertheless, to learn from it: once at a time.
+    /// Abandons the answer `id` of `link`, which is late; `units` is the work, `sent` when it left. Returns true if
+    /// the answer is awaited nevertheless, to learn from it: once at a time.
     pub(super) fn learns_from(&mut self, link: u64, id: u64, units: u64, sent: Instant) -> bool {
         let replica = self.by_link.entry(link).or_default();
         let learns = replica.overdue.is_none();

@@ -16,8 +16,8 @@ const READ_UNITS: u64 = 16;
 /// depends on what it takes. A longer one is always split over all.
 const DECODE_TOKENS: usize = 16;
 
-/// What a further message costs the engine in seconds: writing it, reading its answer, and the wake-ups
-/// that come with both.
+/// Cost of a further message for the engine in seconds: writing it, reading its answer, and the wake-ups that come
+/// with both.
 const MESSAGE_SECONDS: f64 = 1e-4;
 
 /// Splitting a call must win this many times what it costs.
@@ -167,7 +167,7 @@ mod tests {
         Routed { top_k, experts: chosen, weights }
     }
 
-    /// Who hosts the experts `remote` when each endpoint hosts one of `sets`.
+    /// Returns the hosts of the experts `remote` if each endpoint hosts one of `sets`.
     fn hosts(remote: &[u32], sets: &[Vec<u32>]) -> LayerHosts {
         let sets: Vec<[LayerExperts; 1]> =
             sets.iter().map(|set| [LayerExperts { layer: 0, experts: set.clone() }]).collect();

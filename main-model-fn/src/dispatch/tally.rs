@@ -10,7 +10,7 @@ pub struct ExpertTime {
     pub local: Duration,
     /// Waiting for remote functions, after local kernels and shared experts were done.
     pub waited: Duration,
-    /// What remote functions said that they computed, all of them together.
+    /// Time that remote functions report to have computed, all of them together.
     pub remote: Duration,
     /// Answers of remote functions.
     pub calls: u64,

@@ -46,8 +46,8 @@ impl Choice {
         (&next_tokens(prompt, &self.output, done)[..rows], &mut self.cache, complete)
     }
 
-    /// Whether the iteration's rows were its last known tokens: its next token can be drawn. One that
-    /// forwards again what it had before a pause is not due yet.
+    /// Reports if the iteration's rows were its last known tokens, so that its next token can be drawn. A choice that
+    /// forwards again what it had before a preemption is not due yet.
     pub(super) fn is_due(&self, prompt: &[u32]) -> bool {
         self.taken > 0 && self.cache.length() == self.known(prompt)
     }

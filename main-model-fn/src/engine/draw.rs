@@ -55,8 +55,8 @@ fn pick(tokens: impl Iterator<Item = (u32, f32)>, weights: &Weights, mut left: f
     last
 }
 
-/// What `top_k` and `top_p` leave of the tokens, in the order of their ids. `maxima` are the largest logits of
-/// the blocks, `best` that of all.
+/// Returns the tokens that `top_k` and `top_p` leave, in the order of their ids. `maxima` are the largest logits of
+/// the blocks, `best` is that of all.
 fn candidates(logits: &[f32], maxima: &[f32], best: f32, sampling: &Sampling) -> Vec<(u32, f32)> {
     let weights = Weights::new(best, sampling.temperature, 0.0);
     let top_p = f64::from(sampling.top_p);
@@ -132,7 +132,7 @@ impl Descending {
     }
 }
 
-/// Whether a token of its logit goes before another: of equal ones the lower id does.
+/// Compares tokens: the one with the higher logit goes first, of equal ones the one with the lower id.
 pub(super) fn likelier(a: &(u32, f32), b: &(u32, f32)) -> std::cmp::Ordering {
     b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
-/// What a request may ask for at most; known before the engine sees it.
+/// Limits of a request, known before the engine sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RequestLimits {
     /// Ids at or above this are no tokens.
@@ -46,7 +46,7 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// Whether its time in the queue is over.
+    /// Reports if its queue deadline has passed.
     pub(crate) fn is_overdue(&self, now: Instant) -> bool {
         let limit = self.request.queue_deadline;
         limit.is_some_and(|limit| now.saturating_duration_since(self.submitted) >= limit)
@@ -78,7 +78,7 @@ impl EngineHandle {
         (Self { jobs, slots, limits }, receiver)
     }
 
-    /// What requests may ask for.
+    /// Returns the limits of requests.
     pub fn limits(&self) -> RequestLimits {
         self.limits
     }

@@ -1,9 +1,9 @@
 //! The engine: one thread that owns the model, its caches and the connections to remote experts.
 //!
 //! Callers hand in requests through [`EngineHandle`] and hear events back. The thread repeats: admit what fits; one
-//! forward for all sequences that decode, a token drawn for each; then prompts go on through the layers for as long as
-//! the target inter-token latency allows (layered prefill). Which prompt goes on is decided in [`scheduler`], how long in
-//! [`pace`].
+//! forward for all sequences that decode, a token drawn for each; then prompts go on through the layers for as long
+//! as the target inter-token latency allows (layered prefill). Which prompt goes on is decided in [`scheduler`], how
+//! long in [`pace`].
 
 mod choice;
 mod draw;

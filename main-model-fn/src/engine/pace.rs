@@ -20,7 +20,8 @@ const MOST_GROWTH: f64 = 4.0;
 const REMEMBERED: usize = 31;
 /// Without a target, running streams may slow down to so many times what they take alone.
 const DEFAULT_SLOWDOWN: f64 = 3.0;
-/// Change of the planned part of the target after a gap above it, and after one below it: 1 in 50 gaps is above it then.
+/// Change of the planned part of the target after a gap above it, and after one below it: 1 in 50 gaps is above it
+/// then.
 const STEP_DOWN: f64 = 0.02;
 const STEP_UP: f64 = STEP_DOWN / 49.0;
 /// The least part of a target that is planned for.

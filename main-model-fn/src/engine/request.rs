@@ -1,4 +1,4 @@
-//! What a caller asks of the engine and what it hears back.
+//! Requests to the engine, and the events that it answers with.
 
 pub use super::thought::ThoughtBudget;
 pub use crate::dispatch::{ExpertTally, ExpertTime};
@@ -27,8 +27,8 @@ pub struct Request {
     pub sampling: Sampling,
     /// When a choice ends before `max_tokens`.
     pub stop: StopRules,
-    /// What every choice must match. It allows the end of a sequence only where it is complete, and ends
-    /// a choice where nothing can follow.
+    /// Grammar that every choice must match. It allows the end of a sequence only where it is complete, and ends a
+    /// choice where nothing can follow.
     pub grammar: Option<Grammar>,
     /// Special tokens are written out in the text; else they give none.
     pub special_text: bool,
@@ -36,7 +36,7 @@ pub struct Request {
     pub shown: Vec<u32>,
     /// Alternatives reported with each generated token (0: only the token's own log-probability).
     pub logprobs: Option<usize>,
-    /// The same for the prompt's tokens.
+    /// As [`Self::logprobs`], for the prompt's tokens.
     pub prompt_logprobs: Option<usize>,
     /// Record the routing, and the hidden states too, of the prompt.
     pub inspect: Option<InspectLevel>,
@@ -48,7 +48,7 @@ pub struct Request {
     pub activations: Option<Box<Activations>>,
     /// The span that its own are parts of.
     pub span: SpanRef,
-    /// Its class: interactive requests go first.
+    /// Priority class: interactive requests go first.
     pub priority: Priority,
     /// How long it may wait before its first row is computed; none: as long as it takes.
     pub queue_deadline: Option<Duration>,
@@ -59,10 +59,11 @@ pub struct Request {
 /// The class of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum Priority {
-    /// Somebody waits for the answer.
+    /// A client waits for the answer.
     #[default]
     Interactive,
-    /// Its prompt is computed while no interactive prompt waits, from layer to layer; it never fails for that.
+    /// The prompt is computed while no interactive prompt waits, from layer to layer; the request never fails for
+    /// that.
     Batch,
 }
 
@@ -203,7 +204,7 @@ impl StopRules {
 pub enum Event {
     /// Log-probabilities of the prompt's tokens, the first without; only when asked for, once.
     Prompt(Vec<Option<TokenLogprobs>>),
-    /// What an inspection recorded; only when asked for, once.
+    /// Records of an inspection; only when asked for, once.
     Inspection(Box<Inspection>),
     /// The mean over the prompt of the hidden states behind the final norm; only when asked for, once.
     Embedding(Vec<f32>),
@@ -242,7 +243,7 @@ pub struct Delta {
 pub struct TokenLogprobs {
     /// The token that was drawn (or stands in the prompt).
     pub token: u32,
-    /// Its natural log-probability under the unmodified logits.
+    /// Natural log-probability of the token under the unmodified logits.
     pub logprob: f32,
     /// The most likely tokens, most likely first, ties to the lower id.
     pub top: Vec<(u32, f32)>,
@@ -291,11 +292,11 @@ pub struct Figures {
     pub prefill: Duration,
     /// From the first token to the last.
     pub decode: Duration,
-    /// Of the prefill, what the experts of its iterations took.
+    /// Time of the experts in the iterations of the prefill.
     pub prefill_experts: ExpertTime,
-    /// The same of decoding.
+    /// Time of the experts in the iterations of decoding.
     pub decode_experts: ExpertTime,
-    /// Its share of the time of functions. Unlike the other times shares of requests add up.
+    /// Share of the time of functions. Unlike the other times, shares of requests add up.
     pub work: Box<Work>,
     /// Which experts its positions used, where the request asks.
     pub activations: Option<Box<Activations>>,

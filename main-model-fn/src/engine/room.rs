@@ -9,7 +9,7 @@ use crate::pages::{Pages, SequenceCache};
 use std::cmp::Reverse;
 
 impl Running {
-    /// What it holds keys and values of.
+    /// Returns the KV caches of its sequences.
     pub(crate) fn caches(&self) -> impl Iterator<Item = &SequenceCache> {
         let (prompt, choices) = match &self.stage {
             Stage::Prompt(cache) => (Some(cache), [].as_slice()),
@@ -39,8 +39,8 @@ impl Running {
         }
     }
 
-    /// Blocks whose pages it lacks for `rows`, one for each of its sequences, and for the copies of the prompt's last page
-    /// that further choices need.
+    /// Blocks whose pages it lacks for `rows`, one for each of its sequences, and for the copies of the prompt's last
+    /// page that further choices need.
     pub(crate) fn lacking(&self, rows: &[usize]) -> usize {
         let caches = self.caches().zip(rows).map(|(cache, rows)| cache.lacking(cache.length() + rows));
         caches.sum::<usize>() + self.lacking_copies(rows)
@@ -77,8 +77,8 @@ impl Running {
         }
     }
 
-    /// Looks its prompt up again, before its next rows: others may have computed more of it meanwhile. Returns the tokens
-    /// that were found now and not before.
+    /// Looks its prompt up again, before its next rows: others may have computed more of it meanwhile. Returns the
+    /// tokens that were found now and not before.
     pub(crate) fn look_up(&mut self, pages: &mut Pages) -> usize {
         let (wants_rows, tenant) = (self.wants_prompt_rows(), self.job.request.tenant);
         let prompt = &self.job.request.prompt;
@@ -95,8 +95,8 @@ impl Running {
         more
     }
 
-    /// Whether it is worth waiting for `leader`, which is ahead of it with a prompt that begins alike and takes `rows` of it
-    /// through the layers next: what it need not compute itself then is at least half as much.
+    /// Reports if it is worth waiting for `leader`, which is ahead of it with a prompt that begins alike and takes
+    /// `rows` of it through the layers next: the request is then spared at least half as many rows.
     pub(crate) fn follows(&self, leader: &Self, rows: usize) -> bool {
         let (Stage::Prompt(cache), Stage::Prompt(ahead)) = (&self.stage, &leader.stage) else { return false };
         let (own, other) = (self.request(), leader.request());
@@ -122,7 +122,8 @@ impl Running {
         gain > 0 && 2 * gain >= rows
     }
 
-    /// Whether its prompt is further than that of `other`: computed further, or, where both are as far, under way or older.
+    /// Reports if its prompt is further than that of `other`: computed further, or, if both are as far, under way or
+    /// older.
     pub(crate) fn is_ahead_of(&self, other: &Self) -> bool {
         let done = |running: &Self| match &running.stage {
             Stage::Prompt(cache) => (cache.length(), running.pass.is_some(), Reverse(running.id)),
@@ -178,7 +179,7 @@ impl Running {
         match &mut self.stage {
             Stage::Prompt(cache) => {
                 *cache = SequenceCache::new(tenant);
-                // Nothing of the prompt has been reported yet: it begins anew.
+                // Nothing of the prompt has been reported yet: it starts over.
                 self.prompt_logprobs.clear();
                 self.states.clear();
                 self.inspection = Inspection::default();

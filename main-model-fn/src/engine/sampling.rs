@@ -8,7 +8,7 @@ use crate::grammar::{GrammarError, Progress};
 use remoe_kernels::Pool;
 use std::collections::HashMap;
 
-/// What sampling must know about the sequence so far.
+/// Facts about the sequence so far that sampling needs.
 pub(crate) struct Drawn<'a> {
     /// Which choice of the request.
     pub(crate) choice: usize,
@@ -30,7 +30,7 @@ pub(crate) fn distinct(prompt: &[u32]) -> Vec<u32> {
     tokens
 }
 
-/// Whether [`sample`] changes any logit.
+/// Reports if [`sample`] changes any logit.
 pub(crate) fn modifies(sampling: &Sampling, drawn: &Drawn<'_>) -> bool {
     sampling.repetition_penalty != 1.0
         || sampling.presence_penalty != 0.0

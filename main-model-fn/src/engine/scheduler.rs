@@ -54,8 +54,8 @@ fn candidates(prompts: &[Prompt]) -> Option<(usize, usize)> {
     Some((oldest, shortest))
 }
 
-/// Rows of each of a request's sequences in a pass of at most `most` rows, given what each could forward and its largest
-/// chunk. One at least.
+/// Rows of each of a request's sequences in a pass of at most `most` rows, given what each could forward and its
+/// largest chunk. One at least.
 pub(crate) fn rows_of(pending: &[Pending], most: usize) -> Vec<usize> {
     let mut left = most.max(1);
     pending
@@ -68,7 +68,7 @@ pub(crate) fn rows_of(pending: &[Pending], most: usize) -> Vec<usize> {
         .collect()
 }
 
-/// What a sequence could forward now.
+/// Rows that a sequence could forward now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Pending {
     /// Known tokens that are not forwarded yet.

@@ -25,7 +25,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What the engine knows about ends of sequences and text.
+/// Tokenizer and end-of-sequence ids that the engine uses.
 pub(crate) struct Vocabulary {
     pub(crate) tokenizer: Option<Arc<Tokenizer>>,
     pub(crate) end_ids: Vec<u32>,
@@ -45,7 +45,7 @@ pub(crate) struct Running {
     pub(super) copies: Vec<BlockPages>,
     /// When its first rows were taken into an iteration.
     started: Option<Instant>,
-    /// Its rows in the layered prefill that it is part of.
+    /// Rows in the layered prefill that the request is part of.
     pub(super) pass: Option<PassRows>,
     first_token: Option<Instant>,
     pub(super) figures: Figures,
@@ -57,9 +57,9 @@ pub(crate) struct Running {
     ends: Vec<u32>,
     /// For the repetition penalty; empty without one.
     prompt_tokens: Vec<u32>,
-    /// Of the choices that are to come, where there is a grammar.
+    /// Progress of the choices that are to come, if there is a grammar.
     beginnings: Vec<Progress>,
-    /// What a choice without tokens has counted.
+    /// Token counts of a choice without tokens.
     no_counts: HashMap<u32, u32>,
     /// Where activations are recorded.
     pub(super) recording: Option<Recording>,
@@ -97,7 +97,7 @@ pub(crate) enum StepError {
 }
 
 impl StepError {
-    /// Whether the model's logits have an infinity or a NaN.
+    /// Reports if the model's logits have an infinity or a NaN.
     pub(crate) fn is_not_finite(&self) -> bool {
         matches!(self, Self::Draw(DrawError::NotFinite))
     }
@@ -143,14 +143,14 @@ pub(crate) struct Share {
     /// The first of them among all rows.
     pub(crate) first: usize,
     pub(crate) rows: usize,
-    /// Those whose logits are wanted.
+    /// Rows whose logits are wanted.
     pub(crate) logits: usize,
-    /// Those whose hidden states are wanted.
+    /// Rows whose hidden states are wanted.
     pub(crate) states: usize,
 }
 
 impl Share {
-    /// Its rows among all.
+    /// Returns the range of its rows among all.
     pub(crate) fn range(&self) -> Range<usize> {
         self.first..self.first + self.rows
     }
@@ -207,7 +207,7 @@ impl Running {
         }
     }
 
-    /// Its first rows are about to be computed, if they were not before.
+    /// Records that its first rows are about to be computed, if they were not before.
     pub(super) fn start(&mut self, now: Instant) {
         if self.started.is_none() {
             self.started = Some(now);
@@ -216,7 +216,7 @@ impl Running {
         }
     }
 
-    /// Whether it has waited for its first row for longer than it may.
+    /// Reports if it has waited for its first row for longer than it may.
     pub(super) fn is_overdue(&self, now: Instant) -> bool {
         self.started.is_none() && self.job.is_overdue(now)
     }
@@ -230,8 +230,8 @@ impl Running {
         &self.job.request
     }
 
-    /// Whether every row of the prompt has to go through the model: what is recorded, inspected or scored of them is
-    /// not kept with their keys and values.
+    /// Reports if every row of the prompt has to go through the model: the prefix cache does not hold what is
+    /// recorded, inspected or scored of them.
     pub(super) fn wants_prompt_rows(&self) -> bool {
         let request = self.request();
         self.recording.is_some()
@@ -240,7 +240,7 @@ impl Running {
             || request.embeds
     }
 
-    /// Whether the experts of its rows are wanted, by their numbers.
+    /// Reports if the ids of the experts of its rows are wanted.
     pub(super) fn wants_routing(&self) -> bool {
         self.recording.is_some() || self.figures.activations.is_some()
     }
@@ -255,7 +255,7 @@ impl Running {
         }
     }
 
-    /// Whether nobody listens any more.
+    /// Reports if the receiver of its events has gone.
     pub(crate) fn is_abandoned(&self) -> bool {
         self.job.events.is_closed()
     }
@@ -274,8 +274,8 @@ impl Running {
         self.setback.is_some()
     }
 
-    /// Whether it takes part in decode iterations: each of its sequences has one row to forward at most, and it is part of
-    /// no layered prefill.
+    /// Reports if it takes part in decode iterations: each of its sequences has at most one row to forward, and it is
+    /// part of no layered prefill.
     pub(super) fn decodes(&self) -> bool {
         let prompt = &self.request().prompt;
         self.pass.is_none()
@@ -285,14 +285,14 @@ impl Running {
             }
     }
 
-    /// Its prompt has gone on for so long since a failure, which does not count as time without progress.
+    /// Records that its prompt has gone on for `time` since a failure, which does not count as time without progress.
     pub(super) fn went_on(&mut self, time: Duration) {
         if let Some(setback) = &mut self.setback {
             setback.went_on(time);
         }
     }
 
-    /// What each sequence could forward now: a prompt's rest, or one row per choice, or all that a
+    /// Returns the rows that each sequence could forward now: a prompt's rest, or one row per choice, or all that a
     /// choice has to forward again. At most `chunk` rows of a sequence go together.
     pub(crate) fn pending(&self, chunk: usize) -> Vec<Pending> {
         let prompt = &self.request().prompt;
@@ -368,7 +368,7 @@ impl Running {
         }
     }
 
-    /// Of the request's `rows` of the iteration those that had not been forwarded before a pause.
+    /// Returns those of the request's `rows` of the iteration that had not been forwarded before a preemption.
     fn new_rows(&self, rows: usize) -> Vec<(usize, Step)> {
         match &self.stage {
             Stage::Prompt(_) => (0..rows).map(|row| (row, Step::Prefill)).collect(),

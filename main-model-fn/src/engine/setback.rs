@@ -1,4 +1,4 @@
-//! What a request bears of iterations that fail because experts that it needs are out of reach. Pure.
+//! Tolerance of a request for iterations that fail because experts that it needs are out of reach. Pure.
 
 use std::time::{Duration, Instant};
 
@@ -34,9 +34,9 @@ impl Setback {
     }
 }
 
-/// Which requests take part in the next iteration, given their setbacks: those that were set back go by
-/// themselves, so that nobody else waits for experts that only they need, and only once they have
-/// rested. `apart` says whose turn it is where there are both.
+/// Selects the requests that take part in the next iteration, given their setbacks: those that were set back go by
+/// themselves, so that no other request waits for experts that only they need, and only once they have rested.
+/// `apart` says whose turn it is if there are both.
 pub(crate) fn takes_part(setbacks: &[Option<Setback>], apart: bool, now: Instant) -> Vec<bool> {
     let rested = |setback: &Setback| setback.until <= now;
     let sound = setbacks.iter().any(Option::is_none);

@@ -1,5 +1,5 @@
-//! The spans of a request in the engine: its wait, its prompt, its answer, and in each of the latter two what was asked of
-//! each remote function. A span for every message would be one per layer and token.
+//! The spans of a request in the engine: its wait, its prompt, its answer, and in each of the latter two what was
+//! asked of each remote function. A span for every message would be one per layer and token.
 
 use super::request::{ExpertTally, Figures};
 use crate::dispatch::Calls;
@@ -17,13 +17,13 @@ pub(super) struct Spans {
     request: SpanRef,
     /// The present phase.
     phase: Span,
-    /// What the phase has asked of remote functions, by their addresses.
+    /// Calls of the phase to remote functions, by their addresses.
     remote: BTreeMap<String, Remote>,
     /// Where experts were computed before the phase.
     before: ExpertTally,
 }
 
-/// What a phase has asked of a remote function.
+/// Calls of a phase to one remote function.
 struct Remote {
     calls: Calls,
     /// The number that the phase's span of it will have.
@@ -47,8 +47,8 @@ impl Spans {
         }))
     }
 
-    /// In an iteration in which the remote function at `address` computed `pairs` for the request, and `all` for anybody,
-    /// so much was asked of it.
+    /// In an iteration in which the remote function at `address` computed `pairs` for the request, and `all` for any
+    /// request, so much was asked of it.
     pub(super) fn asked(&mut self, address: &str, calls: &Calls, pairs: u64, all: u64) {
         if let Some(remote) = self.remote.get_mut(address) {
             remote.calls.join(calls, pairs, all);
@@ -62,8 +62,8 @@ impl Spans {
         }
     }
 
-    /// What names to the remote function at `address` the span of what it is asked in this phase; zeros, which name none,
-    /// where there is none.
+    /// Returns the context that names, to the remote function at `address`, the span of its calls in this phase;
+    /// zeros, which name no span, if there is none.
     pub(super) fn context(&mut self, address: &str) -> [u8; CONTEXT_BYTES] {
         if let Some(remote) = self.remote.get(address) {
             return remote.reserved.context;
@@ -110,7 +110,7 @@ impl Spans {
             ("remoe.pairs.fallback", experts.fallback, before.fallback),
             ("remoe.retries", experts.retries, before.retries),
         ] {
-            // A pause in the middle of a prompt begins the count anew.
+            // A pause in the middle of a prompt restarts the count.
             self.phase.set(key, number(sum.saturating_sub(before)));
         }
         self.close_remote(now);
@@ -151,7 +151,7 @@ impl Spans {
 }
 
 impl Drop for Spans {
-    /// Who was neither finished nor failed was given up.
+    /// Ends the spans that are open: a request that neither finished nor failed was given up.
     fn drop(&mut self) {
         self.close_remote(Instant::now());
     }

@@ -54,7 +54,7 @@ impl PendingSwitch {
         self.deadline
     }
 
-    /// Whether every link has answered or failed, or the time is up.
+    /// Reports if every link has answered or failed, or the time is up.
     pub(crate) fn is_settled(&self) -> bool {
         let connecting = |link: &Link| matches!(link.state(), LinkState::Connecting);
         Instant::now() >= self.deadline || !self.placement.links.iter().any(connecting)
@@ -79,7 +79,7 @@ impl PendingSwitch {
             .collect();
         let done = self.done;
         (self.placement, move || {
-            // Nobody listens in a function that ends.
+            // The receiver is gone in a function that ends.
             let _placer_gone = done.send(problems);
         })
     }

@@ -46,7 +46,7 @@ impl Engine {
         engine
     }
 
-    /// The same without a placement: requests wait. `change` has the last word on its settings.
+    /// As [`Self::start`], without a placement: requests wait. `change` has the last word on its settings.
     fn unplaced(
         fixture: &str,
         dtype: Dtype,
@@ -73,7 +73,7 @@ impl Engine {
         in_force.await.unwrap();
     }
 
-    /// The same before its experts have been read.
+    /// As [`Self::unplaced`], before its experts have been read.
     fn early(
         fixture: &str,
         dtype: Dtype,
@@ -171,7 +171,7 @@ fn request(prompt: Vec<u32>, choices: usize, max_tokens: usize) -> Request {
     }
 }
 
-/// What each choice drew, and how many tokens of the prompt were kept from others.
+/// Returns the tokens that each choice drew, and how many tokens of the prompt came from the prefix cache.
 async fn finish(mut events: Events, choices: usize) -> (Vec<Vec<Drawn>>, usize) {
     let mut drawn = vec![Vec::new(); choices];
     loop {
@@ -230,16 +230,16 @@ fn letter(id: u32) -> u8 {
     b'a' + (id % 26) as u8
 }
 
-/// Of the alphabet's first half and of its second, in turns, further than any request comes.
+/// Returns a grammar of the alphabet's first half and its second, in turns, longer than any request gets.
 async fn in_turns(vocab: u32) -> Grammar {
     let compiler = Compiler::new(Arc::new(Letters), vocab as usize, Vec::new());
     compiler.compile(Source::regex("([a-m][n-z]){100}").unwrap(), "regex").await.unwrap()
 }
 
-/// Schedules, a thousand in all, in which requests of both classes come, go, are abandoned and give way to each other, on few
-/// pages that keep what earlier ones computed, while placements change: every request draws what it draws alone, with the
-/// same bits, whatever ran beside it. A third of them are bound by a grammar. With the least `target` prompts go on by
-/// single steps, each a part of a layer, between two decode iterations.
+/// Schedules, a thousand in all, in which requests of both classes come, go, are abandoned and give way to each
+/// other, on few pages that keep what earlier ones computed, while placements change: every request draws what it
+/// draws alone, with the same bits, whatever ran beside it. A third of them are bound by a grammar. With the least
+/// `target` prompts go on by single steps, each a part of a layer, between two decode iterations.
 async fn schedules_change_nothing(fixture: &str, dtype: Dtype, schedules: usize, target: Option<Duration>) {
     let alone = Engine::start(fixture, dtype, 1, 1000).await;
     let prompts = prompts(alone.vocab);
@@ -327,8 +327,8 @@ async fn schedules_change_no_bit_of_windowed_attention() {
     schedules_change_nothing("gptoss-basic", Dtype::F32, 100, None).await;
 }
 
-/// Half of the layers attend to 8 positions: behind a prompt of 4,000 tokens they hold a page or two, and what is drawn are the bits of
-/// an engine whose cache is large. Another request with that prompt begins behind it.
+/// Half of the layers attend to 8 positions: behind a prompt of 4,000 tokens they hold a page or two, and what is
+/// drawn are the bits of an engine whose cache is large. Another request with that prompt begins behind it.
 #[tokio::test]
 async fn windows_that_have_passed_are_released() {
     const POSITIONS: usize = 4000;
@@ -366,9 +366,8 @@ async fn schedules_change_no_bit_of_latent_attention() {
     schedules_change_nothing("dsv2-basic", Dtype::Bf16, 200, Some(LEAST)).await;
 }
 
-/// An embedding is the mean of the hidden states behind the final norm, whatever runs beside it and however often it gives
-/// way.
-/// Who asks before the experts have been read waits for those that the answer uses and draws what is drawn afterwards.
+/// A request that comes before the experts have been read waits for those that its answer uses, and draws what is
+/// drawn afterwards.
 #[tokio::test]
 async fn answers_wait_for_experts_that_are_still_being_read() {
     let (mut engine, arrivals, checkpoint) = Engine::early("dsv2-group", Dtype::Bf16, 2, |settings| {
@@ -395,6 +394,8 @@ async fn answers_wait_for_experts_that_are_still_being_read() {
     engine.end();
 }
 
+/// An embedding is the mean of the hidden states behind the final norm, whatever runs beside it and however often it
+/// gives way.
 #[tokio::test]
 async fn embeddings_are_means_of_normed_states() {
     let alone = Engine::start("mixtral-basic", Dtype::F32, 1, 1000).await;
@@ -492,7 +493,7 @@ fn prompt_of(tokens: usize, kind: u32, vocab: u32) -> Vec<u32> {
     (0..tokens as u32).map(|at| 3 + (at * at * 7 + at * 11 + kind * 37) % (vocab - 3)).collect()
 }
 
-/// Of requests that begin alike and come at once, one computes the beginning; the others wait for its pages.
+/// If requests that begin alike come at once, one computes the beginning; the others wait for its pages.
 #[tokio::test]
 async fn a_prefix_of_simultaneous_requests_is_computed_once() {
     let mut engine = Engine::unplaced("mixtral-basic", Dtype::F32, 2, |settings| settings.max_batch = 16);
@@ -560,7 +561,8 @@ async fn short_and_interactive_prompts_go_first() {
     engine.end();
 }
 
-/// A request whose time is over before its first row fails with an error of its own; one that is being computed does not.
+/// A request whose time is over before its first row fails with an error of its own; one that is being computed does
+/// not.
 #[tokio::test]
 async fn end_of_a_thought_is_put_in_at_its_budget() {
     let engine = Engine::start("qwen3moe-basic", Dtype::F32, 1, 100).await;
@@ -611,7 +613,8 @@ async fn what_does_not_fit_lets_others_pass() {
     engine.end();
 }
 
-/// A batch request that takes the only place gives it to an interactive request, and goes on later with what it had drawn.
+/// A batch request that takes the only place gives it to an interactive request, and goes on later with what it had
+/// drawn.
 #[tokio::test]
 async fn batch_requests_give_way_and_go_on() {
     let mut engine = Engine::unplaced("mixtral-basic", Dtype::F32, 1, |settings| {

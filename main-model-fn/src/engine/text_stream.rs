@@ -4,13 +4,13 @@ use super::request::Request;
 use remoe_model::text::{Detokenizer, TextError, Tokenizer};
 use std::sync::Arc;
 
-/// What one token added.
+/// Effect of one token on the text.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Step {
     /// Text that no later token can change or cut off.
     pub(crate) text: String,
-    /// The stop string that is complete, by its place in the request; the text before it has left, the string itself never
-    /// does.
+    /// The stop string that is complete, by its place in the request; the text before it has left, the string itself
+    /// never does.
     pub(crate) stopped: Option<usize>,
 }
 

@@ -47,15 +47,15 @@ pub(crate) struct EngineSettings {
     pub(crate) poll: Duration,
 }
 
-/// What the engine is made of.
+/// Parts of the engine.
 pub(crate) struct EngineParts {
     pub(crate) model: Box<dyn Model>,
     pub(crate) pool: Arc<Pool>,
     pub(crate) checkpoint: Arc<Checkpoint>,
-    /// What experts are computed as; everything else in its dtype.
+    /// Numerics of experts; everything else is computed in its dtype.
     pub(crate) class: NumericsClass,
     pub(crate) vocabulary: Vocabulary,
-    /// What remote functions must agree on, sets left empty.
+    /// Properties that remote functions must agree on, sets left empty.
     pub(crate) expected: Expected,
     pub(crate) expert_metrics: ExpertMetrics,
     pub(crate) metrics: EngineMetrics,
@@ -63,7 +63,7 @@ pub(crate) struct EngineParts {
     pub(crate) recorder: Option<Recorder>,
 }
 
-/// What ends the engine.
+/// Signals that end the engine.
 #[derive(Clone, Default)]
 pub(crate) struct EngineStop {
     /// It ends once its requests are done. An engine that ends otherwise (a panic) cancels this.
@@ -124,7 +124,7 @@ struct Engine {
     passes_begun: u64,
     turns: Turns,
     pace: Pace,
-    /// Whether those of them that were set back take their turn next.
+    /// Set if the running requests that were set back take their turn next.
     apart: bool,
     stop: EngineStop,
     row_bytes: usize,
@@ -229,7 +229,7 @@ impl Engine {
 
     /// Lets connections go on, until `until` at most.
     fn rest(&mut self, until: Instant) {
-        /// What arrives for the engine is noticed after so long.
+        /// Longest time until arrivals for the engine are noticed.
         const SLICE: Duration = Duration::from_millis(20);
         let until = until.min(Instant::now() + SLICE);
         let experts = &mut self.experts;

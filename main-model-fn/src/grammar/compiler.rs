@@ -18,7 +18,8 @@ use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore, oneshot};
 const KEPT: u64 = 64;
 /// Grammars that are compiled at the same time.
 pub(super) const THREADS: usize = 2;
-/// Those beside them that have taken too long: a thread comes to its own end only. One more keeps its turn.
+/// Late compilations beside them, which have taken too long: a thread ends only by itself. A further one keeps its
+/// turn.
 pub(super) const LATE: usize = 4;
 /// How long one may take, and how much it may compute to be kept if it took longer. Milliseconds are usual.
 pub(super) const TIME: Duration = Duration::from_millis(800);
@@ -50,7 +51,7 @@ const LIMITS: ParserLimits = ParserLimits {
 /// every token, on the engine's thread.
 const FOREIGN_ITEMS: usize = 300;
 
-/// What a thread does: [`compile`].
+/// Work of a thread: [`compile`].
 type Work = dyn Fn(&ParserFactory, &Source) -> Result<Grammar, String> + Send + Sync;
 
 /// Compiles grammars over one vocabulary.
@@ -74,11 +75,11 @@ struct Compilation {
     factory: Arc<ParserFactory>,
     source: Source,
     work: Arc<Work>,
-    /// Its turn, or its room among those that are late.
+    /// Permit for its turn, or for its room among late compilations.
     place: Arc<Mutex<OwnedSemaphorePermit>>,
 }
 
-/// What a thread has come to.
+/// Result of a thread.
 struct Done {
     compiled: Result<Grammar, String>,
     /// CPU time that it took.
@@ -108,7 +109,7 @@ impl Compiler {
         }
     }
 
-    /// What `source` says, compiled; `field` is where the request says it.
+    /// Compiles `source`; `field` is where the request states it.
     ///
     /// # Errors
     /// It is no grammar, nothing matches it, or it is too much: named by `field`. Too many others are being
@@ -145,7 +146,7 @@ impl Compiler {
         let factory = self.factory.get_or_try_init(|| self.open()).await?.clone();
         let compilation = Compilation { factory, source, work: self.work.clone(), place };
         let (late, kept, refused) = (self.late.clone(), self.kept.clone(), self.refused.clone());
-        // Goes on where nobody waits any more: a thread that is late must make room.
+        // Goes on if the client has gone: a thread that is late must make room.
         let compiled = tokio::spawn(async move {
             match compilation.run(late).await {
                 Outcome::InTime(compiled) => compiled,
@@ -189,8 +190,8 @@ impl Compiler {
 }
 
 impl Compilation {
-    /// What its source says, or why it says nothing. Where it takes too long it gives its turn back, as far as there is
-    /// room in `late`, and has its thread come after all others: one that keeps its turn is to be done with it soon.
+    /// Compiles its source. If that takes too long, gives its turn back, as far as there is room in `late`, and
+    /// lowers its thread's priority below all others: a compilation that keeps its turn must be done with it soon.
     async fn run(self, late: Arc<Semaphore>) -> Outcome {
         let (send, mut done) = oneshot::channel();
         let (begin, begun) = oneshot::channel();
@@ -200,7 +201,7 @@ impl Compilation {
             let _gone = begin.send(rustix::thread::gettid());
             let compiled = work(&factory, &source);
             drop(until_done);
-            // Whoever asked may have given up.
+            // The client may have given up.
             let _given_up = send.send(Done { compiled, computed: computed() });
         };
         let thread = std::thread::Builder::new().name("grammar".to_owned()).stack_size(STACK).spawn(thread);
@@ -264,7 +265,7 @@ fn compile(factory: &ParserFactory, source: &Source) -> Result<Grammar, String> 
     }
 }
 
-/// Whether `named`, as rules have it, may be the token `id` of this text.
+/// Reports if `named`, in the syntax of rules, may be the token `id` of this text.
 fn names(named: &str, id: u32, text: &[u8]) -> bool {
     let Some(list) = named.strip_prefix("<[").and_then(|rest| rest.strip_suffix("]>")) else {
         return named.as_bytes() == text;

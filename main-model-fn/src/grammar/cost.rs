@@ -1,4 +1,4 @@
-//! What masks cost: `cargo test --release -p main-model-fn --lib grammar::cost -- --ignored --nocapture`.
+//! Cost of masks: `cargo test --release -p main-model-fn --lib grammar::cost -- --ignored --nocapture`.
 
 use super::{Compiler, Source, Tokens, Whitespace};
 use serde_json::json;

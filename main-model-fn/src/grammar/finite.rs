@@ -7,8 +7,8 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 /// Schemas of which one must have a finite value, by their pointers.
 type OneOf = Vec<String>;
 
-/// The pointers of those schemas in `schema`, whose `places` are all there are, that no finite value satisfies.
-/// What has none for another reason is the library's to find.
+/// Returns the pointers of those schemas in `schema` that no finite value satisfies; `places` are the pointers of all
+/// schemas. Schemas without a value for another reason are the library's to find.
 pub(super) fn endless(schema: &Value, places: &HashSet<String>) -> BTreeSet<String> {
     let index: HashMap<&str, usize> = places.iter().map(String::as_str).zip(0..).collect();
     let needs: Vec<Vec<Vec<usize>>> = places
@@ -36,7 +36,7 @@ pub(super) fn endless(schema: &Value, places: &HashSet<String>) -> BTreeSet<Stri
     places.iter().zip(is_finite).filter(|(_, is_finite)| !is_finite).map(|(place, _)| place.clone()).collect()
 }
 
-/// What a finite value of `object`, which stands at `place`, cannot be without.
+/// Returns the schemas that a finite value of `object`, which stands at `place`, depends on.
 fn needs(object: &Map<String, Value>, place: &str) -> Vec<OneOf> {
     let mut needs: Vec<OneOf> = Vec::new();
     if let Some(pointer) = object.get("$ref").and_then(Value::as_str).and_then(|it| it.strip_prefix('#')) {

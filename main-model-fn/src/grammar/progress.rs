@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What an answer must match. Clones share what was compiled.
+/// Grammar that an answer must match. Clones share what was compiled.
 #[derive(Clone)]
 pub struct Grammar(Arc<Compiled>);
 
@@ -24,7 +24,7 @@ pub(crate) enum GrammarError {
     /// A token takes more than is allowed for one.
     #[error("grammar too complex for this answer: {0}")]
     Work(String),
-    /// What was begun has no end in it.
+    /// The answer so far has no end in the grammar.
     #[error("the grammar allows no next token")]
     NoToken,
 }
@@ -52,7 +52,7 @@ impl fmt::Debug for Grammar {
 }
 
 impl PartialEq for Grammar {
-    /// Whether they are the same compiled grammar.
+    /// Reports if both are the same compiled grammar.
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
@@ -62,7 +62,7 @@ impl PartialEq for Grammar {
 pub(crate) struct Mask(SimpleVob);
 
 impl Mask {
-    /// Whether `token` may come next.
+    /// Reports if `token` may come next.
     #[cfg(test)]
     pub(super) fn allows(&self, token: u32) -> bool {
         self.0.is_allowed(token)
@@ -121,12 +121,12 @@ impl Progress {
     }
 }
 
-/// Whether `matcher` gave up with `message` because no token can come next.
+/// Reports if `matcher` gave up with `message` because no token can come next.
 pub(super) fn has_no_token(matcher: &Matcher, message: &str) -> bool {
     matcher.stop_reason() == StopReason::NoExtensionBias || message.contains("NoExtensionBias")
 }
 
-/// What of the library's message is for people: its state follows on further lines.
+/// Returns the part of the library's message that is for people: its state follows on further lines.
 pub(super) fn first_line(message: &str) -> String {
     const CHARACTERS: usize = 300;
     message.lines().next().unwrap_or_default().chars().take(CHARACTERS).collect()

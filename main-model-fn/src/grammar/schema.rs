@@ -16,7 +16,8 @@ pub(super) const OPTIONS: &str = "x-guidance";
 const BYTES: usize = 256 << 10;
 /// How deep schemas lie in each other.
 const DEPTH: usize = 48;
-/// Most schemas within a schema, values of `enum` and `const`, and options of `allOf`, `anyOf` and `oneOf`, all together.
+/// Most schemas within a schema, values of `enum` and `const`, and options of `allOf`, `anyOf` and `oneOf`, all
+/// together.
 const SCHEMAS: usize = 2000;
 const VALUES: usize = 5000;
 const OPTIONS_OF_ALL: usize = 150;
@@ -108,7 +109,7 @@ const REFUSED: [&str; 20] = [
 const NOTES: [&str; 3] = ["binary", "byte", "password"];
 /// Longest host name: the library knows only how long its labels are.
 const HOSTNAME: u64 = 253;
-/// What a pointer needs not to be the fragment of a URI, beside characters that are not ASCII.
+/// Characters that a pointer must escape to be the fragment of a URI, beside those that are not ASCII.
 const NO_FRAGMENT: &AsciiSet = &CONTROLS
     .add(b' ')
     .add(b'"')
@@ -175,7 +176,7 @@ pub(super) fn checked(mut schema: Value) -> Result<Checked, String> {
     Ok(Checked { schema, warnings: walk.warnings })
 }
 
-/// What has been seen on the way through a schema.
+/// Findings on the way through a schema.
 #[derive(Default)]
 struct Walk {
     /// Pointers of all schemas.
@@ -191,7 +192,7 @@ struct Walk {
     divisors: u64,
     /// The least common multiple of all `multipleOf`, times ten to the power of its decimal places.
     multiple: Multiple,
-    /// Whether two `multipleOf` may hold for the same number.
+    /// Set if two `multipleOf` may hold for the same number.
     meet: bool,
     warnings: Warnings,
 }

@@ -1,4 +1,4 @@
-//! What a request asks of its answer, checked before anything is compiled.
+//! Form that a request asks of its answer, checked before anything is compiled.
 
 use super::schema::{self, Checked};
 use super::{Warnings, Whitespace};
@@ -16,7 +16,7 @@ const NESTING: usize = 100;
 const CHOICES: usize = 5000;
 const CHOICE_BYTES: usize = 256 << 10;
 
-/// What an answer must match.
+/// Form that an answer must match.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Source {
     /// JSON that a schema takes.
@@ -49,7 +49,7 @@ impl Source {
     /// JSON that `schema` takes; any object without one.
     ///
     /// # Errors
-    /// What of the schema is not supported, or no schema.
+    /// A part of the schema is not supported, or it is no schema.
     pub(crate) fn json(schema: Option<Value>, whitespace: Whitespace) -> Result<Self, String> {
         let schema = schema.unwrap_or_else(|| json!({"type": "object"}));
         let Checked { schema, warnings } = schema::checked(schema)?;
@@ -108,7 +108,7 @@ impl Source {
         }
     }
 
-    /// What tells it from all others.
+    /// Returns the key that tells it from all others.
     pub(super) fn key(&self) -> String {
         match self {
             Self::Json { schema, whitespace, .. } => format!("json {whitespace:?} {schema}"),
@@ -119,7 +119,8 @@ impl Source {
         }
     }
 
-    /// What of it is wrong by `message`, and the field that says so, where it stands in one of its own.
+    /// Returns the field that caused the fault in `message`, and the fault; `None` if it stands in no field of its
+    /// own.
     pub(super) fn blamed<'a>(&self, message: &'a str) -> Option<(String, &'a str)> {
         let Self::Form { fields, .. } = self else { return None };
         let (place, what) = message.strip_prefix("at ")?.split_once("): ")?;
@@ -160,7 +161,7 @@ impl Source {
         }
     }
 
-    /// Whether a client's rules are among its rules, which may be ambiguous in any way.
+    /// Reports if a client's rules are among its rules, which may be ambiguous in any way.
     pub(crate) fn has_client_rules(&self) -> bool {
         matches!(self, Self::Lark(_) | Self::Form { has_client_rules: true, .. })
     }
@@ -245,7 +246,7 @@ fn regex_literal(regex: &str) -> String {
     literal
 }
 
-/// What a Lark grammar asks for that no bound of the library holds for.
+/// Returns a construct of a Lark grammar that no bound of the library holds for, if it has one.
 fn unbounded(grammar: &str) -> Option<&'static str> {
     outside_literals(grammar).find_map(|rest| match rest.as_bytes() {
         [b'&', ..] => Some("&"),
@@ -272,7 +273,7 @@ fn outside_literals(grammar: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// What follows the `quote` that ends a literal.
+/// Returns the text behind the `quote` that ends a literal.
 fn past_literal(text: &str, quote: char) -> &str {
     let mut escaped = false;
     for (at, character) in text.char_indices() {

@@ -40,13 +40,13 @@ fn schema(schema: Value) -> Result<Source, String> {
     Source::json(Some(schema), Whitespace::default())
 }
 
-/// Whether an answer may be `text`, and end there.
+/// Reports if an answer may be `text`, and end there.
 pub(crate) fn takes(grammar: &Grammar, text: &str) -> bool {
     let tokens: Vec<u32> = text.bytes().map(u32::from).collect();
     takes_tokens(grammar, &tokens)
 }
 
-/// Whether an answer may be `tokens`, and end there.
+/// Reports if an answer may be `tokens`, and end there.
 pub(crate) fn takes_tokens(grammar: &Grammar, tokens: &[u32]) -> bool {
     let mut progress = grammar.begin();
     for (index, &token) in tokens.iter().enumerate() {
@@ -60,8 +60,8 @@ pub(crate) fn takes_tokens(grammar: &Grammar, tokens: &[u32]) -> bool {
     progress.mask().unwrap().allows(END)
 }
 
-/// What of the suite's groups is refused, and how many valid instances are not written that way, by keyword;
-/// none where there are none.
+/// Number of the suite's groups that are refused, and of valid instances that are not written that way, by keyword;
+/// keywords without any are absent.
 const KNOWN: [(&str, usize, usize); 27] = [
     // `false`: there is no answer.
     ("boolean_schema", 1, 0),
@@ -185,7 +185,7 @@ async fn keywords_that_are_not_claimed_are_named_with_their_place() {
     compile(&compiler(), schema(free)).await.unwrap();
 }
 
-/// What no finite value satisfies is refused where everything is such, and else is never begun.
+/// Schemas that no finite value satisfies are refused if everything is such, and are never begun otherwise.
 #[tokio::test]
 async fn schemas_that_need_themselves_are_no_answers() {
     let node = |needed: Value| json!({"type": "object", "properties": {"n": needed}, "required": ["n"]});
@@ -349,8 +349,9 @@ async fn a_grammar_is_compiled_once_until_it_fails() {
     assert!(takes(&ask().await, "aa"));
 }
 
-/// Grammars that are worked on long after they were given up: however many are asked for, their threads are bounded, the
-/// same one has no second, and what is kept is served meanwhile. What was late for want of a core is kept at last.
+/// Grammars that are worked on long after they were given up: however many are asked for, their threads are bounded,
+/// the same one has no second, and what is kept is served meanwhile. What was late for want of a core is kept at
+/// last.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_takes_too_long_takes_a_bounded_number_of_threads() {
     /// One of the grammars, `a{1}`, computes for long itself.

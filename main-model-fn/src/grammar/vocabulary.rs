@@ -8,17 +8,17 @@ use std::sync::Arc;
 /// Longer tokens are never drawn under a grammar: the library's trie has no room for them.
 const TOKEN_BYTES: usize = 1000;
 
-/// What the tokens of a model stand for.
+/// Meaning of a model's tokens.
 pub(crate) trait Tokens: Send + Sync {
     /// The bytes of a token's text; none for ids without a token.
     fn bytes(&self, id: u32) -> Vec<u8>;
 
-    /// Whether a token stands for something else than its text: no grammar of text allows it.
+    /// Reports if a token stands for something else than its text: no grammar of text allows it.
     fn is_special(&self, id: u32) -> bool;
 }
 
-/// What compiles grammars over `tokens`, of which there are `vocab_size`; `end_ids` end an answer where
-/// its grammar is complete. Takes a moment: the tokens are sorted into a tree.
+/// Creates the factory that compiles grammars over `tokens`, of which there are `vocab_size`; `end_ids` end an answer
+/// where its grammar is complete. Takes a moment: the tokens are sorted into a tree.
 ///
 /// # Errors
 /// The library cannot hold the vocabulary.

@@ -10,8 +10,8 @@ use remoe_http::{ApiError, presented_key, random_id, same};
 use remoe_proto::{ErrorCode, ServiceError};
 use std::sync::Arc;
 
-/// Lets requests with a key pass, and all that ask for health. A tenant that is not named by a gateway is one of its own, for
-/// this request alone: it finds nothing in the prefix cache that others left there.
+/// Lets requests with a key pass, and all that ask for health. A tenant that is not named by a gateway is one of its
+/// own, for this request alone: it finds nothing in the prefix cache that others left there.
 pub(super) async fn guard(
     State(state): State<Arc<HttpState>>,
     mut request: Request,

@@ -32,7 +32,7 @@ struct EmbeddingsBody {
     truncate_prompt_tokens: Given,
 }
 
-/// What is to be computed, and how it is written.
+/// Requests to compute, and the encoding of their answers.
 struct Wanted {
     requests: Vec<Request>,
     base64: bool,

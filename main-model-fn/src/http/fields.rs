@@ -89,7 +89,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for TextOr<T> {
     }
 }
 
-/// What there is to know about a field that is refused: whether it asks for anything.
+/// Content of a field that is refused: if it asks for anything.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) enum Given {
     /// Absent, null, false or empty.

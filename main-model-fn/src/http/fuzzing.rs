@@ -37,5 +37,5 @@ pub fn checks(text: Option<ModelText>, limits: RequestLimits) -> impl Fn(bool, &
     }
 }
 
-/// What the engine has taken, or the error that the client would get.
+/// Requests that the engine has taken, or the error that the client would get.
 pub type Checked = Result<Vec<Request>, ServiceError>;

@@ -36,7 +36,7 @@ pub(super) struct Generation {
     pub(super) route: Route,
     /// One per prompt, all with the same number of choices.
     pub(super) requests: Vec<Request>,
-    /// What their answers must match, to be compiled.
+    /// Form that their answers must match, to be compiled.
     pub(super) structure: Option<Structure>,
     /// Thoughts and calls that their answers may have.
     pub(super) form: Option<AnswerForm>,
@@ -45,7 +45,7 @@ pub(super) struct Generation {
     pub(super) options: AnswerOptions,
 }
 
-/// What the client wants to see.
+/// Parts of the answer that the client wants to see.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct AnswerOptions {
     pub(super) stream: bool,
@@ -63,7 +63,7 @@ pub(super) struct AnswerOptions {
     pub(super) may_lack_content: bool,
 }
 
-/// What all prompts of a body share.
+/// Settings that all prompts of a body share.
 pub(super) struct Shared {
     pub(super) choices: usize,
     sampling: Sampling,
@@ -144,7 +144,7 @@ impl AnswerOptions {
     }
 }
 
-/// Whether the text has special tokens: `skip_special_tokens` is true unless it is said to be false.
+/// Reports if the text has special tokens: `skip_special_tokens` is true unless the body sets it to false.
 pub(super) fn special_text(body: &RequestBody) -> bool {
     !body.skip_special_tokens.unwrap_or(true)
 }

@@ -5,7 +5,7 @@ use crate::engine::request::TokenLogprobs;
 use remoe_proto::ServiceError;
 use serde::{Serialize, Serializer};
 
-/// What stands for minus infinity, which JSON cannot write.
+/// Stand-in for minus infinity, which JSON cannot write.
 const LEAST: f32 = -9999.0;
 
 /// A token of an answer, or of the prompt that it repeats.
@@ -14,7 +14,7 @@ pub(super) struct LoggedToken {
     pub(super) token: u32,
     /// Characters of the answer before it.
     pub(super) offset: usize,
-    /// None for the first token of a prompt.
+    /// Absent for the first token of a prompt.
     pub(super) scored: Option<TokenLogprobs>,
 }
 

@@ -1,4 +1,4 @@
-//! What the front counts and measures.
+//! Counts and measurements of the HTTP front.
 
 use super::plan_metrics::PlanMetrics;
 use super::state::HttpState;

@@ -1,4 +1,4 @@
-//! What a choice gains with an event.
+//! Additions to a choice by an event.
 
 use super::generate::{AnswerOptions, Generation, Route};
 use super::logprobs::{LoggedToken, characters};
@@ -83,7 +83,7 @@ pub(super) struct Pieces {
 }
 
 impl Pieces {
-    /// What must be remembered of a generation, and its requests for the engine.
+    /// Returns the state to keep of a generation, and its requests for the engine.
     pub(super) fn new(generation: Generation) -> (Self, Vec<Request>) {
         let requests = generation.requests;
         let choices = requests.first().map_or(1, |request| request.choices);
@@ -110,8 +110,8 @@ impl Pieces {
         self.readers.iter().map(Reader::reasoning_tokens).sum()
     }
 
-    /// What can be said before the engine says anything: roles, and the repeated prompts unless
-    /// their log-probabilities are to come with them.
+    /// Returns the pieces that come before the engine's first event: roles, and the repeated prompts unless their
+    /// log-probabilities are to come with them.
     pub(super) fn opening(&self) -> Vec<Piece> {
         let echoes = self.echoes.as_ref().filter(|_| !self.options.logprobs);
         (0..self.total())

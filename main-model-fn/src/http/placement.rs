@@ -17,7 +17,7 @@ use serde::{Serialize, Serializer};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::watch;
 
-/// What is in force, and what is known of it.
+/// Placement in force, and facts known of it.
 #[derive(Clone)]
 pub(crate) struct PlacementView {
     pub(crate) in_force: watch::Receiver<Arc<InForce>>,
@@ -45,7 +45,7 @@ pub(crate) struct InForce {
     pub(crate) endpoints: EndpointSets,
 }
 
-/// What the model is, and what computes it.
+/// Facts of the model, and of what computes it.
 #[derive(Debug, Serialize)]
 pub(crate) struct ModelCard {
     #[serde(flatten)]
@@ -59,14 +59,14 @@ pub(crate) struct ModelCard {
 /// Means over requests.
 #[derive(Debug, Default)]
 pub(super) struct Means {
-    /// Of so many requests of generation `of`.
+    /// Number of requests of generation `of`.
     requests: u64,
     of: u64,
     ttft_seconds: f64,
     /// Decode steps, and what they took.
     steps: u64,
     decode_seconds: f64,
-    /// Of those that a plan says something about.
+    /// Number of requests that a plan says something about.
     compared: u64,
     expected: Sum,
     measured: Sum,
@@ -92,16 +92,16 @@ impl Sum {
     }
 }
 
-/// What requests took, in the mean.
+/// Mean figures of requests.
 #[derive(Debug, Serialize)]
 struct MeasuredMeans {
     requests: u64,
     ttft_s: f64,
     /// Null before there was a second token.
     tpot_s: Option<f64>,
-    /// Dollars a request; null where nobody planned.
+    /// Dollars per request; null if the placement was not planned.
     cost: Option<f64>,
-    /// What the plan expected of the same requests.
+    /// Figures that the plan expected of the same requests.
     expected: Option<Outcome>,
 }
 
@@ -117,7 +117,7 @@ struct RivalLine {
     violations: Vec<String>,
 }
 
-/// Of an account that was asked about.
+/// Rivals of an account that was asked about.
 struct Known {
     account: Arc<Account>,
     rivals: Arc<[RivalLine]>,
@@ -129,7 +129,7 @@ pub(super) struct PlacementPage {
     generation: u64,
     /// The planner's plan, else the placement as plan files have it; null before the first generation.
     plan: Option<PlanForm>,
-    /// Whether the planner made it.
+    /// Set if the planner made it.
     planned: bool,
     main: MainLine,
     groups: Vec<GroupLine>,
@@ -171,7 +171,7 @@ struct GroupLine {
     /// `LAYER:FIRST-LAST,..` by the model's layer ids.
     experts: String,
     replicas: usize,
-    /// Of the first of them.
+    /// Address of the first of them.
     address: String,
     /// The share of the last seconds in which they computed, from 0 to 1, in the mean.
     busy: f64,
@@ -206,7 +206,8 @@ impl PlacementView {
         Some(Box::new(Activations::new(facts.moe_layers.len(), facts.experts)))
     }
 
-    /// A request is over: what the plan expected of it beside what it took, where somebody planned.
+    /// Records a request that is over. Compares its figures with the plan's expectation, if the placement was
+    /// planned.
     pub(super) fn note(&self, figures: &Figures, account: Option<&Account>) -> Option<Comparison> {
         let generation = self.in_force.borrow().generation;
         let comparison = account.map(|account| account.compare(&measured(figures)));
@@ -263,7 +264,7 @@ pub(super) fn measured(figures: &Figures) -> Measured {
     }
 }
 
-/// What is in force. Wakes nothing and computes nothing for the model.
+/// Returns the placement in force. Wakes nothing and computes nothing for the model.
 pub(super) async fn handle(
     State(state): State<Arc<HttpState>>,
     uri: Uri,

@@ -1,9 +1,10 @@
-//! What the plan expected of requests and what they took, for Prometheus: sums, of which a dashboard shows means.
+//! Figures that the plan expected of requests and their measurements, for Prometheus: sums, of which a dashboard
+//! shows means.
 
 use prometheus::{CounterVec, IntCounter, Opts, Registry};
 use remoe_plan::Comparison;
 
-/// Of all requests that ran under a placement that the planner made.
+/// Sums over all requests that ran under a placement that the planner made.
 #[derive(Clone)]
 pub(super) struct PlanMetrics {
     requests: IntCounter,

@@ -18,7 +18,7 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 
-/// Who takes no part of it for so long gets no more.
+/// Longest time until a client takes a part of it; a slower one gets no more.
 const STALL: Duration = Duration::from_secs(10);
 
 /// Where the primer comes from.
@@ -31,7 +31,7 @@ pub(crate) struct PrimerSource {
 }
 
 impl PrimerSource {
-    /// Of `checkpoint`, whose requests' activations are those of `header`.
+    /// Creates the source of `checkpoint`, whose requests' activations are those of `header`.
     pub(crate) fn new(checkpoint: Arc<Checkpoint>, header: RecordHeader) -> Self {
         Self { checkpoint, header, turn: Arc::new(Semaphore::new(1)) }
     }

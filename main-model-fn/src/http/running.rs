@@ -21,12 +21,12 @@ pub(super) struct Running {
     /// Choices of each prompt.
     choices: usize,
     figures: Figures,
-    /// What its prompts would have cost elsewhere.
+    /// Counterfactual cost of its prompts, in nanodollars by alternative.
     rivals: BTreeMap<String, u64>,
     /// Known at the end, where a gateway says what functions cost.
     cost: Option<Told>,
     timeline: Timeline,
-    /// Of the HTTP request.
+    /// Span of the HTTP request.
     pub(super) span: SpanRef,
     pub(super) stopwatch: Stopwatch,
     /// Tokens of thoughts, known at the end.
@@ -126,7 +126,7 @@ impl Running {
         &self.timeline
     }
 
-    /// What a gateway is told when all prompts are done.
+    /// Returns the headers for a gateway when all prompts are done.
     pub(super) fn told(&self) -> HeaderMap {
         let Figures { prompt_tokens, completion_tokens, activations, .. } = &self.figures;
         let cost = self.cost.as_ref();

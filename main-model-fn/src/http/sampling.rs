@@ -14,7 +14,7 @@ const STOP_BYTES: usize = 1024;
 /// Most stop tokens.
 const STOP_IDS: usize = 1024;
 
-/// How tokens are drawn; without a seed, as nobody can foresee.
+/// Reads how tokens are drawn. Without a seed, the draws cannot be foreseen.
 ///
 /// # Errors
 /// The first field out of its range.

@@ -263,7 +263,7 @@ impl Shape {
                 index,
                 delta: DeltaMessage {
                     role: first.then_some("assistant"),
-                    // Nobody knows yet whether an answer that may call says anything else.
+                    // It is not known yet if an answer that may call says anything else.
                     content: (first && !self.options.may_lack_content || !added.is_empty()).then_some(added),
                     reasoning_content,
                     reasoning,

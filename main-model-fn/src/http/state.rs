@@ -1,4 +1,4 @@
-//! What all handlers share.
+//! State that all handlers share.
 
 use super::metrics::HttpMetrics;
 use super::placement::PlacementView;
@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::watch;
 
-/// What a deployment chooses about its HTTP front.
+/// Settings of a deployment for its HTTP front.
 #[derive(Debug, Clone)]
 pub(crate) struct HttpOptions {
     /// The model's name in requests and answers.
@@ -45,7 +45,7 @@ pub(crate) struct HttpOptions {
     pub(crate) template_variables: Map<String, Value>,
     /// Tokens that end an answer.
     pub(crate) end_ids: Vec<u32>,
-    /// What gateways predict from, where they are told.
+    /// Source of what gateways predict from; absent if they are not told.
     pub(crate) primer: Option<PrimerSource>,
     /// Where spans of requests go.
     pub(crate) traces: Traces,
@@ -137,7 +137,7 @@ impl HttpState {
         })
     }
 
-    /// What `source`, which stands in `field`, says, compiled.
+    /// Compiles `source`, which stands in `field`.
     ///
     /// # Errors
     /// As [`Compiler::compile`], or there is no tokenizer.

@@ -53,7 +53,7 @@ pub(super) fn respond(
             // Dropping it ends the engine's work.
             () = chunks.closed() => (),
             trailers = fill(&state, shape.as_mut(), pieces, running, &chunks) => {
-                // Whoever has gone reads no trailers.
+                // A client that has gone reads no trailers.
                 let _gone = trailers.map(|trailers| tell.send(trailers));
             }
         }

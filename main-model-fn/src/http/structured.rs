@@ -1,4 +1,4 @@
-//! What a request says that its answer must match, in OpenAI's words and in vLLM's.
+//! Form that a request asks of its answer, in OpenAI's terms and in vLLM's.
 
 use super::fields::{Json, Object};
 use super::request_body::RequestBody;
@@ -47,7 +47,7 @@ pub(super) struct StructuredOutputs {
     structural_tag: Option<Json>,
 }
 
-/// What `body` asks for, if anything.
+/// Takes the form that `body` asks for, if any.
 ///
 /// # Errors
 /// It asks for two things at once, or for something that is not supported, by name.

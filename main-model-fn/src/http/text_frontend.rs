@@ -31,7 +31,7 @@ pub(crate) trait TextFrontend: Send + Sync {
     /// The id is no token.
     fn token_bytes(&self, id: u32) -> Result<Vec<u8>, ServiceError>;
 
-    /// Whether the token gives no text unless special tokens are asked for.
+    /// Reports if the token gives no text unless special tokens are asked for.
     fn is_special(&self, id: u32) -> bool;
 
     /// The id of a token as the tokenizer writes it.
@@ -40,7 +40,7 @@ pub(crate) trait TextFrontend: Send + Sync {
     /// The chat template's text.
     fn template(&self) -> Option<&str>;
 
-    /// Whether the chat template reads the variable `name`.
+    /// Reports if the chat template reads the variable `name`.
     fn reads(&self, name: &str) -> bool;
 
     /// `messages` as a prompt.

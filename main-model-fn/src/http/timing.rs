@@ -71,12 +71,12 @@ impl Timeline {
         self.first.get_or_insert_with(|| self.arrived.elapsed());
     }
 
-    /// The parts; `None` where nobody says what was before, or before the first token.
+    /// Returns the parts; `None` if no gateway says what was before, or before the first token.
     pub(super) fn timing(&self) -> Option<Timing> {
         Some(Timing { first: self.first?.as_secs_f64() * 1e3, ..self.given? })
     }
 
-    /// What functions cost; `None` where nobody says.
+    /// Returns what functions cost; `None` if no gateway says.
     pub(super) fn rates(&self) -> Option<&Rates> {
         self.rates.as_ref()
     }
@@ -86,17 +86,17 @@ impl Timeline {
         self.cost_placeholder.as_deref()
     }
 
-    /// Whether a gateway waits for the parts.
+    /// Reports if a gateway waits for the parts.
     pub(super) fn is_asked(&self) -> bool {
         self.given.is_some()
     }
 
-    /// Whether a gateway wants to know which experts were used.
+    /// Reports if a gateway wants to know which experts were used.
     pub(super) fn wants_activations(&self) -> bool {
         self.is_asked() && self.wants_activations
     }
 
-    /// What a gateway is told at the end.
+    /// Returns the headers that a gateway gets at the end.
     pub(super) fn headers(
         &self,
         prompt_tokens: usize,

@@ -1,4 +1,4 @@
-//! What would change the answer and is not there is refused by name.
+//! Refusal, by name, of fields that would change the answer and are not supported.
 
 use super::fields::Given;
 use super::request_body::RequestBody;

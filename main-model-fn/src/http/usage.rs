@@ -1,4 +1,4 @@
-//! What a request took.
+//! Usage of a request: tokens, time and cost.
 
 use super::placement::measured;
 use super::running::Running;
@@ -45,18 +45,19 @@ struct RemoeFigures {
     queued_s: f64,
     expert_seconds: ExpertSeconds,
     forwarded_positions: u64,
-    /// What the plan expected beside it; absent where nobody planned the placement.
+    /// Comparison with the plan's expectation; absent if the placement was not planned.
     #[serde(skip_serializing_if = "Option::is_none")]
     plan: Option<Comparison>,
     /// Where the time to the first token went; absent where no gateway says what was before.
     #[serde(skip_serializing_if = "Option::is_none")]
     timing: Option<Timing>,
-    /// Placeholder of the cost, which the gateway replaces when it has booked the request. Last: it finds the comma too.
+    /// Placeholder of the cost, which the gateway replaces when it has booked the request. Last: it finds the comma
+    /// too.
     #[serde(skip_serializing_if = "Option::is_none")]
     cost: Option<String>,
 }
 
-/// What the experts of the request's iterations took.
+/// Time that the experts of the request's iterations took.
 #[derive(Debug, Clone, Serialize)]
 struct ExpertSeconds {
     prefill: Seconds,

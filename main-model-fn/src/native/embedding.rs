@@ -1,5 +1,5 @@
-//! Tables of which an answer uses a few rows of many. One that is kept as it is stored is looked up in the checkpoint until
-//! all of it is in memory, so that the first answer does not wait for the rest.
+//! Tables of which an answer uses a few rows of many. One that is kept as it is stored is looked up in the checkpoint
+//! until all of it is in memory, so that the first answer does not wait for the rest.
 
 use super::Native;
 use crate::backend::{BackendError, Held, LoadModelError, Rest};
@@ -45,7 +45,7 @@ impl NativeEmbedding {
         Ok(Self::Rows(Arc::new(Table::new(checkpoint, table, ops.dtype, whole))))
     }
 
-    /// What is left to read.
+    /// Returns what is left to read.
     pub(super) fn rest(&self) -> Option<Arc<dyn Rest>> {
         match self {
             Self::Rows(table) => Some(table.clone()),
@@ -106,12 +106,13 @@ pub struct Table {
 }
 
 impl Table {
-    /// Whether the rows of `tensor` lie in the checkpoint one after the other, as elements of its type.
+    /// Reports if the rows of `tensor` lie in the checkpoint one after the other, as elements of its type.
     fn can_look_up(tensor: &TensorRef) -> bool {
         tensor.stored == StoredAs::Plain && tensor.strides.is_none()
     }
 
-    /// The rows of `tensor`: those of `whole`, or where that is still to be read those of the checkpoint, which are of `dtype` then.
+    /// Creates the table of the rows of `tensor`: those of `whole`, or, where that is still to be read, those of the
+    /// checkpoint, which are of `dtype` then.
     fn new(checkpoint: &Arc<Checkpoint>, tensor: &TensorRef, dtype: Dtype, whole: OnceLock<Vec<u8>>) -> Self {
         Self {
             rows: tensor.shape.first().copied().unwrap_or(0),
@@ -153,7 +154,7 @@ impl Rest for Table {
 
     fn read(&self) -> Result<(), CheckpointError> {
         if self.whole.get().is_none() {
-            // Whoever else has read it meanwhile has read the same.
+            // A thread that has read it meanwhile has read the same.
             let _first = self.whole.set(self.checkpoint.read(&self.tensor)?);
         }
         Ok(())

@@ -80,7 +80,8 @@ impl NativeHeads {
         Ok(out)
     }
 
-    /// Of every head the first `input` bytes of its part of each row, times the head's matrix: heads x rows x outputs.
+    /// Multiplies the first `input` bytes of each head's part of every row by the head's matrix: heads x rows x
+    /// outputs.
     fn multiply(
         &self,
         pool: &Pool,

@@ -2,8 +2,8 @@
 //! for every number of threads, batch and instruction path.
 //!
 //! Products and attention are the kernels' ([`remoe_kernels`], where the order of their sums is written down); what
-//! goes element by element is theirs too ([`remoe_kernels::elementwise`]). bfloat16 is rounded where the reference rounds: results of
-//! products, a norm before its weights, cosines and sines, each product of a rotation, every sum.
+//! goes element by element is theirs too ([`remoe_kernels::elementwise`]). bfloat16 is rounded where the reference
+//! rounds: results of products, a norm before its weights, cosines and sines, each product of a rotation, every sum.
 
 mod embedding;
 mod heads;
@@ -75,7 +75,7 @@ pub struct NativeRope {
     frequencies: Vec<f32>,
     factor: f32,
     layout: RopeLayout,
-    /// What cosines, sines and products are rounded to.
+    /// Dtype that cosines, sines and products are rounded to.
     dtype: Dtype,
 }
 

@@ -6,9 +6,9 @@
 //! needed: the page that was used longest ago goes first. Pages are only numbers here; a [`crate::Backend`] keeps
 //! what is in them.
 //!
-//! Layers that attend to a window have pages of their own ([`needs`]). A sequence lets go of them once no later position
-//! sees them. They stay kept like others, but may be evicted alone: a sequence can begin behind kept pages only where the
-//! whole window before it is still kept.
+//! Layers that attend to a window have pages of their own ([`needs`]). A sequence lets go of them once no later
+//! position sees them. They stay kept like others, but may be evicted alone: a sequence can begin behind kept pages
+//! only where the whole window before it is still kept.
 
 mod needs;
 mod prefixes;
@@ -50,8 +50,8 @@ impl Pages {
         self.table.borrow().held()
     }
 
-    /// Whether the pages of `blocks` blocks of positions are free, after as many idle ones as necessary have gone from the
-    /// prefix cache: those that were used longest ago.
+    /// Evicts as many idle pages from the prefix cache as the pages of `blocks` blocks of positions need, least
+    /// recently used first. Reports if so many are free then.
     pub(crate) fn make_free(&mut self, blocks: usize) -> bool {
         let count = blocks.saturating_mul(self.needs.of_block());
         loop {
@@ -117,8 +117,8 @@ impl Pages {
         self.needs.first_seen(blocks * PAGE_POSITIONS)
     }
 
-    /// Keeps the pages of `cache`, a sequence of `tokens`, once another one has become full. Lets go of windowed pages that no later
-    /// position sees.
+    /// Keeps the pages of `cache`, a sequence of `tokens`, once another one has become full. Lets go of windowed
+    /// pages that no later position sees.
     pub(crate) fn keep(&mut self, cache: &mut SequenceCache, tokens: impl Fn(usize) -> u32) {
         let full = cache.length / PAGE_POSITIONS;
         if cache.kept != full {
@@ -220,7 +220,7 @@ mod tests {
         assert!(fourth.reserve(2 * PAGE, &mut pages));
     }
 
-    /// What a page holds: tokens as they were forwarded.
+    /// Contents of each page: tokens as they were forwarded.
     type Contents = Vec<Vec<u32>>;
 
     /// Checks that a sequence of `tokens` finds in its pages what it sees: all in whole pages, the window in others.
@@ -236,7 +236,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever sequences begin, grow, fork and end: a page is held by those whose tokens it has, and nobody else.
+        /// However sequences begin, grow, fork and end, a page is held by those whose tokens it has, and by no
+        /// others.
         #[test]
         fn pages_hold_what_their_holders_forwarded(
             steps in prop::collection::vec((0_usize..6, 0_u32..2, 1_usize..50, 0_usize..3), 1..100),

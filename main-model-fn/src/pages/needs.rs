@@ -1,8 +1,8 @@
 //! Pages that the layers of a model take: which layers share a page, and how many pages positions need.
 //!
-//! Layers that attend to a window let go of pages that no later position sees. So they have pages of their own, and all
-//! pages have the same size: as many layers as divide both kinds evenly. A model of 12 layers of each kind (gpt-oss) has
-//! two pages for 32 positions, one of either kind.
+//! Layers that attend to a window let go of pages that no later position sees. So they have pages of their own, and
+//! all pages have the same size: as many layers as divide both kinds evenly. A model of 12 layers of each kind
+//! (gpt-oss) has two pages for 32 positions, one of either kind.
 
 use crate::backend::{PAGE_POSITIONS, PagedLayer};
 use remoe_kernels::AttentionShape;

@@ -1,9 +1,8 @@
 //! Which full pages are kept, by the tokens that they hold and all before them.
 //!
 //! A page is found under its tokens and the page before it, which makes a chain down to the beginning of the
-//! sequence; keys are compared whole, so that no two beginnings are ever taken for one another. Every chain begins
-//! at its tenant: how fast an answer begins tells whether somebody has asked the same before, which is nobody's
-//! business but the tenant's.
+//! sequence; keys are compared whole, so that no two beginnings are ever taken for one another. Every chain begins at
+//! its tenant: how fast an answer begins tells if the same was asked before, which only the tenant may learn.
 
 use super::table::{Rank, Table, Used};
 use super::{Block, BlockPages};
@@ -74,7 +73,7 @@ pub(super) struct Kept {
 }
 
 impl Kept {
-    /// Whether the windowed pages are kept too.
+    /// Reports if the windowed pages are kept too.
     pub(super) fn has_windowed(&self) -> bool {
         self.windowed.is_some()
     }
@@ -103,7 +102,7 @@ impl Prefixes {
         Chain { end: Link::Tenant(tenant), turn: self.turns, length: 0 }
     }
 
-    /// What is kept of the block that continues `chain` with `block`, and the chain then.
+    /// Returns what is kept of the block that continues `chain` with `block`, and the chain then.
     pub(super) fn find(&self, chain: Chain, block: &Block) -> Option<(Kept, Chain)> {
         let kept = *self.kept.get(&(chain.end, *block))?;
         Some((kept, chain.longer(kept.number)))
@@ -126,7 +125,7 @@ impl Prefixes {
     pub(super) fn keep(&mut self, chain: Chain, block: Block, pages: &BlockPages) -> Chain {
         let key = (chain.end, block);
         if !self.kept.contains_key(&key) {
-            // Kept under a page before it that has gone, which nobody finds any more.
+            // Kept under a page before it that has gone, so that it cannot be found any more.
             self.forget(pages.whole.id);
             let number = self.numbers;
             self.numbers += 1;

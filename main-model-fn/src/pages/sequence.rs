@@ -39,7 +39,7 @@ pub(crate) struct SequenceCache {
 }
 
 impl SequenceCache {
-    /// Of a sequence of `tenant`, without pages.
+    /// Creates the cache of a sequence of `tenant`, without pages.
     pub(crate) fn new(tenant: Tenant) -> Self {
         Self { tenant, blocks: Vec::new(), length: 0, kept: 0, released: 0 }
     }
@@ -89,8 +89,8 @@ impl SequenceCache {
         }
     }
 
-    /// The same sequence a second time, for another continuation. Full pages are shared; of the last ones `copy` takes
-    /// the place, and the ids of both, from and to, are returned where they have to be filled.
+    /// Duplicates the sequence for another continuation. Full pages are shared; of the last ones `copy` takes the
+    /// place, and the ids of both, from and to, are returned where they have to be filled.
     pub(crate) fn fork(&self, copy: Option<BlockPages>) -> (Self, Vec<(usize, usize)>) {
         let full = self.length / PAGE_POSITIONS;
         let mut blocks = self.blocks[..full].to_vec();

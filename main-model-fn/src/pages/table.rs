@@ -5,8 +5,8 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-/// Pages of one block of positions in the layers of one kind, which are held, kept and evicted together. Clones hold the
-/// same pages; with the last of them the pages become idle or free.
+/// Pages of one block of positions in the layers of one kind, which are held, kept and evicted together. Clones hold
+/// the same pages; with the last of them the pages become idle or free.
 pub(crate) struct PageSet {
     pub(super) id: usize,
     /// Ids of the pages, one for each page table of the kind.
@@ -29,8 +29,8 @@ impl Drop for PageSet {
 /// When a kept set was last used: by which use of a chain, and in which order sets of that use are evicted.
 pub(super) type Used = (u64, Rank);
 
-/// Order of eviction among sets that were used together, by their block. Sequences that continue need the windows at the end. Of
-/// whole pages, ends go before beginnings, without which nothing finds them.
+/// Order of eviction among sets that were used together, by their block. Sequences that continue need the windows at
+/// the end. Of whole pages, ends go before beginnings, without which nothing finds them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Rank {
     Windowed(u32),

@@ -60,7 +60,7 @@ impl<B: Backend> Attention<B> {
     }
 }
 
-/// What the rows of an iteration attend with.
+/// Context that the rows of an iteration attend with.
 pub(super) struct Context<'a, B: Backend> {
     pub(super) ops: &'a B,
     pub(super) pages: &'a mut B::Pages,

@@ -33,7 +33,7 @@ impl<B: Backend> Transformer<B> {
         let (table, weight) = (checkpoint.embedding(), checkpoint.head());
         // One matrix for both, wherever products and rows can be had of the same form.
         let is_tied = table.name == weight.name;
-        // The largest parts first: whoever is done earlier goes on with layers.
+        // The largest parts first: a thread that is done earlier goes on with layers.
         let parts = in_parallel(2 + config.layers.len(), threads, LoadModelError::Panicked, |part| {
             Ok(match part.checked_sub(2) {
                 Some(id) => Part::Layer(Box::new(loader.layer(id)?)),
@@ -84,7 +84,7 @@ impl<B: Backend> Transformer<B> {
         })
     }
 
-    /// What is left to read of the weights when answers are given already.
+    /// Returns what is left to read of the weights when answers are given already.
     pub(crate) fn rest(&self) -> Vec<Arc<dyn Rest>> {
         let positions = match &self.positions {
             Positions::Rotary(_) => None,
@@ -97,7 +97,7 @@ impl<B: Backend> Transformer<B> {
     }
 }
 
-/// What one thread loads at a time.
+/// Part of the model that one thread loads at a time.
 enum Part<B: Backend> {
     Head(B::Linear),
     Embedding(B::Embedding),
@@ -109,7 +109,7 @@ enum Part<B: Backend> {
 struct Loader<'a, B> {
     checkpoint: &'a Checkpoint,
     dtype: Dtype,
-    /// Of the weights that may be quantised.
+    /// Numerics of the weights that may be quantised.
     class: NumericsClass,
     ops: &'a B,
 }
@@ -153,7 +153,7 @@ impl<B: Backend> Loader<'_, B> {
         self.ops.load_linear(self.checkpoint, &parts, class.into(), 1)
     }
 
-    /// The same with biases.
+    /// As [`Self::product`], with biases.
     fn linear(&self, parts: &[&remoe_model::Linear]) -> Result<B::Linear, LoadModelError> {
         let parts: Vec<_> =
             parts.iter().map(|part| Affine { weight: &part.weight, bias: part.bias.as_ref() }).collect();
@@ -308,8 +308,9 @@ mod tests {
     use remoe_model::{DenseDtype, Inspection};
     use std::path::Path;
 
-    /// Weights outside of experts take what plans count for them, in the dtype, as int8 and as int4: the embedding as much as the others, and once
-    /// where it is the head. Beside that there are norms, which are held as float32, and the columns that routers are padded with.
+    /// Weights outside of experts take what plans count for them, in the dtype, as int8 and as int4: the embedding as
+    /// much as the others, and once where it is the head. Beside that there are norms, which are held as float32, and
+    /// the columns that routers are padded with.
     #[test]
     fn weights_take_what_is_counted_for_them() {
         let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../demo/model");
@@ -336,8 +337,8 @@ mod tests {
         }
     }
 
-    /// An embedding that is kept as it is stored is read when answers are given already, and a table of positions; what is
-    /// quantised, or the head as well, is not left for later.
+    /// An embedding that is kept as it is stored is read when answers are given already, and a table of positions;
+    /// what is quantised, or the head as well, is not left for later.
     #[test]
     fn tables_are_the_rest_where_answers_can_do_without() {
         let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
@@ -364,8 +365,8 @@ mod tests {
         assert_eq!(rest("gpt2moe-basic", Dtype::F32.into()), [positions]);
     }
 
-    /// What the cache holds per position is what the checkpoint's facts promise: for latent attention the latent
-    /// and the rotated key part, not the expanded keys and values.
+    /// The cache holds per position what the checkpoint's facts promise: for latent attention the latent and the
+    /// rotated key part, not the expanded keys and values.
     #[test]
     fn the_cache_holds_what_the_facts_say() {
         let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");

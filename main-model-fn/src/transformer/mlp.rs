@@ -12,11 +12,11 @@ pub(super) enum Mlp<B: Backend> {
     Moe(Box<Moe<B>>),
 }
 
-/// What routes to experts, and the experts that every token passes.
+/// Router of the experts, and the experts that every token passes.
 pub(super) struct Moe<B: Backend> {
     pub(super) router: B::Linear,
     pub(super) routing: RoutingFacts,
-    /// What is added to each expert's score for the choice, where there is such a thing.
+    /// Correction that is added to each expert's score for the choice, if the model has one.
     pub(super) correction: Vec<f32>,
     pub(super) experts: usize,
     pub(super) top_k: usize,
@@ -25,7 +25,7 @@ pub(super) struct Moe<B: Backend> {
     pub(super) besides: Besides<B>,
 }
 
-/// What every token gets beside what its routed experts give.
+/// Contribution to every token beside that of its routed experts.
 pub(super) enum Besides<B: Backend> {
     Nothing,
     Shared(SharedExperts<B>),

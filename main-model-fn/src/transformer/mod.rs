@@ -109,7 +109,7 @@ pub(crate) struct Transformer<B: Backend> {
     hidden: usize,
     vocab: usize,
     embedding: B::Embedding,
-    /// Whether the embedding and the head are the same memory.
+    /// Set if the embedding and the head are the same memory.
     tied: bool,
     layers: Vec<Layer<B>>,
     positions: Positions<B>,
@@ -139,7 +139,7 @@ pub(crate) struct Segment<'a> {
     /// The tokens to forward; their positions follow the cache's.
     pub(crate) tokens: &'a [u32],
     pub(crate) cache: &'a mut SequenceCache,
-    /// What is wanted of them.
+    /// Outputs that are wanted of them.
     pub(crate) wanted: Wanted,
 }
 
@@ -164,7 +164,7 @@ impl SegmentRows {
     }
 }
 
-/// What is computed of a segment's rows behind the last layer.
+/// Outputs computed of a segment's rows behind the last layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wanted {
     None,
@@ -176,7 +176,7 @@ pub(crate) enum Wanted {
     States,
 }
 
-/// What one iteration gives.
+/// Output of one iteration.
 pub(crate) struct Output {
     /// The wanted rows' logits, one after the other, `vocab` each.
     pub(crate) logits: Vec<f32>,
@@ -344,7 +344,7 @@ impl<B: Backend> Transformer<B> {
         Ok(x)
     }
 
-    /// What is wanted of the rows `x` behind the last layer. Extends the segments' caches.
+    /// Computes the outputs that are wanted of the rows `x` behind the last layer. Extends the segments' caches.
     fn output(
         &self,
         x: &B::Tensor,

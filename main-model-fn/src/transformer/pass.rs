@@ -1,9 +1,9 @@
 //! Layered prefill: the rows of prompts on their way through the layers, in steps that fit between decode iterations.
 //!
 //! A pass keeps the rows' hidden states and a cursor: the layer, and what has been done of it. A step is a block of
-//! rows (attention, router, dense network, sum) or some experts with all of their rows, so that the weights of an expert
-//! are read once for all rows of the pass, however short the steps are. Chunked prefill would read them again for every
-//! chunk. Every row's bits are those of a forward in one piece: no operation depends on the rows beside it.
+//! rows (attention, router, dense network, sum) or some experts with all of their rows, so that the weights of an
+//! expert are read once for all rows of the pass, however short the steps are. Chunked prefill would read them again
+//! for every chunk. Every row's bits are those of a forward in one piece: no operation depends on the rows beside it.
 
 use super::attention::Context;
 use super::mlp::{Mlp, recorded};
@@ -201,7 +201,8 @@ fn row_units(rows: usize) -> u64 {
 }
 
 impl<B: Backend> Transformer<B> {
-    /// Takes steps of `pass` while `budget` allows, one at least, but none while it has gaps. True behind the last layer.
+    /// Takes steps of `pass` while `budget` allows, one at least, but none while it has gaps. True behind the last
+    /// layer.
     pub(super) fn advance(
         &mut self,
         pass: &mut Pass<B>,

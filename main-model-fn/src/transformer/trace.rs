@@ -1,6 +1,6 @@
-//! What is recorded of rows on their way through the model.
+//! Records of rows on their way through the model.
 
-/// What an inspection records beside logits; each level holds what those before it do.
+/// Level of what an inspection records beside logits; each level holds what those before it do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum InspectLevel {
     /// Selected experts and their weights.
@@ -18,7 +18,7 @@ pub struct LayerRouting {
     pub tokens: Vec<Vec<(u32, f32)>>,
 }
 
-/// What an inspection sees of an iteration's rows.
+/// Records of an iteration's rows for an inspection.
 #[derive(Default)]
 pub(crate) struct Trace {
     pub(crate) routing: Vec<LayerRouting>,

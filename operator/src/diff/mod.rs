@@ -38,7 +38,8 @@ use std::time::Duration;
 const LATER: Duration = Duration::from_secs(15);
 /// When to look again at what is as it should be: watches can miss something.
 const SETTLED: Duration = Duration::from_secs(300);
-/// Changes of a profile that somebody supplied are seen by looking: it is not ours to be watched.
+/// Interval of checks for changes of a profile that a user supplied: the operator does not own it, and so does not
+/// watch it.
 const SUPPLIED: Duration = Duration::from_secs(30);
 /// Plans that are kept: the one that runs, and those that came before.
 const KEPT_PLANS: usize = 10;
@@ -159,7 +160,7 @@ impl Diff {
         self.look_within(after + Duration::from_millis(100));
     }
 
-    /// Makes one of `there` what is `wanted`, unless it is already, or is somebody else's.
+    /// Makes the object in `there` equal to `wanted`, unless it already is, or belongs to another owner.
     fn keep<K>(&mut self, scene: Scene<'_>, wanted: K, there: &[K], write: impl FnOnce(Keep<K>) -> Write)
     where
         K: Resource<DynamicType = ()> + Clone + serde::Serialize,
@@ -174,7 +175,8 @@ impl Diff {
         }
     }
 
-    /// What gateways are told. It comes to nothing together with all that follows where a gateway has written meanwhile.
+    /// Writes the operator's part of the demand object. If a gateway has written meanwhile, this fails, and with it all
+    /// that follows.
     fn demand(&mut self, scene: Scene<'_>) {
         if scene.planned.forbidden && scene.inputs.observed.demand.is_none() {
             return;

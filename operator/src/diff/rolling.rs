@@ -118,7 +118,7 @@ impl Diff {
         }
     }
 
-    /// Gives the pods of the revision the labels back that somebody took or changed.
+    /// Restores the labels of the revision's pods that another writer removed or changed.
     fn relabel(&mut self, scene: Scene<'_>, revision: &Revision) {
         let (name, uid) = (scene.inputs.owner.name_any(), scene.uid());
         for live in &scene.inputs.observed.pods {
@@ -152,7 +152,7 @@ impl Diff {
         self.partners = partners.collect();
     }
 
-    /// What main functions made of what they were told.
+    /// Reports how main functions took their orders, as events and troubles.
     fn report(&mut self, scene: Scene<'_>, table: &RoutingTable) {
         let mut said = Vec::new();
         for (pod, generation) in orders(table, &scene.scaled.pods) {
@@ -217,9 +217,9 @@ fn in_order_of_need<'a>(
     ordered
 }
 
-/// What main functions are told of a generation, with what they are to expect of requests. That follows from
-/// the plan alone, which never changes: a generation is the same whenever it is told. Where a plan says
-/// nothing about it, or something that cannot be, requests are served without.
+/// Returns a generation as main functions are told it, with what they are to expect of requests. That follows from the
+/// plan alone, which never changes: a generation is the same whenever it is told. If the plan says nothing about it, or
+/// something invalid, requests are served without.
 fn order(scene: Scene<'_>, generation: &Generation) -> Order {
     let plans = scene.inputs.observed.plans.iter().chain(&scene.planned.new);
     let plan = find_plan(scene.inputs.owner, plans, &generation.plan);

@@ -5,8 +5,8 @@ use crate::routing::RoutingTable;
 use crate::write::{Deletion, Write};
 
 impl Diff {
-    /// Ends all functions. Once no main function is left, nothing is in force any more: those of the next wake begin
-    /// anew. The plan that ran stays the deployment's.
+    /// Ends all functions. Once no main function is left, no generation is in force any more: the next wake starts with
+    /// an empty routing table. The plan that ran stays the deployment's.
     pub(super) fn sleep(&mut self, scene: Scene<'_>, table: RoutingTable) -> Result<(), serde_json::Error> {
         let now = scene.inputs.observed.now;
         let owned = || scene.scaled.pods.iter().filter(|pod| pod.owned);

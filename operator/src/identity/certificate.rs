@@ -12,7 +12,7 @@ use remoe_proto::identity::Identity;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// What is asked of cert-manager; fields that are not named here are its own to fill in.
+/// Certificate that is requested from cert-manager, which fills in the fields that are not named here.
 #[derive(CustomResource, Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[kube(
     group = "cert-manager.io",
@@ -35,7 +35,7 @@ pub(crate) struct CertificateSpec {
     issuer_ref: IssuerRef,
 }
 
-/// What cert-manager says.
+/// Status as cert-manager writes it.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct CertificateStatus {
     #[serde(default)]
@@ -51,7 +51,7 @@ struct CertificateCondition {
 }
 
 impl Certificate {
-    /// Whether the Secret has it.
+    /// Reports if the Secret has the certificate.
     fn is_ready(&self) -> bool {
         let conditions = self.status.iter().flat_map(|status| &status.conditions);
         conditions.into_iter().any(|each| each.kind == "Ready" && each.status == "True")
@@ -68,10 +68,9 @@ struct PrivateKey {
     rotation_policy: String,
 }
 
-/// Who signs: an Issuer or a ClusterIssuer.
+/// Issuer of certificates: an Issuer or a ClusterIssuer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct IssuerRef {
-    /// Its name.
     pub name: String,
     /// `Issuer` or `ClusterIssuer`.
     pub kind: String,
@@ -108,7 +107,7 @@ pub(crate) fn certificate(
     }
 }
 
-/// Makes a Certificate of `owner` what it is to be, unless it is somebody else's.
+/// Applies a Certificate of `owner`, unless it belongs to another owner.
 ///
 /// # Errors
 /// A call that came to nothing.

@@ -1,4 +1,4 @@
-//! When a certificate is made anew. Pure.
+//! Renewal of certificates: when one is due. Pure.
 
 use remoe_identity::Pair;
 use remoe_proto::identity::{Credentials, Identity};
@@ -10,14 +10,14 @@ use std::time::{Duration, SystemTime};
 pub(crate) struct Held {
     /// The certificate.
     pub certificate: Vec<u8>,
-    /// Its key.
+    /// Private key of the certificate.
     pub key: Vec<u8>,
     /// The authorities that its bearer believes.
     pub authorities: Vec<u8>,
 }
 
 impl Held {
-    /// `pair` for somebody who believes `authorities`.
+    /// Returns `pair` together with the `authorities` that its bearer believes.
     pub(crate) fn new(pair: Pair, authorities: &str) -> Self {
         Self {
             certificate: pair.certificate.into_bytes(),
@@ -32,11 +32,11 @@ impl Held {
 pub(crate) enum Reason {
     /// There is none.
     Missing,
-    /// Its bearer believes other authorities.
+    /// The bearer believes other authorities.
     Authorities,
     /// It cannot be used.
     Unusable(String),
-    /// It is somebody else's.
+    /// It belongs to another identity.
     Name(Identity),
     /// Half of its time is over, or another authority has signed it.
     Expires,
@@ -54,8 +54,8 @@ impl fmt::Display for Reason {
     }
 }
 
-/// Why the certificate that is `held` must be made anew for `wanted`, who is to believe `authorities`, where
-/// certificates are good for `life`; none: it need not.
+/// Returns why a certificate must be issued in place of `held` for `wanted`, which is to believe `authorities`, where
+/// certificates are valid for `life`. Absent if none is due.
 pub(crate) fn due(
     held: Option<&Held>,
     wanted: &Identity,

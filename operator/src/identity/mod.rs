@@ -2,8 +2,8 @@
 //!
 //! An authority, whose key lies in one Secret beside the operator, signs a certificate for the main functions
 //! of each deployment and one for its remote ones. They lie in two Secrets beside the pods that mount them, so
-//! that no function can play another part. The gateways of the release have one in a Secret beside the operator. What is
-//! there decides when they are made anew ([`due`], pure); nothing is remembered.
+//! that no function can play another part. The gateways of the release have one in a Secret beside the operator. The
+//! Secrets alone decide when they are renewed ([`due`], pure); nothing is remembered.
 
 mod authority;
 mod certificate;
@@ -40,7 +40,7 @@ use tokio::time::sleep;
 
 pub(crate) use certificate::{IssuerRef, certificate};
 
-/// Between two looks at the certificate of the gateways, at most: somebody may have taken it away.
+/// Longest time between two checks of the certificate of the gateways: another writer may have removed it.
 const LOOK: Duration = Duration::from_secs(60);
 /// And after one that failed: gateways that start may wait for it.
 const AGAIN: Duration = Duration::from_secs(5);
@@ -59,7 +59,7 @@ pub(super) enum IdentityFailure {
         "cannot use the authority Secret: {error}; delete it to create a new authority (docs/operations.md)"
     )]
     Authority {
-        /// What is wrong with it.
+        /// Fault of the authority.
         error: AuthorityError,
     },
     /// The operator's own certificate.
@@ -67,10 +67,10 @@ pub(super) enum IdentityFailure {
     Own(#[from] IdentityError),
 }
 
-/// Who signs.
+/// Signer of certificates, with its settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Signer {
-    /// Nobody: functions take what anybody says.
+    /// No certificates: functions accept every caller.
     Nobody,
     /// The operator itself.
     Operator,
@@ -92,9 +92,9 @@ pub enum SignerName {
 
 /// How the certificates of a deployment stand.
 pub(super) struct Certified {
-    /// What a person must mend.
+    /// Faults that a user must mend.
     pub(super) troubles: Vec<Trouble>,
-    /// Whether main functions that start now find theirs, or need none.
+    /// Set if main functions that start now find their certificates, or need none.
     pub(super) mains: bool,
     /// When to look again at the latest.
     pub(super) look_again: Duration,
@@ -132,20 +132,20 @@ impl Certification {
 enum Kept {
     /// Pods find it.
     There,
-    /// Somebody else is to make it.
+    /// Another component is to make it.
     Coming,
     /// A person must mend something first.
     Refused(Trouble),
 }
 
-/// What the operator knows about who is who.
+/// Identities and authority of the operator and its gateways.
 pub(super) struct Identities {
     signer: Signer,
     /// How long certificates are good for.
     life: Duration,
-    /// Who the operator is.
+    /// Identity of the operator.
     own: Identity,
-    /// Who the gateways of its release are.
+    /// Identity of the gateways of its release.
     gateway: Identity,
     /// The Secret of its authority.
     secret: String,
@@ -158,8 +158,8 @@ pub(super) struct Identities {
 }
 
 impl Identities {
-    /// Those of the operator of `release` in `namespace`; what it writes is counted in `writes`. Releases of one namespace
-    /// have an authority each: the operator of one is nobody to the functions of the other.
+    /// Returns the identities for the operator of `release` in `namespace`; its writes are counted in `writes`.
+    /// Releases of one namespace have an authority each: the functions of one do not trust the operator of the other.
     pub(super) fn new(
         signer: Signer,
         life: Duration,
@@ -180,8 +180,8 @@ impl Identities {
         }
     }
 
-    /// What the operator shows to the main functions of `owner`, and who they have to be; none where nobody
-    /// has to be anybody.
+    /// Returns the credentials that the operator shows to the main functions of `owner`, and the identity that they
+    /// must have. Absent without a signer.
     ///
     /// # Errors
     /// The API cannot be reached, or there is no certificate to show.
@@ -201,7 +201,7 @@ impl Identities {
         self.authority.get_or_try_init(|| authority(&self.calls, &self.secret)).await
     }
 
-    /// The operator's own certificate, made anew when half of its time is over.
+    /// Returns the operator's own certificate, renewed when half of its time is over.
     async fn signed_here(&self) -> Result<Arc<Keyring>, IdentityFailure> {
         let authority = self.authority().await?;
         let sign = || {
@@ -245,7 +245,7 @@ impl Identities {
                 Err(IdentityFailure::Call(error)) if error.code() == 403 && !error.namespace_ends() => {
                     Kept::Refused(not_permitted(owner, &error))
                 }
-                // Somebody made it what cannot be changed.
+                // Another writer set a field that cannot be changed.
                 Err(IdentityFailure::Call(error)) if error.code() == 422 => {
                     Kept::Refused(not_changed(owner, part, &error))
                 }
@@ -294,7 +294,7 @@ impl Identities {
         Ok(Kept::There)
     }
 
-    /// What is to lie in the Secret of `identity`, which is `live`, in place of what lies there; none: that stays.
+    /// Returns the new content of the Secret of `identity`, of which `live` is the present one. Absent if that stays.
     fn renewed(
         &self,
         authority: &Authority,

@@ -12,8 +12,8 @@ use remoe_identity::Pair;
 use remoe_proto::identity::{CERTIFICATE, CERTIFICATES_OF_AUTHORITIES, KEY};
 use std::collections::BTreeMap;
 
-/// The Secret that the pods of `part` of `deployment` mount; none where nobody signs. Each signer has one of its own: what
-/// another one has made, and may make again, is in nobody's way.
+/// Returns the name of the Secret that the pods of `part` of `deployment` mount; absent without a signer. Each signer
+/// has a Secret of its own: the one that another signer has made, and may make again, does not get in its way.
 pub(crate) fn secret_name(deployment: &str, part: Component, signer: SignerName) -> Option<String> {
     match signer {
         SignerName::Operator => Some(signed_name(deployment, part)),
@@ -32,7 +32,7 @@ pub(super) fn issued_name(deployment: &str, part: Component) -> String {
     format!("{deployment}-{}-certificate", part.name())
 }
 
-/// What a Secret holds; what is missing is empty.
+/// Reads the files of a Secret; missing ones are empty.
 pub(crate) fn held(secret: &Secret) -> Held {
     let file = |name: &str| {
         let bytes = secret.data.as_ref().and_then(|data| data.get(name));
@@ -47,7 +47,7 @@ pub(super) fn pair_of(held: &Held) -> Pair {
     Pair { certificate: text(&held.certificate), key: text(&held.key) }
 }
 
-/// What is held, as a Secret has it.
+/// Returns the files as a Secret holds them.
 pub(super) fn files(held: &Held) -> BTreeMap<String, ByteString> {
     let files = [
         (CERTIFICATE, &held.certificate),
@@ -62,7 +62,7 @@ pub(crate) fn secret_of(owner: &MoEDeployment, part: Component, held: &Held) -> 
     secret(owned_meta(owner, |deployment| signed_name(deployment, part)), files(held))
 }
 
-/// One of the operator's own namespace, which is nobody's.
+/// Returns a Secret of the operator's own namespace, without an owner.
 pub(super) fn own_secret(name: &str, files: BTreeMap<String, ByteString>) -> Secret {
     let labels = [("app.kubernetes.io/part-of", "remoe"), ("app.kubernetes.io/managed-by", MANAGER)];
     let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned()));

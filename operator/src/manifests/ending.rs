@@ -8,7 +8,7 @@ use remoe_api::MoEPlanSpec;
 pub(super) const LEAVE_SECONDS: i64 = 5;
 /// After the drain, for errors to reach clients and for the process to end.
 const LAST_WORDS_SECONDS: u32 = 10;
-/// What a remote function drains for: its work is one layer of one iteration.
+/// Drain time of a remote function, in seconds: its work is one layer of one iteration.
 const SHORTEST_DRAIN: u32 = 30;
 /// No longer, whatever the workload says: nodes are drained, and clusters grow and shrink.
 const LONGEST_DRAIN: u32 = 1800;
@@ -26,11 +26,11 @@ pub(super) struct Ending {
 }
 
 impl Ending {
-    /// Of a remote function.
+    /// Ending of a remote function.
     pub(super) const REMOTE: Self = Self { drain_seconds: SHORTEST_DRAIN, is_main: false };
 
-    /// Of a main function of `plan`: it finishes the longest answer that the workload has, at the pace that
-    /// the plan expects.
+    /// Returns the ending of a main function of `plan`: it finishes the longest answer that the workload has, at the
+    /// pace that the plan expects.
     pub(super) fn of_main(plan: &MoEPlanSpec) -> Self {
         let (workload, times) = (&plan.workload, &plan.numbers.times);
         let prompts = f64::from(workload.max_input_tokens) / f64::from(workload.typical_input_tokens.max(1));

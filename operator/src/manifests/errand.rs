@@ -8,7 +8,7 @@ use crate::ownership::owned_meta;
 use k8s_openapi::api::core::v1::Pod;
 use remoe_api::MoEDeployment;
 
-/// What a pod is sent for.
+/// Description of a pod that is sent on an errand.
 pub(super) struct ErrandPod<'a> {
     /// The deployment that it belongs to.
     pub(super) owner: &'a MoEDeployment,
@@ -20,7 +20,7 @@ pub(super) struct ErrandPod<'a> {
     pub(super) deadline_seconds: i64,
     /// Bytes that it may write to the disk of its node.
     pub(super) disk: DiskLimits,
-    /// What all pods have in addition.
+    /// Additions to all pods.
     pub(super) extras: &'a PodExtras,
 }
 

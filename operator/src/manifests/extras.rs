@@ -1,4 +1,4 @@
-//! What whoever runs the operator wants all pods of functions to have.
+//! Additions to the pods of all functions, as the operator's settings have them.
 
 use k8s_openapi::api::core::v1::{EnvVar, LocalObjectReference, PodSpec};
 use kube::api::ObjectMeta;
@@ -6,10 +6,10 @@ use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 
-/// What labels and annotations begin with that say what a pod is.
+/// Prefixes of the labels and annotations that identify a pod.
 const OURS: [&str; 2] = ["remoe.dev/", "app.kubernetes.io/"];
 
-/// What pods of functions and of helpers have in addition, whatever their deployment.
+/// Additions to pods of functions and of helpers, whatever their deployment.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct PodExtras {
@@ -19,7 +19,7 @@ pub struct PodExtras {
     annotations: BTreeMap<String, String>,
     /// Environment variables beside those that functions are told anyway.
     env: Vec<EnvVar>,
-    /// Whether the cluster chooses the user that they run as, which is not root all the same.
+    /// Set if the cluster chooses the user that they run as, which is not root all the same.
     arbitrary_user: bool,
 }
 

@@ -293,7 +293,7 @@ fn main_pod(
             arguments.extend(["--served-model-name".to_owned(), name]);
         }
     }
-    // Whatever `spec.prediction` says: that would have main functions begin anew.
+    // Independent of `spec.prediction`: a change of it would have main functions replaced.
     if around.gateway.is_some() {
         arguments.push("--primer".to_owned());
     }
@@ -398,7 +398,7 @@ fn probed(mut spec: PodSpec) -> PodSpec {
     spec
 }
 
-/// What makes a pod one that serves until it is told to end.
+/// Makes the pod one that serves until it is told to end.
 fn serving(mut spec: PodSpec) -> PodSpec {
     spec.restart_policy = Some("Always".to_owned());
     if let Some(container) = spec.containers.first_mut() {

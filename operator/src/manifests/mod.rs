@@ -36,12 +36,12 @@ use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use remoe_api::{Device, MoEDeployment};
 
-/// What the operator was told about its surroundings.
+/// Settings of the operator about its surroundings.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Surroundings {
     /// Image with main-model-fn, remote-expert-fn and remoe.
     pub main_image: String,
-    /// The same for device cuda.
+    /// Image in place of `main_image` for device cuda.
     pub main_cuda_image: String,
     /// Image with remote-expert-fn and remoe.
     pub remote_image: String,
@@ -49,7 +49,7 @@ pub(crate) struct Surroundings {
     pub pull_policy: String,
     /// Sources that pods that fetch may reach.
     pub sources: Sources,
-    /// What the pods of functions have in addition.
+    /// Additions to the pods of functions.
     pub pods: PodExtras,
     /// Where the operator runs: main functions take orders from there only.
     pub operator_namespace: String,
@@ -57,7 +57,7 @@ pub(crate) struct Surroundings {
     pub metrics_namespace: String,
     /// The release that the operator and its gateways are of.
     pub release: String,
-    /// Who signs the certificates of functions.
+    /// Signer of the certificates of functions.
     pub signer: SignerName,
     /// Service of the gateways; none: clients reach main functions directly, and nothing sleeps.
     pub gateway: Option<GatewayService>,
@@ -86,7 +86,7 @@ impl Surroundings {
 pub(crate) struct Frame {
     /// Where clients and scrapers find the pods.
     pub services: Vec<Service>,
-    /// Who may talk to whom.
+    /// Rules on which peers may reach the pods, and which the pods may reach.
     pub network_policies: Vec<NetworkPolicy>,
 }
 

@@ -15,13 +15,13 @@ use remoe_api::{MoEDeployment, RELEASE_LABEL};
 use remoe_hub::Egress;
 use std::collections::BTreeMap;
 
-/// Who may talk to whom; everything else is denied where a network plug-in enforces it.
+/// Returns the network policies of `owner`; all other traffic is denied where a network plug-in enforces them.
 ///
-/// Gateways reach the HTTP port of main functions, everybody does where there are no gateways, and the operator
-/// reaches their control port. Remote functions answer to the main ones only, and say to the operator whether they
-/// serve. Prometheus reaches the metrics of both. Pods that fetch weights reach public addresses, the allowed ranges and
-/// DNS: buckets and hubs have no fixed addresses. All reach the port of a collector where that is known to be, and where it
-/// has a name that of DNS, which may be on their node.
+/// Gateways reach the HTTP port of main functions, every client does where there are no gateways, and the operator
+/// reaches their control port. Remote functions answer to the main ones only, and say to the operator if they serve.
+/// Prometheus reaches the metrics of both. Pods that fetch weights reach public addresses, the allowed ranges and DNS:
+/// buckets and hubs have no fixed addresses. All reach the port of a collector at its peers, and where it has a host
+/// name the port of DNS, which may be on their node.
 pub(super) fn policies(owner: &MoEDeployment, around: &Surroundings) -> Vec<NetworkPolicy> {
     // What cannot be read is refused before any pod is made.
     let fetched = ModelSource::parse(&owner.spec.model.source).is_ok_and(|source| source.is_fetched());

@@ -1,4 +1,4 @@
-//! What the pods of all functions have in common.
+//! Parts that the pods of all functions share.
 
 use crate::source::ModelSource;
 use crate::sources::{SourceRefusal, Sources};

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Experts that are remote in all, at most: no model has more.
 const MAX_EXPERTS: usize = 1 << 18;
 
-/// What a remote function hosts.
+/// Experts that a remote function hosts.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Hosted {
     /// All remote experts of a layer.
@@ -33,7 +33,7 @@ impl Hosted {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct RemotePart {
     pub(super) name: String,
-    /// Its experts as the plan lists them.
+    /// Experts of the function as the plan lists them.
     pub(super) listing: String,
     pub(super) hosted: Hosted,
     pub(super) memory_mb: u32,

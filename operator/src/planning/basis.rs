@@ -1,8 +1,8 @@
-//! What a plan was made from, kept with it.
+//! Inputs that a plan was made from, kept with it.
 //!
-//! The planning problem itself would take hundreds of kilobytes: it repeats the same times for every layer.
-//! What it is derived from takes a few, and is all that there is to know about a plan that still runs after
-//! the spec, the model or the figures of the hardware have changed, or after the operator was started again.
+//! The planning problem itself would take hundreds of kilobytes: it repeats the same times for every layer. Its inputs
+//! take a few, and are all that there is to know about a plan that still runs after the spec, the model or the figures
+//! of the hardware have changed, or after the operator was started again.
 
 use super::PlanningError;
 use super::hosted::draft;
@@ -18,16 +18,17 @@ const MAX_BASIS: usize = 64 << 10;
 /// Bytes of an account that main functions are told: half of what a control request may take.
 const MAX_ACCOUNT: usize = 4 << 20;
 
-/// What a plan is made from.
+/// Inputs of a plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Basis {
     /// The checkpoint.
     pub(super) model: ModelFacts,
     /// Figures of the hardware.
     pub(super) profile: Profile,
-    /// What was asked for.
+    /// Wishes of the spec.
     pub(super) wishes: Wishes,
-    /// What requests are expected to use, as [`Shares`] writes it: rows of numbers would take twenty times the room.
+    /// Expert usage that requests are expected to have, as [`Shares`] writes it: rows of numbers would take twenty
+    /// times the room.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) expected: Option<String>,
 }
@@ -71,11 +72,12 @@ impl Basis {
     }
 }
 
-/// What requests under `plan` are expected to take, as main functions are told (`Routing.account`). None where
-/// the plan does not say what it was made from, or it would be too much to tell.
+/// Returns the account of what requests under `plan` are expected to take, as main functions are told
+/// (`Routing.account`). Absent if the plan does not say what it was made from, or if the account would be too large to
+/// be told.
 ///
 /// # Errors
-/// What the plan says it was made from cannot be, or the plan is none for it.
+/// The basis of the plan is invalid, or the plan does not fit it.
 pub(crate) fn account(plan: &MoEPlanSpec) -> Result<Option<String>, PlanningError> {
     let Some(text) = &plan.basis else { return Ok(None) };
     let basis = Basis::read(text)?;

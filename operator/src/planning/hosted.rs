@@ -94,7 +94,7 @@ pub(super) fn draft(
     PlanDraft::from_json(&draft.to_string()).map_err(|error| wrong(error.to_string()))
 }
 
-/// Whether `model` has all the experts that `plan` lists.
+/// Checks that `model` has all the experts that `plan` lists.
 ///
 /// # Errors
 /// The first one that it does not have, or a listing that cannot be read.

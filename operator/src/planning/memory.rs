@@ -12,7 +12,7 @@ pub(super) struct MainMemory {
     pub(super) fallback_bytes: u64,
     /// For keys and values of the largest request, or of all typical ones that run at once, in whole pages.
     pub(super) kv_cache_bytes: u64,
-    /// What of the pages is not filled; the planner counts the keys and values themselves.
+    /// Bytes of the pages that are not filled; the planner counts the keys and values themselves.
     pub(super) unfilled_bytes: u64,
 }
 

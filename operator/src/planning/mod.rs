@@ -180,10 +180,10 @@ impl Planning {
         })
     }
 
-    /// The same for requests of which `prediction` is expected.
+    /// Returns the inputs for requests of which `prediction` is expected.
     ///
     /// # Errors
-    /// It is of a model with other layers or experts.
+    /// The prediction is of a model with other layers or experts.
     pub(crate) fn expecting(self, prediction: PlannedPrediction) -> Result<Self, PlanningError> {
         let basis = Basis { expected: Some(prediction.shares.clone()), ..self.basis };
         Ok(Self {
@@ -351,7 +351,7 @@ impl Planning {
         self.better(current, search).ok()??.0.change
     }
 
-    /// Whether figures are good enough to say who is cheapest: a prior errs on the slow side.
+    /// Reports if figures are good enough to say which way to serve is cheapest: a prior errs on the slow side.
     fn is_sure(&self) -> bool {
         self.source != ProfileSource::Prior
     }
@@ -445,7 +445,7 @@ impl Planning {
         };
         let same = weights(&plan.model) == weights(&self.model);
         let draft = draft(plan, &self.moe_layers, &self.problem).ok().filter(|_| same)?;
-        // What somebody spoiled, or another version wrote, keeps no better plan away.
+        // A plan that another writer spoiled, or that another version wrote, must not keep a better one away.
         Account::new(self.problem.clone(), &draft).is_ok().then_some(draft)
     }
 }
@@ -455,7 +455,7 @@ fn expecting(inputs: &str, prediction: &PlannedPrediction) -> Result<String, ser
     digest(&(inputs, prediction.revision, &prediction.shares))
 }
 
-/// What is computed in: the spec's wish, else the checkpoint's own.
+/// Returns the compute dtype: the spec's, else the checkpoint's own.
 pub(crate) fn compute_dtype(spec: &MoEDeploymentSpec, facts: &ModelFacts) -> ComputeDtype {
     let own = match facts.inspection.dtype.as_str() {
         "bfloat16" => ComputeDtype::Bfloat16,

@@ -3,7 +3,7 @@
 use remoe_api::{PerBaseline, PlanCosts, PlanNumbers, PlanTimes, ShownNumbers};
 use remoe_planner::{Answer, Baseline};
 
-/// What `answer` expects of the typical request.
+/// Returns the numbers that `answer` expects of the typical request.
 pub(super) fn numbers(answer: &Answer) -> PlanNumbers {
     let evaluation = &answer.evaluation;
     let cost = |baseline: &Option<Baseline>| baseline.as_ref().map(|baseline| rounded(baseline.total_cost));
@@ -42,8 +42,8 @@ pub(super) fn rounded(value: f64) -> f64 {
     format!("{value:.8e}").parse().unwrap_or(value)
 }
 
-/// What `kubectl get moeplans` shows of `numbers`, and of a plan whose remote experts are in functions of so
-/// many layers or groups.
+/// Returns the columns of `kubectl get moeplans` for `numbers`, and for a plan whose remote experts are in functions of
+/// so many layers or groups.
 pub(super) fn shown(numbers: &PlanNumbers, layers: usize, groups: usize) -> ShownNumbers {
     let remote = match (layers, groups) {
         (0, 0) => "none".to_owned(),

@@ -1,10 +1,10 @@
-//! Whether remote experts pay, as a plan says it.
+//! Verdict of a plan on remote experts: if they pay.
 
 use crate::planning::numbers::rounded;
 use remoe_api::{MAX_VERDICT, PlanVerdict, ServingWay, WayCost};
 use remoe_planner::{Rival, Verdict, Way};
 
-/// What `verdict` comes to.
+/// Returns `verdict` as a plan has it.
 pub(super) fn of(verdict: &Verdict) -> PlanVerdict {
     let cheapest = verdict.best.and_then(|best| verdict.rivals.iter().find(|rival| rival.name == best));
     let is_other = |rival: &&Rival| {

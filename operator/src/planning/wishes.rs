@@ -61,10 +61,11 @@ fn request(workload: &WorkloadSpec) -> Request {
     }
 }
 
-/// What the deployment is to achieve with requests of `workload`.
+/// Returns the request, targets, prices, sizes and limits that the deployment is planned with, for requests of
+/// `workload`.
 ///
 /// # Errors
-/// A field of the spec with a value that cannot be.
+/// A field of the spec has an invalid value.
 pub(super) fn wishes(
     spec: &MoEDeploymentSpec,
     workload: &WorkloadSpec,

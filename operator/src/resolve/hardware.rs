@@ -12,12 +12,12 @@ use kube::ResourceExt;
 use remoe_api::{Device, MoEDeployment, MoERecord, ProfileSource};
 use remoe_hardware::Profile;
 
-/// What is known of the hardware.
+/// State of the hardware's figures.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Hardware {
     /// Identity of what a profiler measures.
     pub subject: String,
-    /// What has its figures, or would have them: a record, or the ConfigMap that the spec names.
+    /// Name of the object that has its figures, or would have them: a record, or the ConfigMap that the spec names.
     pub source: String,
     /// The figures that plans stand on: those that the spec names, else those that were measured, else the
     /// prior.
@@ -35,7 +35,7 @@ pub(crate) struct Hardware {
 pub(crate) struct Measuring {
     /// The profiler's errand.
     pub errand: Errand,
-    /// What a profiler that is done printed.
+    /// Output of a profiler that is done.
     pub printed: Option<Result<Profile, String>>,
 }
 

@@ -9,14 +9,14 @@ use crate::trouble::Trouble;
 use kube::ResourceExt;
 use remoe_api::MoEDeployment;
 
-/// What is known of the checkpoint.
+/// State of the checkpoint's facts.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Model {
     /// Identity of what is to be inspected.
     pub subject: String,
     /// How the inspection stands.
     pub inspecting: Inspecting,
-    /// What an inspector that is done printed.
+    /// Output of an inspector that is done.
     printed: Option<Result<ModelFacts, Trouble>>,
 }
 
@@ -46,7 +46,7 @@ impl Model {
         }
     }
 
-    /// What is wrong with what the inspector printed.
+    /// Returns the fault of what the inspector printed.
     pub(crate) fn refused(&self) -> Option<&Trouble> {
         self.printed.as_ref()?.as_ref().err()
     }

@@ -1,4 +1,5 @@
-//! Whether functions are to run, from what gateways hold and what runs. Pure.
+//! Decision on scale to zero: whether functions are to run, from the requests that gateways hold and the functions that
+//! run. Pure.
 //!
 //! Level-based: it follows from what is there now. Before functions end, gateways are told to hold newcomers
 //! (`Draining`) and all that live have to acknowledge it with nothing at hand. What they are told and what they say is
@@ -32,35 +33,35 @@ use remoe_rollout::functions::DEFAULT_MAX_BATCH;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// A wake that nobody waits for any more goes on for so long at least: the next who asks need not wait anew.
+/// Shortest duration of a wake whose requests have gone: the next client need not wait for another wake.
 const WAKE: Duration = Duration::from_secs(600);
 /// Gateways acknowledge within a moment; one that died is noticed by looking.
 const SOON: Duration = Duration::from_secs(1);
-/// Whether those that say that they are busy still live is looked at so often.
+/// Interval of checks that gateways with requests still live.
 const LATER: Duration = Duration::from_secs(15);
 
-/// Whether functions are to run.
+/// Decision on whether functions are to run.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Demanded {
     /// Where the deployment is from now on.
     pub phase: Phase,
-    /// Since when; none: nobody can put it to sleep.
+    /// Start of the phase; absent if the deployment cannot be scaled to zero.
     pub since: Option<Timestamp>,
     /// How often it was woken.
     pub wakes: u64,
-    /// What gateways are told; none: there are no gateways.
+    /// Demand object as gateways are to find it; absent without gateways.
     pub object: Option<MoEDemand>,
-    /// What it says without the entries of gateways that are dead; none: all live.
+    /// Demand object without the entries of dead gateways; absent if all live.
     pub without_dead: Option<MoEDemand>,
-    /// What is wrong.
+    /// Trouble that keeps the deployment from scaling to zero.
     pub trouble: Option<Trouble>,
-    /// What is worth saying once it is written.
+    /// Events that are published once the object is written.
     pub happenings: Vec<Happening>,
     /// How the latest wake went, where a gateway says so.
     pub timeline: Option<WakeTimeline>,
     /// How it was planned, where it was.
     pub planning: Option<WakePlanning>,
-    /// And what is counted then: not the first start, which nobody asked for.
+    /// Change of the phase that is counted then: not the first start, which no request caused.
     pub change: Option<PhaseChange>,
     /// When to look again at the latest.
     pub look_again: Option<Duration>,
@@ -78,7 +79,7 @@ pub(crate) struct PhaseChange {
 }
 
 impl Demanded {
-    /// Of a deployment whose functions run as long as it exists.
+    /// Returns the decision for a deployment whose functions run as long as it exists.
     pub(crate) fn always() -> Self {
         Self {
             phase: Phase::Active,
@@ -95,7 +96,7 @@ impl Demanded {
         }
     }
 
-    /// Functions start because somebody asked.
+    /// Reports if functions start because of a request.
     pub(crate) fn is_wake(&self) -> bool {
         self.phase == Phase::Waking && self.wakes > 0
     }
@@ -150,7 +151,7 @@ pub(super) fn demanded(
             waiting,
             in_flight,
             quiet,
-            // The first start is not given up: nobody has asked yet.
+            // The first start is not given up: there has been no request yet.
             idle: window.filter(|_| phase != Phase::Waking || wakes > 0),
             wake_limit: WAKE,
             serving,
@@ -167,7 +168,7 @@ pub(super) fn demanded(
         alive.iter().filter_map(|entry| entry.wake).filter(|wake| wake.wake == wakes && wakes > 0);
     let timeline = timelines.max_by_key(WakeTimeline::total_us);
     let planning = planned.chain.or_else(|| before?.planning).filter(|planning| planning.wake == wakes);
-    // It is told with the write that says so: once, whoever leads.
+    // Published with the write that says so: once, also if the leader changes.
     let untold = timeline.filter(|wake| before.is_some_and(|before| before.wake_told < wake.wake));
     let spec = MoEDemandSpec {
         served_name: served_name(owner),
@@ -218,7 +219,7 @@ pub(super) fn demanded(
     }
 }
 
-/// What gateways are to find out about requests.
+/// Returns the facts that gateways are to find out about requests.
 fn order(owner: &MoEDeployment, known: &Resolved, planned: &Planned) -> Option<PredictionOrder> {
     let tokens = planned.target.as_ref().map_or(0, |target| target.plan.workload.typical_output_tokens);
     usage::order(owner, known.model.facts().map(|facts| &facts.inspection), tokens)
@@ -260,7 +261,7 @@ fn without(live: &MoEDemand, dead: &[&GatewayDemand]) -> MoEDemand {
     left
 }
 
-/// What a change is worth saying.
+/// Returns the event of a change of the phase, if it has one.
 fn happening(
     (from, to): (Phase, Phase),
     lasted: Duration,

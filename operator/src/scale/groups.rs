@@ -154,7 +154,7 @@ pub(super) fn by_use(
     groups
 }
 
-/// What a step of one function is made from.
+/// Inputs of the step of one function.
 #[derive(Clone, Copy)]
 struct Scene<'a> {
     observed: &'a Observed,
@@ -164,14 +164,15 @@ struct Scene<'a> {
 }
 
 impl Scene<'_> {
-    /// How `function` is from now on, of which those that wait are expected to ask something, or not; none: nobody knows.
+    /// Returns the next state of `function`. `expected` says if waiting requests are expected to use it; absent if that
+    /// is not known.
     fn step(self, function: &Function, expected: Option<bool>) -> (Group, Option<GroupTransition>) {
         let now = since_1970(self.observed.now);
         let mut known = self.demand.spec.groups.iter();
         let known = known.find(|known| known.name == function.name && known.identity == function.identity);
         let phase = self.demand.spec.phase;
         let known = match (phase, known) {
-            // Should all wake now: those that nobody needs do not.
+            // If the deployment woke now, the functions that no request needs would stay asleep.
             (DemandPhase::Asleep, _) => return (Group::new(expected.unwrap_or(true), now), None),
             (_, None) => return (Group::new(true, now), None),
             (_, Some(known)) => known,
@@ -213,7 +214,8 @@ impl Scene<'_> {
     }
 }
 
-/// What people are shown of a function that no main function speaks of; nothing where that would be too much for the object.
+/// Returns the experts of a function that no main function speaks of, as users are shown them; empty if that would be
+/// too much for the object.
 fn listing(hosted: &[LayerExperts]) -> String {
     let experts = format_listing(hosted);
     if experts.len() > MOST_LISTED { String::new() } else { experts }

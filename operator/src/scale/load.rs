@@ -15,9 +15,9 @@ use std::time::Duration;
 /// A function of which there are to be more or fewer from now on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Change {
-    /// What kind of function.
+    /// Kind of the function.
     pub component: Component,
-    /// Its name.
+    /// Name of the function.
     pub function: String,
     /// Replicas until now.
     pub from: u32,
@@ -26,7 +26,7 @@ pub(crate) struct Change {
 }
 
 impl Change {
-    /// What is worth saying of it.
+    /// Returns the event of the change.
     pub(crate) fn happening(&self) -> Happening {
         let Self { from, to, .. } = self;
         let function = match self.component {

@@ -36,11 +36,11 @@ const FIGURES: &str = "figures";
 /// Characters that a condition of the status has at most.
 const MESSAGE: usize = 1024;
 
-/// What is chosen from: the same choices make the same tenant.
+/// Source of choices: the same choices make the same tenant.
 pub enum Dice<'a> {
     /// Numbers in a fixed order that looks like none (splitmix64).
     Thrown(u64),
-    /// Bytes that somebody else chooses, two for each choice; the first one where there are no more.
+    /// Bytes from a caller, two for each choice; the first choice where there are no more.
     #[allow(dead_code, reason = "a fuzzer chooses, tests throw")]
     Told(&'a [u8]),
 }
@@ -149,8 +149,8 @@ impl Dice<'_> {
         }
     }
 
-    /// `object` as somebody spoiled it, where the API takes it: what fits its types. Name, namespace and uid are the API
-    /// server's.
+    /// Returns `object` as another writer might have spoiled it, where the API takes it: what fits its types. Name,
+    /// namespace and uid are the API server's.
     pub fn spoiled<K>(&mut self, object: &K) -> Option<K>
     where
         K: Resource<DynamicType = ()> + serde::Serialize + DeserializeOwned,
@@ -227,7 +227,7 @@ impl Dice<'_> {
         true
     }
 
-    /// What a main function says in the name of the pod with `uid`: anything.
+    /// Makes up anything as the report of a main function.
     fn saying(&mut self, heard: &mut Heard) {
         let number = [0, 1, 7, MOST_GENERATIONS - 1, MOST_GENERATIONS, u64::MAX][self.below(6)];
         let address = ["10.0.0.1:9001", "10.0.0.2:9001", ":", "\u{0}"][self.below(4)];
@@ -248,7 +248,7 @@ impl Dice<'_> {
         };
     }
 
-    /// What helpers print: what they should, spoiled, or anything.
+    /// Returns output of helpers: the right one, spoiled, or anything.
     fn printed(&mut self, world: &World) -> String {
         let facts = serde_json::to_value(&world.facts).unwrap();
         let profile = serde_json::to_value(Profile::prior(&world.facts.inspection, "bfloat16")).unwrap();
@@ -262,7 +262,7 @@ impl Dice<'_> {
         }
     }
 
-    /// Somebody writes one object, or says something. Returns whether anybody would take it.
+    /// Spoils one object, or one report. Returns if the API would take it.
     pub fn spoil_world(&mut self, world: &mut World) -> bool {
         let printed = self.printed(world);
         let there = &mut world.there;
@@ -352,7 +352,7 @@ pub fn tenants() -> Vec<World> {
         ..ConfigMap::default()
     };
     proposed.there.details.maps.insert(FIGURES.to_owned(), Some(map));
-    // Nothing runs before somebody accepts what is proposed.
+    // Nothing runs before a user accepts the proposed plan.
     for _ in 0..6 {
         let (_, steps) = proposed.look();
         proposed.write(&steps, usize::MAX);
@@ -372,7 +372,7 @@ pub fn tenants() -> Vec<World> {
     all
 }
 
-/// What is read: what has other labels is not, nor are records and plans of somebody else.
+/// Drops the objects that the operator would not read: those with other labels, and records and plans of another owner.
 pub fn as_read(world: &mut World) {
     fn listed<K: Resource>(object: &K) -> bool {
         label(object.meta(), DEPLOYMENT) == "demo"
@@ -395,7 +395,7 @@ fn newest(observed: &Observed) -> u64 {
     observed.routing.as_ref().map(RoutingTable::from_record).unwrap_or_default().newest()
 }
 
-/// What is kept is the deployment's own, by its name and as it was read.
+/// Checks that the object is the deployment's own, by its name and as it was read.
 fn check_kept<K: Resource<DynamicType = ()>>(keep: &Keep<K>) {
     let name = keep.wanted.name_any();
     let is_ours = |owner: &OwnerReference| owner.controller == Some(true) && owner.uid == "uid-1";
@@ -405,7 +405,7 @@ fn check_kept<K: Resource<DynamicType = ()>>(keep: &Keep<K>) {
     assert!(keep.live.iter().all(|live| live.owner_references().iter().any(is_ours)), "{name}");
 }
 
-/// What is written is within what the deployment consists of, and who is spoken with is its own.
+/// Checks that all writes are within the deployment's own objects, and that all conversations are with its own pods.
 pub fn check(world: &World, steps: &Diff, stated: &MoEDeploymentStatus) {
     let observed = &world.there;
     let mut created = BTreeSet::new();
@@ -439,7 +439,7 @@ pub fn check(world: &World, steps: &Diff, stated: &MoEDeploymentStatus) {
             Write::Routing(keep) => {
                 check_kept(keep);
                 let table = RoutingTable::from_record(&keep.wanted);
-                // Beyond that it begins anew.
+                // Beyond that, numbering starts over.
                 assert!(!table.spoiled || newest(observed) == MOST_GENERATIONS - 2, "{table:?}");
             }
             Write::Plan(plan) => assert!(plan.name_any().starts_with("demo-"), "{}", plan.name_any()),
@@ -462,7 +462,8 @@ pub fn check(world: &World, steps: &Diff, stated: &MoEDeploymentStatus) {
     }
 }
 
-/// The deployment of somebody else, which loses `lost` while pods that `strange` has are there under its labels.
+/// Checks that the deployment of another tenant, which loses `lost`, is healed while pods of `strange` are there under
+/// its labels.
 pub fn is_healed(neighbour: &World, lost: usize, strange: &[Pod], others: Others) {
     let mut world = neighbour.clone();
     world.remembered.others = others;

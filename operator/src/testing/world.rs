@@ -40,11 +40,11 @@ pub struct World {
     pub owner: MoEDeployment,
     pub there: Observed,
     pub around: Surroundings,
-    /// What an inspector finds.
+    /// Facts that an inspector finds.
     pub facts: ModelFacts,
-    /// What inspectors and profilers print instead, where somebody else speaks for them.
+    /// Output of inspectors and profilers instead, where another program poses as them.
     pub printed: Option<String>,
-    /// What the addresses of pods begin with.
+    /// Prefix of the addresses of pods.
     pub network: &'static str,
     /// Soft state of the operator.
     pub remembered: Remembered,
@@ -54,9 +54,9 @@ pub struct World {
     pub groups: Groups,
     /// Makes plans.
     pub planner: Immediate,
-    /// What the next look sees in place of what is there, where it is given old lists.
+    /// Objects that the next reconcile sees instead of the present ones, where it is given old lists.
     pub stale: Option<Observed>,
-    /// Whether that ever was so.
+    /// Set if a reconcile was given old lists.
     stale_seen: bool,
     uids: u32,
 }
@@ -126,12 +126,12 @@ impl Planner for Immediate {
     fn forget(&mut self, _lane: Lane) {}
 }
 
-/// What becomes of a write on a bad day of the API server.
+/// Failure of a write on a bad day of the API server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
     /// 409, 429 or 500: it is not made.
     Refused,
-    /// 504: it is made, and nobody says so.
+    /// 504: the write is made, but the answer is lost.
     Lost,
 }
 
@@ -164,7 +164,7 @@ impl World {
         world
     }
 
-    /// What gateways and the operator tell each other.
+    /// Returns the object by which gateways and the operator inform each other.
     pub fn demand(&self) -> &MoEDemand {
         self.there.demand.as_ref().unwrap()
     }
@@ -179,13 +179,13 @@ impl World {
         gateways.push(entry);
     }
 
-    /// What one look decides.
+    /// Returns the decisions of one reconcile.
     pub fn look(&mut self) -> (Planned, Diff) {
         let (planned, steps, _) = self.look_and_state();
         (planned, steps)
     }
 
-    /// What one look decides, and the status that it states.
+    /// Returns the decisions of one reconcile, and the status that it states.
     pub fn look_and_state(&mut self) -> (Planned, Diff, MoEDeploymentStatus) {
         self.stale_seen |= self.stale.is_some();
         let owner = &self.around.allowed.priced(&self.owner).into_owned();
@@ -224,7 +224,7 @@ impl World {
         (Planned { target: manifests.target, ..planned }, diff, stated)
     }
 
-    /// What a pod that ended wrote.
+    /// Returns the log of a pod that ended.
     fn log(&self, pod: &str) -> Result<String, String> {
         if let Some(printed) = &self.printed {
             return Ok(printed.clone());
@@ -243,8 +243,8 @@ impl World {
         self.write_as(steps, most, |_| None)
     }
 
-    /// The same where each write is answered as `answer` says; what follows one that is not made, or seems not to be, is left
-    /// for the next look.
+    /// As [`Self::write`], with each write answered as `answer` says; writes after one that is not made, or seems not
+    /// to be, are left for the next reconcile.
     pub fn write_as(
         &mut self,
         steps: &Diff,
@@ -351,7 +351,7 @@ impl World {
         true
     }
 
-    /// What nodes do in a second.
+    /// Lets nodes work for one second.
     pub fn run(&mut self) {
         self.there.now = self.there.now.checked_add(SignedDuration::from_secs(1)).unwrap();
         let now = self.there.now;

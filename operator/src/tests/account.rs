@@ -1,4 +1,4 @@
-//! What main functions are told to expect of requests.
+//! Accounts: the cost that main functions are told to expect of requests.
 
 use crate::planning::account;
 use crate::testing::example::{built, deployment, facts, plan, plan_of_groups, planning, prior};
@@ -90,7 +90,7 @@ fn a_plan_that_says_nothing_or_nonsense_has_no_account() {
     assert!(account(&strange).unwrap_err().to_string().contains("another group hosts"));
 }
 
-/// What is kept is small: of a model of 61 layers with 256 experts each, too.
+/// The kept basis is small, also for a model of 61 layers with 256 experts each.
 #[test]
 fn what_is_kept_of_a_large_model_is_small() {
     let mut large = facts();

@@ -19,7 +19,7 @@ fn now() -> Timestamp {
     "2026-01-01T12:00:00Z".parse().unwrap()
 }
 
-/// What is to run: a function for each group.
+/// Returns the revision that is to run: a function for each group.
 fn revision(scene: &Scene) -> Revision {
     let groups = u32::try_from(scene.groups.len()).unwrap();
     let owner = match groups {
@@ -86,7 +86,7 @@ fn address(id: &str) -> String {
     format!("10.0.0.{}", id.bytes().map(u32::from).sum::<u32>() % 250)
 }
 
-/// What main functions were told.
+/// Returns the generation that main functions were told.
 fn in_force(scene: &Scene, revision: &Revision) -> Option<Generation> {
     let (hash, endpoints) = match scene.in_force {
         InForce::Nothing => return None,

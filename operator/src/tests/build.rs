@@ -21,7 +21,7 @@ fn pods(owner: &MoEDeployment) -> Vec<Pod> {
     all.collect()
 }
 
-/// What the restricted pod security standard asks for, and what makes a pod Guaranteed.
+/// Checks a pod against the restricted pod security standard, and that it is Guaranteed.
 fn check_pod(pod: &Pod) {
     let spec = pod.spec.as_ref().unwrap();
     assert_eq!(spec.automount_service_account_token, Some(false));
@@ -49,7 +49,7 @@ fn check_pod(pod: &Pod) {
         assert!(resources.limits.as_ref().unwrap()["memory"].0.ends_with(['M', 'G']));
     }
     let seconds = spec.tolerations.iter().flatten().filter_map(|toleration| toleration.toleration_seconds);
-    // A function may be at work on a node that is not heard; one that inspects or measures is made anew.
+    // A function may be at work on a node that is not heard; a pod that inspects or measures is replaced.
     let borne = if pod.labels().contains_key(FUNCTION) { 300 } else { 30 };
     assert_eq!(seconds.filter(|seconds| *seconds == borne).count(), 2);
 }
@@ -253,7 +253,7 @@ fn probes_have_a_port_that_clients_cannot_reach() {
     }
 }
 
-/// What follows `flag` in the arguments of the pod's program.
+/// Returns the argument after `flag` among the arguments of the pod's program.
 fn following(pod: &Pod, flag: &str) -> String {
     let arguments = arguments(pod);
     let at = arguments.iter().position(|argument| argument == flag).unwrap_or_else(|| panic!("{flag}"));
@@ -437,7 +437,7 @@ fn functions_export_traces_where_there_is_a_collector() {
         let text = serde_json::to_string(&function.pod(&owner, 0, 0)).unwrap();
         assert!(text.contains("http://otel.monitoring:4317"), "{text}");
     }
-    // Without one nobody begins anew.
+    // Without a collector no pod is replaced.
     let identities = |revision: &Revision| {
         revision.functions().map(|function| function.identity.clone()).collect::<Vec<_>>()
     };

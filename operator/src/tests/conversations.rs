@@ -1,4 +1,4 @@
-//! Nobody waits for a main function: what it says is found by the next look.
+//! Conversations with main functions: no reconcile waits for one, the next one finds its report.
 
 use crate::conversations::{Conversations, Heard, Partner};
 use crate::mains::tests::largest;
@@ -22,8 +22,8 @@ fn partner(uid: &str, ip: &str, order: Option<u64>) -> Partner {
     Partner { uid: uid.to_owned(), ip: ip.parse().unwrap(), order, starting: false, watched: None }
 }
 
-/// Of two main functions one accepts connections and never answers. The other one is heard and told all the
-/// same, nobody is waited for, and what is over is forgotten.
+/// One of two main functions accepts connections and never answers. The other one is heard and told all the same, no
+/// reconcile waits, and conversations that ended are forgotten.
 #[tokio::test]
 async fn a_silent_main_function_keeps_nobody_waiting() {
     let (silent, talking) = ("127.78.0.1", "127.78.0.2");

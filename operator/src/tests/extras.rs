@@ -1,4 +1,4 @@
-//! What whoever runs the operator gives the pods of all deployments: images, and what they have in addition.
+//! Settings of the operator for the pods of all deployments: images, and additions.
 
 use crate::manifests::{PodExtras, Surroundings, inspector, plan_hash, profiler, revision};
 use crate::names::{COMPONENT, FUNCTION};
@@ -67,7 +67,7 @@ fn the_cluster_chooses_users_where_it_is_to() {
     }
 }
 
-/// Labels are given to pods that run; what these consist of is made anew.
+/// New labels are applied to running pods; a change of their spec replaces them.
 #[test]
 fn only_what_pods_consist_of_has_them_made_anew() {
     let mut settled = World::new(json!({}));

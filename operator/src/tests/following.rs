@@ -31,7 +31,7 @@ fn away(plan: &MoEPlanSpec) -> [usize; 2] {
     [away.next().unwrap(), away.next().unwrap()]
 }
 
-/// Of the experts of all layers those that are `hot` and remote.
+/// Returns the number of experts, of all layers, that are `hot` and remote.
 fn hot_remote(plan: &MoEPlanSpec, hot: &[usize]) -> usize {
     remote(plan).iter().flatten().filter(|expert| hot.contains(&(**expert as usize))).count()
 }

@@ -253,7 +253,7 @@ fn experts_that_the_model_does_not_have_are_named() {
     }
 }
 
-/// A plan that somebody spoiled keeps no new one from being made.
+/// A plan that another writer spoiled does not keep a new one from being made.
 #[test]
 fn a_previous_plan_that_cannot_be_is_none() {
     let owner = deployment(json!({}));

@@ -55,7 +55,7 @@ fn only_counted_pods_of_the_deployment_are_followed() {
     let forged = pod(u32::MAX, failed(1000));
     assert_eq!(look(std::slice::from_ref(&forged)), Errand::Start { incarnation: 0, after: None });
     assert_eq!(look(&[forged, pod(0, json!({"phase": "Running"}))]), Errand::Waiting { trouble: None });
-    // A clock that is ahead keeps nobody from trying again.
+    // A clock that is ahead does not keep the operator from trying again.
     let Errand::Failed { retry_at, .. } = look(&[pod(0, failed(-1_000_000))]) else { panic!() };
     assert!(retry_at <= now().checked_add(SignedDuration::from_secs(300)).unwrap());
 }

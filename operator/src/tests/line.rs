@@ -18,7 +18,7 @@ use std::net::SocketAddrV6;
 /// Looks of a bad day.
 const BAD_LOOKS: usize = 25;
 
-/// What happens to a deployment.
+/// Change of a deployment.
 type Change = fn(&mut World);
 
 fn scale(world: &mut World) {
@@ -54,7 +54,7 @@ fn upgrade(world: &mut World) {
     world.keep_in_config_maps();
 }
 
-/// None: it is made.
+/// Changes that a deployment meets; `None` is its creation.
 const CHANGES: [Option<Change>; 6] =
     [None, Some(scale), Some(plan_anew), Some(move_over), Some(lose_everything), Some(upgrade)];
 
@@ -128,7 +128,7 @@ fn whatever_the_api_server_answers_the_line_ends_at_the_same_state() {
     assert!(met.iter().all(|met| *met > 100), "{met:?}");
 }
 
-/// What is there, with one kind of objects as it was a look ago.
+/// Returns the present objects, with one kind of them as it was a reconcile ago.
 fn partly_old(world: &World, before: &Observed, dice: &mut Dice<'_>) -> Observed {
     let (mut seen, old) = (world.there.clone(), before.clone());
     match dice.below(6) {
@@ -177,8 +177,8 @@ fn a_plan_that_failed_gives_way_to_the_one_that_serves() {
     assert_eq!(world.look().0.target.unwrap().revision.plan, hash);
 }
 
-/// What nobody asked for, here another version of the operator, waits for its turn: until then what there is stays as it is.
-/// What a person asks for waits for nobody, nor does what has lost a function.
+/// A rollout that no user asked for, here to another version of the operator, waits for its turn: until then functions
+/// stay as they are. A rollout that a user asked for does not wait, nor does a deployment that lost a function.
 #[test]
 fn what_nobody_asked_for_waits_its_turn() {
     let mut world = World::new(json!({}));
@@ -259,8 +259,8 @@ fn functions_of_an_ipv6_cluster_find_each_other() {
     }
 }
 
-/// Whether a main function takes requests from gateways alone is told by what its pod was made of: those that were made while
-/// nobody signed, as those of a release before, are asked in plaintext until they have been replaced.
+/// A pod's spec tells if a main function takes requests from gateways alone: those that were made without a signer, as
+/// those of a release before, are asked in plaintext until they have been replaced.
 #[test]
 fn gateways_are_told_of_each_main_function_whether_it_knows_them() {
     let mut world = World::with_gateways(json!({"replicas": 2}), &["a"]);

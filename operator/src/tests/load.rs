@@ -208,7 +208,7 @@ fn memory_bounds_what_load_may_ask_for() {
     assert_eq!(scene.pods(Component::RemoteExpert).len(), functions.len());
 }
 
-/// A pod that somebody put there with a number that nobody means.
+/// A pod that another writer put there, with a replica number that is out of range.
 #[test]
 fn a_forged_replica_asks_for_nothing() {
     let mut scene = Scene::new(json!({"scaling": {"min": 1, "max": 3}}));

@@ -1,4 +1,4 @@
-//! What gateways are told that pods cost.
+//! Costs of pods, as gateways are told them.
 
 use crate::names::{FUNCTION, label};
 use crate::paid::{paid, per_hour};

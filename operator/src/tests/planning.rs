@@ -237,7 +237,7 @@ fn what_sleeps_is_paid_for_while_it_is_awake_and_has_limits_of_its_own() {
     assert!(refused.contains("share of cold requests"), "{refused}");
     let refused = solve(&spec(sleeps(), json!({"coldTtft": "1ms"}))).unwrap_err().to_string();
     assert!(refused.contains("cold"), "{refused}");
-    // Where nothing sleeps nobody is cold.
+    // Where nothing sleeps no request is cold.
     assert!(solve(&spec(json!({}), limits)).is_ok());
 }
 
@@ -259,11 +259,12 @@ fn a_plan_says_whether_remote_experts_pay() {
     // Whatever the spec allows: who asks for none is told what they would be worth, and who asks for them what they cost.
     assert_eq!(verdict("Never").rival.map(|rival| is_remote(rival.way)), Some(!auto.pays));
     assert_eq!(verdict("Always").pays, auto.pays);
-    // Of a prior nobody knows.
+    // A plan on a prior has no verdict.
     assert_eq!(plan(&deployment(json!({}))).verdict, None);
 }
 
-/// Of a plan that follows while main functions serve: they stay as large as they are, and the other ways do not.
+/// The verdict of a plan that follows while main functions serve: they stay as large as they are, and those of the
+/// other ways do not.
 #[test]
 fn a_plan_that_follows_is_beside_what_there_would_be_without_it() {
     let mut facts = facts();

@@ -1,4 +1,4 @@
-//! What a pod's status says about it.
+//! Views of pods, from their status.
 
 use crate::pods::PodView;
 use crate::testing::example::{built, deployment, plan};

@@ -52,7 +52,7 @@ impl Scene {
         remote.map(|pod| label(&pod.metadata, FUNCTION).to_owned()).collect()
     }
 
-    /// Those that main functions call.
+    /// Returns the remote functions that main functions call.
     fn routed(&self) -> BTreeSet<String> {
         let pods = &self.world.there.pods;
         let table = self.world.there.table(&self.world.owner);
@@ -150,7 +150,7 @@ fn a_new_leader_opens_the_windows_again_and_knows_who_sleeps() {
     let mut scene = Scene::new(awake());
     let all = scene.all.clone();
     scene.rest(&all[..1]);
-    // Nobody knows any more what was used.
+    // The new leader does not know what was used.
     scene.world.there.heard.values_mut().for_each(|heard| heard.used.clear());
     scene.world.there.since = scene.world.there.now;
     for _ in 0..WINDOW - 2 {
@@ -159,7 +159,8 @@ fn a_new_leader_opens_the_windows_again_and_knows_who_sleeps() {
     assert_eq!((scene.alive(), scene.asleep()), (set(&all[..1]), set(&all[1..])));
 }
 
-/// What wakes and is not there yet keeps nothing else from being told, whichever of its pods die.
+/// A function that wakes and is not there yet does not keep main functions from being told of others, whichever of its
+/// pods die.
 #[test]
 fn one_that_does_not_start_holds_nothing_up() {
     let mut scene = Scene::new(awake());
@@ -222,7 +223,7 @@ fn killed_after_any_write_groups_sleep_and_wake() {
     }
 }
 
-/// Who waits needs few experts: functions that have none of them neither start nor are waited for.
+/// If waiting requests need few experts, functions that have none of them neither start nor are waited for.
 #[test]
 fn a_wake_starts_what_those_who_wait_need() {
     let spec = spec(json!({"min": 0, "idleWindow": "40s", "remoteIdleWindow": "20s"}));
@@ -289,7 +290,7 @@ fn a_wake_starts_what_those_who_wait_need() {
     }
     assert_eq!(scene.world.demand().spec.phase, DemandPhase::Active);
     assert_eq!((scene.alive(), scene.routed()), (expected.clone(), expected));
-    // What is used although nobody said so comes when it is.
+    // A function whose use was not predicted wakes when it is used.
     let before = scene.world.there.now;
     scene.used(&all);
     scene.rest(&all);

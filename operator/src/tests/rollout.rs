@@ -30,11 +30,11 @@ pub struct World {
     pub pods: Vec<PodView>,
     now: Timestamp,
     uids: u32,
-    /// What each main function has in force.
+    /// Generation that each main function has in force, by the uid of its pod.
     in_force: BTreeMap<String, Generation>,
 }
 
-/// What a main function says of a generation.
+/// Returns the number and the placement by which a main function reports a generation.
 fn named(generation: &Generation) -> (u64, String) {
     (generation.number, generation.placement().unwrap())
 }
@@ -161,7 +161,7 @@ impl World {
         self.in_force.insert(uid.to_owned(), generation);
     }
 
-    /// What nodes do in a second.
+    /// Lets nodes work for one second.
     fn run(&mut self) {
         self.now = self.now.checked_add(SignedDuration::from_secs(1)).unwrap();
         let now = self.now;
@@ -175,7 +175,7 @@ impl World {
         }
     }
 
-    /// Has the durable copy say `number` of every generation, as somebody who can write it would.
+    /// Overwrites the number of every generation in the durable copy with `number`, as another writer could.
     fn poison(&mut self, number: u64) {
         let mut table = self.table.clone();
         for generation in table.entries.values_mut() {
@@ -255,7 +255,7 @@ fn pushes<'a>(table: &'a RoutingTable, pods: &'a [PodView]) -> Vec<(&'a PodView,
     known.filter(|(pod, generation)| pod.in_force.is_some_and(|number| number < generation.number)).collect()
 }
 
-/// Whether main functions are told that the endpoint hosts what `function` does.
+/// Reports if main functions are told that the endpoint hosts the experts of `function`.
 fn hosted(endpoint: &Endpoint, function: &Function) -> bool {
     match function.hosted.as_ref().unwrap() {
         Hosted::Layer(set) => endpoint.layers == [set.layer] && endpoint.experts.is_empty(),
@@ -307,9 +307,9 @@ enum Happening {
     Target(usize),
     Step(usize),
     LoseTable,
-    /// Somebody wrote this number into the durable copy.
+    /// Another writer overwrote the numbers in the durable copy with this one.
     Poison(u64),
-    /// Somebody made a pod of this incarnation at the place of another, with or without our reference.
+    /// Another writer made a pod of this incarnation at the place of another, with or without our reference.
     Stranger(usize, u32, bool),
 }
 
@@ -339,8 +339,8 @@ fn number() -> impl Strategy<Value = u64> {
     ]
 }
 
-/// Main functions that somebody else gave a placement get theirs back, with a greater number, also where the
-/// other one goes by the number of theirs.
+/// Main functions that another writer gave a placement get theirs back, with a greater number, also where the other
+/// placement has the number of theirs.
 #[test]
 fn a_placement_of_somebody_else_does_not_last() {
     for beyond in [0, 1, 1 << 32] {
@@ -641,7 +641,7 @@ fn functions_of_many_deployments_that_fall_silent_together_are_left_alone() {
     assert_eq!(world.steps().create.len(), 1);
 }
 
-/// What is known of deployments in other namespaces than that of the world's.
+/// Returns the state of deployments in other namespaces than the world's own.
 fn elsewhere(silences: &[(&str, Silence)]) -> Others {
     Others::of("default", silences.iter().copied())
 }

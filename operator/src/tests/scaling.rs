@@ -70,7 +70,7 @@ fn pods_stay_while_others_come_and_go() {
     let before = uids(&world);
     let main = world.target.main.identity.clone();
     let told = world.table.entries[&main].clone();
-    // More main functions: nobody is told anything new.
+    // More main functions: none is told anything new.
     world.target = built(&scaled(3), &plan);
     world.settle();
     world.check_settled();

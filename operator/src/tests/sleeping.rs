@@ -44,7 +44,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// A deployment that serves, and nobody asks.
+    /// Returns a deployment that serves, without requests.
     fn new(uids: &[&'static str]) -> Self {
         let mut world = World::with_gateways(spec(), uids);
         world.settle();
@@ -181,7 +181,8 @@ fn nobody_asks_and_functions_end_and_fifty_wake_them_once() {
     assert_eq!(scene.served(), 150);
 }
 
-/// Each wake is told once with where its time went, however many gateways say so and whoever leads, and the condition has the latest.
+/// Each wake is reported once with its timeline, however many gateways report it and whichever replica leads, and the
+/// condition has the latest.
 #[test]
 fn how_a_wake_went_is_told_once() {
     let mut scene = Scene::new(&["a", "b"]);
@@ -341,8 +342,8 @@ fn killed_after_any_write_it_falls_asleep_and_wakes() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
-    /// Whenever clients come, gateways are cut off and pods die: nobody is lost, nothing ends under a request, nothing
-    /// is left over.
+    /// Whenever clients come, gateways are cut off and pods die: no request is lost, nothing ends under a request,
+    /// nothing is left over.
     #[test]
     fn nobody_is_lost(moves in proptest::collection::vec((0_u8..8, 0_usize..3, 1_u32..4), 1..60)) {
         let mut scene = Scene::new(&["a", "b", "c"]);
@@ -381,7 +382,7 @@ fn without_gateways_nothing_sleeps() {
     assert_eq!((steps.writes, steps.troubles[0].reason), (vec![], "NoGateway"));
 }
 
-/// Nodes look once a second: somebody may wait.
+/// Nodes look once a second, and a client may be waiting.
 #[test]
 fn a_remote_function_that_says_that_it_serves_is_told_of_before_its_node_has_seen_it() {
     let mut world = World::with_gateways(spec(), &["a"]);

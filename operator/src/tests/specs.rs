@@ -49,7 +49,7 @@ fn object(name: &str, spec: &Value) -> Value {
     })
 }
 
-/// What the API server says to `spec`; nothing is stored.
+/// Returns the API server's answer to `spec`; nothing is stored.
 async fn tried(server: &Server, name: &str, spec: &Value) -> Result<MoEDeployment, String> {
     let params = PatchParams { dry_run: true, ..PatchParams::apply("test").validation_strict() };
     let api = server.api::<MoEDeployment>();

@@ -1,4 +1,4 @@
-//! What the status says, from one look to the next.
+//! Statuses, from one reconcile to the next.
 
 use crate::exposure::GatewayService;
 use crate::manifests::{LOAD_SECONDS, Revision};

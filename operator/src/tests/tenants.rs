@@ -180,7 +180,7 @@ fn spoiled_objects_are_looked_at_and_others_are_healed_meanwhile() {
     println!("{spoiled} spoiled objects in {looks} looks");
 }
 
-/// What is spoiled is replaced, and then everything is as it was.
+/// Spoiled objects are replaced, and then everything is as it was.
 #[test]
 fn what_a_tenant_spoiled_is_healed() {
     let mut reference = World::new(json!({"replicas": 2}));

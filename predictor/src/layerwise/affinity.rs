@@ -17,7 +17,7 @@ pub struct TokenRoutes<'a> {
 }
 
 impl<'a> TokenRoutes<'a> {
-    /// Of a record with per-token experts.
+    /// Reads the routes of a record with per-token experts.
     ///
     /// # Errors
     /// The record has none, or they do not fit the header.
@@ -46,7 +46,7 @@ impl<'a> TokenRoutes<'a> {
     }
 }
 
-/// What follows what, `distance` layers later.
+/// Frequencies with which experts follow each other, `distance` layers later.
 #[derive(Debug, Clone)]
 pub struct Affinity {
     experts: usize,

@@ -71,7 +71,7 @@ impl GateLookahead {
         Ok(tokens.flat_map(|state| self.weights.route(state, self.epsilon, self.top_k)).collect())
     }
 
-    /// Its accuracy on tokens whose experts are known.
+    /// Measures the accuracy on tokens whose experts are known.
     ///
     /// # Errors
     /// `states` and `actual` are not of as many tokens.

@@ -4,7 +4,7 @@ use crate::phase::Phase;
 use crate::record::layout::Layout;
 use crate::record::{RecordError, RecordHeader, npy};
 
-/// What the experts did for one request.
+/// Expert activations of one request.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ActivationRecord {
     /// Token ids of the prompt, at least one.
@@ -13,7 +13,7 @@ pub struct ActivationRecord {
     /// `l * experts + k` counts the tokens that used expert k of the l-th layer with experts. A row
     /// sums to prompt tokens x `top_k`.
     pub prefill: Vec<u32>,
-    /// The same for the decode steps; all 0 where there were none.
+    /// Counts of the decode steps, in the same form; all 0 where there were none.
     pub decode: Vec<u32>,
     /// Decode steps: forwards of one token after the prefill.
     pub steps: u32,

@@ -1,4 +1,4 @@
-//! What can be wrong with a record or a file of them.
+//! Errors of records and of files of records.
 
 use std::io;
 
@@ -29,7 +29,7 @@ pub enum RecordError {
     Header {
         /// Field of the header.
         field: &'static str,
-        /// What is wrong with its value.
+        /// Problem with its value.
         message: String,
     },
     /// Records of another model, or made in another way.
@@ -59,7 +59,7 @@ pub enum RecordError {
     Value {
         /// Field of the record.
         field: &'static str,
-        /// What is wrong.
+        /// Reason.
         message: String,
     },
     /// A record or file would pass its limit.
@@ -71,7 +71,7 @@ pub enum RecordError {
         bytes: u64,
         /// Bytes that are allowed.
         limit: u64,
-        /// What to do.
+        /// Remedy.
         remedy: &'static str,
     },
 }

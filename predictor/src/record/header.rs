@@ -13,7 +13,7 @@ const MAX_LAYERS: usize = 4096;
 /// More experts per layer than any model has; ids fit 16 bits.
 const MAX_EXPERTS: u32 = 1 << 16;
 
-/// What all records of a file have in common.
+/// Properties that all records of a file have in common.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecordHeader {
     /// Fingerprint of the checkpoint, in hexadecimal.
@@ -27,7 +27,7 @@ pub struct RecordHeader {
     /// Type that the model computed in: `bfloat16` or `float32`. Near-ties route differently in
     /// another.
     pub dtype: String,
-    /// Whether each record holds the experts of every token.
+    /// Set if each record holds the experts of every token.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub tokens: bool,
 }

@@ -8,9 +8,9 @@ use crate::record::{MAX_RECORD_BYTES, RecordError, RecordHeader};
 pub(super) struct Layout {
     /// Tokens of the prompt.
     pub(super) prompt: usize,
-    /// Whether the prefill counts take four bytes instead of two.
+    /// Set if the prefill counts take four bytes instead of two.
     pub(super) prefill_wide: bool,
-    /// The same for the decode counts.
+    /// Set if the decode counts take four bytes instead of two.
     pub(super) decode_wide: bool,
     /// Positions with per-token experts, where the record has them.
     pub(super) positions: Option<usize>,

@@ -3,14 +3,14 @@
 use crate::record::{Damage, Reader, RecordError, RecordWriter};
 use std::io::{Read, Write};
 
-/// What came of a merge.
+/// Summary of a merge.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Merged {
     /// Whole records that were copied.
     pub records: u64,
     /// Length of the new file.
     pub bytes: u64,
-    /// What was skipped in each source.
+    /// Bytes that were skipped in each source.
     pub damage: Vec<Vec<Damage>>,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Form: `numpy.lib.format`, version 1.0. Only C order is written and read.
 
-/// What every array begins with: the magic and version 1.0.
+/// Beginning of every array: the magic and version 1.0.
 pub(super) const MAGIC: &[u8; 8] = b"\x93NUMPY\x01\x00";
 /// Bytes before the dict: the magic and the dict's length, 16 bits little-endian.
 pub(super) const PREFIX: usize = 10;
@@ -44,7 +44,7 @@ impl<'a> Dict<'a> {
         self.rest = self.rest.trim_ascii_start();
     }
 
-    /// Whether `literal` comes next; passes it if so. Spaces within `literal` are not allowed.
+    /// Reports if `literal` comes next; passes it if so. Spaces within `literal` are not allowed.
     pub(super) fn accept(&mut self, literal: &str) -> bool {
         self.skip_spaces();
         match self.rest.strip_prefix(literal.as_bytes()) {

@@ -22,7 +22,7 @@ const MAX_FALSE_WORK: u64 = 16;
 pub struct Damage {
     /// Where in the file.
     pub bytes: Range<u64>,
-    /// Whether the file ends here: a write that was cut short.
+    /// Set if the file ends here: a write that was cut short.
     pub tail: bool,
 }
 
@@ -107,7 +107,7 @@ impl<R: Read> Reader<R> {
         &self.header
     }
 
-    /// What had to be skipped so far; complete when the iteration has ended.
+    /// Returns the bytes skipped so far; complete when the iteration has ended.
     pub fn damage(&self) -> &[Damage] {
         &self.damage
     }
@@ -117,7 +117,7 @@ impl<R: Read> Reader<R> {
         self.valid
     }
 
-    /// What has been read and not yet passed.
+    /// Returns the bytes that have been read and not yet passed.
     fn window(&self) -> &[u8] {
         self.buffer.get(self.passed..).unwrap_or_default()
     }
@@ -264,7 +264,7 @@ fn find(haystack: &[u8], needle: &[u8]) -> Option<usize> {
     haystack.windows(needle.len()).position(|window| window == needle)
 }
 
-/// What a file holds.
+/// Contents of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Scan {
     /// Model and form of the records.
@@ -273,7 +273,7 @@ pub struct Scan {
     pub records: u64,
     /// Where the next record belongs: the end of the last whole one.
     pub valid_bytes: u64,
-    /// What is no whole record.
+    /// Bytes that are no whole record.
     pub damage: Vec<Damage>,
 }
 

@@ -23,7 +23,7 @@ enum BranchContent {
 }
 
 impl BranchContent {
-    /// Of points that were numbered by their places in `slots`.
+    /// Replaces the numbers of points, which are places in `slots`, by the slots.
     fn renumbered(self, slots: &[u32]) -> Self {
         let slot = |point: u32| slots.get(point as usize).copied().unwrap_or(NONE);
         match self {

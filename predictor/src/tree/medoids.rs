@@ -14,7 +14,7 @@ const SWAPS_PER_FORK: usize = 2;
 const ROUNDS: usize = 4;
 /// Points whose distances one task computes.
 const TASK: usize = 64;
-/// No more points than this are worth the other threads: whoever learns would wait until one of them is free.
+/// No more points than this are worth the other threads: learning would wait until one of them is free.
 const ALONE: usize = 512;
 /// A point's distance to itself is not 0 after rounding; nearer points are taken as equal.
 const EQUAL: f32 = 1e-6;

@@ -35,7 +35,7 @@ pub enum Clustering {
     /// The customised k-medoids (roulette-wheel seeding, medoids updated inside each subcluster) under soft
     /// cosine similarity around the mean of the history. What SPS uses.
     Centred,
-    /// The same under soft cosine similarity as it is, to the letter of the paper.
+    /// As `Centred`, under soft cosine similarity as it is, to the letter of the paper.
     Similarity,
     /// Full Partitioning Around Medoids under the similarity of `Centred` (the paper's VarPAM).
     Pam,
@@ -52,13 +52,13 @@ pub struct TreeOptions {
     /// A search looks at this many prompts at least, and at alpha. The paper stops at alpha; ten times beta
     /// find nearly what brute force does.
     pub breadth: usize,
-    /// Of the prompts that a search looks at, so many, and at least alpha, are compared by their vectors: the
-    /// most similar by their sketches, which are shorter. With `breadth` no larger there are no sketches.
+    /// Prompts that a search compares by their vectors, alpha at least: of those that it looks at, the most similar by
+    /// their sketches, which are shorter. With `breadth` no larger there are no sketches.
     pub rerank: usize,
     /// Children of a node, at most. A node of n prompts gets min(forks, ceil(n / beta)), at least 2: no
     /// more than leaves of about beta prompts need, because small leaves find fewer true neighbours.
     pub forks: usize,
-    /// The same seed gives the same tree, on any number of threads.
+    /// Seed of the tree: the same seed gives the same tree, on any number of threads.
     pub seed: u64,
 }
 
@@ -90,7 +90,7 @@ impl TreeOptions {
         Ok(())
     }
 
-    /// Whether searches look at prompts that they do not compare in full.
+    /// Reports if searches look at prompts that they do not compare in full.
     pub(crate) fn sketches(&self) -> bool {
         self.breadth > self.rerank
     }
@@ -102,7 +102,7 @@ pub struct Tree {
     options: TreeOptions,
     clustering: Clustering,
     nodes: Vec<Node>,
-    /// What is taken off a query on its way down, [hidden]; zeros where nothing is.
+    /// Vector that is taken off a query on its way down, [hidden]; zeros where nothing is.
     centre: Vec<f32>,
     /// Row n guides the way to node n, the centre taken off and scaled to length 1; the root's is not used.
     medoids: Rows,
@@ -170,7 +170,7 @@ impl Tree {
         Ok(tree)
     }
 
-    /// The directions of sketches stay what they are, however many prompts come: finding them anew takes long.
+    /// The directions of sketches stay what they are, however many prompts come: finding them again takes long.
     pub(crate) fn keep_directions(&mut self) {
         if let Some(sketches) = &mut self.sketches {
             sketches.keep_basis();

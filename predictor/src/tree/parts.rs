@@ -15,7 +15,7 @@ pub(crate) struct TreeParts {
 }
 
 impl Tree {
-    /// What is taken off queries.
+    /// Returns the vector that is taken off queries.
     pub(crate) fn centre(&self) -> &[f32] {
         &self.centre
     }
@@ -32,8 +32,8 @@ impl Tree {
         slots
     }
 
-    /// The same history with each leaf's prompts next to each other, so that a search reads memory in long
-    /// runs; this tree is renumbered with it.
+    /// Returns the history with each leaf's prompts next to each other, so that a search reads memory in long runs;
+    /// this tree is renumbered with it.
     ///
     /// # Errors
     /// Never for a tree over `history`.
@@ -47,8 +47,8 @@ impl Tree {
         Ok(history.gather(&order))
     }
 
-    /// The arrays, and the medoids' rows in their order. Slots are numbered anew by their order in
-    /// `slots`; pruned nodes are left out.
+    /// Returns the arrays, and the medoids' rows in their order. Slots are renumbered by their order in `slots`; pruned
+    /// nodes are left out.
     pub(crate) fn to_parts(&self, slots: &[u32]) -> (TreeParts, Vec<f32>) {
         let mut order = vec![ROOT];
         let mut parents = vec![NONE];

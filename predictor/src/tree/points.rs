@@ -1,4 +1,4 @@
-//! What is clustered, and how far apart two of it are.
+//! Points that are clustered, and their distances.
 
 use crate::rows::Rows;
 use crate::tree::Clustering;
@@ -11,7 +11,7 @@ use crate::vector::{add_scaled, dot};
 /// mean has the smallest sum of distances to all.
 pub(super) struct Points<'a> {
     rows: &'a Rows,
-    /// What is taken off every row; none where the rows are compared as they are.
+    /// Vector that is taken off every row; none where the rows are compared as they are.
     centre: Option<&'a [f32]>,
     kind: Kind,
 }

@@ -10,13 +10,13 @@ use std::collections::BinaryHeap;
 /// A past prompt and how similar it is.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Neighbour {
-    /// Its slot in the [`History`].
+    /// Slot of the prompt in the [`History`].
     pub slot: u32,
     /// Soft cosine similarity, -1 to 1.
     pub similarity: f32,
 }
 
-/// What a search comes to, whatever the machine: it grows with the options of the tree and not with the history.
+/// Effort of a search, whatever the machine: it grows with the options of the tree and not with the history.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Effort {
     /// Nodes whose medoids were compared with the prompt.
@@ -56,8 +56,8 @@ impl Tree {
     /// those of whole siblings, the nearest medoid first, then of the parent's siblings, and so on. Beyond
     /// that, up to the breadth, those of the leaves whose medoids are nearest, wherever they are.
     ///
-    /// A sibling may be nearly all of the tree: of one that has more than the breadth the nearest leaves come, unless the
-    /// breadth is no more than `alpha`, as the paper has it.
+    /// A sibling may be nearly all of the tree: of one that has more than the breadth the nearest leaves come, unless
+    /// the breadth is no more than `alpha`, as the paper has it.
     pub(crate) fn candidates(&self, query: &[f32], alpha: usize) -> Candidates {
         let guide = self.guide(query);
         let breadth = alpha.max(self.options.breadth);
@@ -105,8 +105,8 @@ impl Tree {
         nodes.iter().map(|&node| Branch { node, closeness: dot(self.medoids.row(node as usize), guide) })
     }
 
-    /// The leaf where the prompt of `slot` belongs. Where medoids are equally close, as for a prompt that comes again and
-    /// again, the slot decides: else the first of them would grow for ever, level by level.
+    /// The leaf where the prompt of `slot` belongs. Where medoids are equally close, as for a prompt that comes again
+    /// and again, the slot decides: else the first of them would grow for ever, level by level.
     pub(super) fn home_of(&self, vector: &[f32], slot: u32) -> u32 {
         let guide = self.guide(vector);
         let mut node = ROOT;

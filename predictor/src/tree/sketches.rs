@@ -1,7 +1,8 @@
 //! Short stand-ins for prompt vectors, so that a search can look at many prompts and read few vectors.
 //!
 //! A sketch holds the coordinates of a vector in the subspace that the history's vectors reach into most
-//! (their principal components around 0), found on a sample. The dot product of two sketches is that of the vectors, less what lies outside.
+//! (their principal components around 0), found on a sample. The dot product of two sketches is that of the vectors,
+//! less what lies outside.
 
 use crate::error::PredictError;
 use crate::history::History;
@@ -32,7 +33,7 @@ pub(crate) struct Sketches {
 }
 
 impl Sketches {
-    /// Of all slots.
+    /// Makes the sketches of all slots.
     pub(super) fn of(history: &History, seed: u64) -> Self {
         let slots: Vec<u32> = history.slots().collect();
         let basis = basis_of(history, &slots, seed);
@@ -67,13 +68,13 @@ impl Sketches {
         &self.rows
     }
 
-    /// Of `slots` alone, in their order.
+    /// Returns the sketches of `slots` alone, in their order.
     pub(crate) fn gather(&self, slots: &[u32]) -> Self {
         Self { basis: self.basis.clone(), rows: self.rows.gather(slots), ..*self }
     }
 
-    /// Takes in the prompt that `slot` now holds. When as many have come as the basis was found among, it
-    /// is found anew: what prompts are about changes.
+    /// Takes in the prompt that `slot` now holds. When as many have come as the basis was found among, it is found
+    /// again: topics of prompts change.
     pub(super) fn insert(&mut self, history: &History, slot: u32, seed: u64) {
         self.newcomers += 1;
         if self.newcomers >= self.settled {

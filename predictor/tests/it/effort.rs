@@ -1,4 +1,4 @@
-//! What a prediction comes to, counted and not timed: it does not grow with the history.
+//! Effort of a prediction, counted and not timed: it does not grow with the history.
 
 use remoe_predictor::{
     Clustering, Effort, Embedding, Experience, History, Shares, SimilarPrompts, TreeOptions,

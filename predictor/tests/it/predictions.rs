@@ -1,4 +1,4 @@
-//! What every predictor keeps, whatever the history.
+//! Properties that every predictor has, whatever the history.
 
 use crate::support;
 

@@ -1,4 +1,4 @@
-//! What the API server wrote down: who asked for what, and whether it was allowed.
+//! The API server's audit log: which user sent which request, and if it was allowed.
 
 use crate::cluster::Cluster;
 use jiff::Timestamp;
@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 
-/// Under which the API server names the credential.
+/// Key under which the API server names the credential.
 pub const CREDENTIAL: &str = "authentication.kubernetes.io/credential-id";
 
 /// A place in the log.
@@ -61,13 +61,13 @@ struct Annotations {
 }
 
 impl Request {
-    /// Who asked.
+    /// Returns the name of the user that sent the request.
     #[must_use]
     pub fn user(&self) -> &str {
         &self.user.username
     }
 
-    /// The credential that was shown: one account may have several. Empty for those without a name.
+    /// Returns the credential that was shown: one account may have several. Empty for those without a name.
     #[must_use]
     pub fn credential(&self) -> &str {
         self.user.extra.get(CREDENTIAL).and_then(|ids| ids.first()).map_or("", String::as_str)
@@ -97,13 +97,13 @@ impl Request {
         &self.object_ref.name
     }
 
-    /// Whether the asker's roles do not reach that far.
+    /// Reports if the user's roles do not permit the request.
     #[must_use]
     pub fn denied(&self) -> bool {
         self.annotations.decision == "forbid"
     }
 
-    /// Whether it changes anything.
+    /// Reports if the request changes anything.
     #[must_use]
     pub fn writes(&self) -> bool {
         !matches!(self.verb.as_str(), "get" | "list" | "watch")

@@ -16,13 +16,13 @@ const READ_TIMEOUT: Duration = Duration::from_secs(60);
 /// A cluster that was started for tests, and this process's administrator's access to it.
 #[derive(Clone)]
 pub struct Cluster {
-    /// Its API, as administrator.
+    /// Client of the API, as administrator.
     pub client: Client,
     /// The administrator's kubeconfig.
     pub kubeconfig: PathBuf,
     /// The folder with kubectl and helm.
     tools: PathBuf,
-    /// What the API server wrote about its requests.
+    /// Log that the API server writes of its requests.
     pub audit_log: PathBuf,
     /// How `tests/cluster/cluster.py` knows it.
     pub name: String,
@@ -56,7 +56,7 @@ impl Cluster {
         })
     }
 
-    /// Whether pods can run: a cluster of the fast tier has no node.
+    /// Reports if pods can run: a cluster of the fast tier has no node.
     pub async fn has_node(&self) -> bool {
         let nodes = Api::<Node>::all(self.client.clone()).list(&ListParams::default()).await;
         !nodes.expect("nodes can be listed").items.is_empty()

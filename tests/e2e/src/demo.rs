@@ -5,7 +5,8 @@ use crate::scene::Scene;
 use crate::{claim, figures};
 use serde_json::{Value, json};
 
-/// Its spec, with the fields of `more` beside the usual ones; the claim `models` has the model.
+/// Returns the spec of the demo model, with the fields of `more` beside the usual ones. The claim `models` has the
+/// model.
 #[must_use]
 pub fn spec(more: &Value) -> Value {
     let mut spec = json!({

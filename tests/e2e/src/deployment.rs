@@ -18,7 +18,7 @@ const OWNED: &str = "pods,services,secrets,networkpolicies,poddisruptionbudgets,
 
 /// A MoEDeployment.
 pub struct Deployment {
-    /// Its name.
+    /// Name of the object.
     pub name: String,
     /// Objects of its kind in the scene's namespace.
     pub api: Api<DynamicObject>,
@@ -98,7 +98,7 @@ impl Deployment {
         .await
     }
 
-    /// Its status; null before it has one.
+    /// Reads the status; null before there is one.
     pub async fn status(&self) -> Value {
         let object = self.api.get(&self.name).await.expect("the MoEDeployment can be read");
         object.data.get("status").cloned().unwrap_or(Value::Null)
@@ -144,7 +144,8 @@ impl Deployment {
         self.ready(scene).await.into_iter().map(|(address, _)| address).collect()
     }
 
-    /// The same for who is no gateway: addresses on this host that lead there as gateways come, where those are wanted.
+    /// As [`Self::endpoints`], for callers that are no gateways. If a main function accepts gateways alone, the address
+    /// is one on this host that leads there as gateways do.
     pub async fn doors(&self, scene: &Scene) -> Vec<SocketAddr> {
         let deployment = self.api.get(&self.name).await.expect("the MoEDeployment can be read").uid();
         let (namespace, deployment) = (scene.namespace.clone(), deployment.unwrap_or_default());
@@ -221,7 +222,7 @@ impl Stream {
         Self::of(160, address, model, prompt).await
     }
 
-    /// The same of so many `tokens`.
+    /// As [`Self::start`], with as many `tokens`.
     pub async fn of(tokens: u32, address: SocketAddr, model: &str, prompt: &str) -> Self {
         let body = json!({
             "model": model,

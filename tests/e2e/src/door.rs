@@ -1,4 +1,4 @@
-//! What a test on this host is to main functions that take requests from gateways alone: a gateway.
+//! Access from this host to main functions that take requests from gateways alone: a test acts as a gateway.
 
 use crate::cluster::Cluster;
 use crate::release;
@@ -13,7 +13,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 
-/// What gateways of the release show to `main`.
+/// Returns the trust with which gateways of the release connect to `main`.
 pub async fn as_gateway(cluster: &Cluster, main: Identity) -> Trust {
     let secrets = Api::<Secret>::namespaced(cluster.client.clone(), release::NAMESPACE);
     let secret = secrets.get(&format!("{}-gateway-identity", release::NAME)).await;

@@ -38,7 +38,8 @@ pub fn address(pod: &Pod) -> SocketAddr {
     SocketAddr::new(ip, 8000)
 }
 
-/// Takes the API server out of the reach of the gateway in `pod`, in both directions; clients and main functions stay in it.
+/// Takes the API server out of the reach of the gateway in `pod`, in both directions; clients and main functions stay
+/// in it.
 pub async fn cut_off(cluster: &Cluster, pod: &Pod) {
     // What comes from where no route leads is dropped, too.
     reach(cluster, pod, "add", '1').await;
@@ -61,14 +62,14 @@ async fn reach(cluster: &Cluster, pod: &Pod, change: &str, filters: char) {
     tool::run(Path::new("nsenter"), &cluster.kubeconfig, &arguments).await;
 }
 
-/// What `remoe cost` in the gateway's pod says, with `arguments`, of the ledgers that the gateway has.
+/// Returns the output of `remoe cost` with `arguments` in the gateway's pod, over the ledgers that the gateway has.
 pub async fn cost(cluster: &Cluster, pod: &Pod, arguments: &[&str]) -> String {
     let name = pod.name_any();
     let command = ["exec", "--namespace", release::NAMESPACE, &name, "--", "remoe", "cost", "/ledger"];
     cluster.kubectl(&[&command[..], arguments].concat()).await
 }
 
-/// What gateways and the operator tell each other about `name`.
+/// Reads the MoEDemand `name`, through which gateways and the operator inform each other.
 pub async fn demand(scene: &Scene, name: &str) -> Value {
     let kind = ApiResource::from_gvk_with_plural(
         &GroupVersionKind::gvk("remoe.dev", "v1alpha1", "MoEDemand"),

@@ -17,7 +17,7 @@ use tempfile::NamedTempFile;
 
 /// A running operator.
 pub struct HostOperator {
-    /// Its process; dropping it is `kill -9`.
+    /// Process of the operator; dropping it is `kill -9`.
     pub process: Process,
     /// Where its metrics and probes are.
     pub metrics: SocketAddr,
@@ -33,7 +33,7 @@ impl HostOperator {
         Self::launch(cluster, alone, "host", &[], api_server).await
     }
 
-    /// The same for an operator called `name`, with further `arguments`.
+    /// As [`Self::start`], for an operator called `name`, with further `arguments`.
     pub async fn named(cluster: &Cluster, alone: &Exclusive, name: &str, arguments: &[&str]) -> Self {
         Self::launch(cluster, alone, name, arguments, None).await
     }
@@ -64,10 +64,10 @@ impl HostOperator {
         operator
     }
 
-    /// What it has changed since `mark`, by the API server's account; its Lease apart.
+    /// Returns the changes that the operator has made since `mark`, by the API server's audit log, except to its Lease.
     #[must_use]
     pub fn writes(&self, cluster: &Cluster, mark: Mark) -> Vec<Request> {
-        // The second is the question of the test itself what the credential is called.
+        // The test itself sends the second kind, to learn the name of the credential.
         let apart = |kind: &str| matches!(kind, "leases" | "selfsubjectreviews");
         let asked = audit::since(cluster, mark).into_iter();
         asked

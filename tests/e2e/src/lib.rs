@@ -1,4 +1,4 @@
-//! What the tests on a cluster stand on: the cluster, a namespace per test, the installed chart or an
+//! Foundation of the tests on a cluster: the cluster, a namespace per test, the installed chart or an
 //! operator beside the cluster, and deployments as their users see them.
 //!
 //! The tests run where `REMOE_E2E_KUBECONFIG` names a cluster (`make e2e`, docs/cluster.md); elsewhere

@@ -1,4 +1,4 @@
-//! What the pods of functions lived and what that costs, as the API server tells it.
+//! Lifetimes of the pods of functions and their cost, as the API server reports them.
 
 use crate::pods;
 use crate::scene::Scene;
@@ -22,7 +22,7 @@ pub fn pricing() -> Value {
     json!({"cpuCoreHour": CORE.to_string(), "memoryGBHour": GIGABYTE.to_string()})
 }
 
-/// What was seen of the life of a pod, in seconds since 1970, and what it reserves.
+/// Observed lifetime of a pod, in seconds since 1970, and the price of an hour of what it reserves.
 #[derive(Debug, Clone, Copy)]
 struct Life {
     started: f64,
@@ -56,7 +56,8 @@ impl Lives {
         there
     }
 
-    /// What all of them cost from their starts to their ends, in dollars, and what the dearest one costs in a second.
+    /// Returns the cost of all of them from their starts to their ends, in dollars, and that of a second of the dearest
+    /// one.
     ///
     /// # Panics
     /// One of them was there at the last look.

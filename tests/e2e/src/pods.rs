@@ -94,7 +94,7 @@ pub fn restarts(pod: &Pod) -> i32 {
     statuses.map(|status| status.restart_count).sum()
 }
 
-/// Whether its condition Ready holds.
+/// Reports if the condition Ready of the pod holds.
 #[must_use]
 pub fn is_ready(pod: &Pod) -> bool {
     let conditions = pod.status.iter().filter_map(|status| status.conditions.as_ref()).flatten();

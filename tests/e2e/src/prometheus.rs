@@ -11,11 +11,11 @@ use std::path::PathBuf;
 use std::process::Command;
 use tempfile::TempDir;
 
-/// What the variables of a dashboard stand for here.
+/// Values that replace the variables of a dashboard here.
 const VARIABLES: [(&str, &str); 4] =
     [("$job", ".+"), ("$model", ".*"), ("$__rate_interval", "15s"), ("$__range", "600s")];
 
-/// It, until it is dropped.
+/// A running Prometheus; it ends when it is dropped.
 pub struct Prometheus {
     address: SocketAddr,
     folder: TempDir,
@@ -23,7 +23,8 @@ pub struct Prometheus {
 }
 
 impl Prometheus {
-    /// Starts `prometheus`, which is on PATH (Debian's package), with the chart's rules. It presents `key` to what it scrapes.
+    /// Starts `prometheus`, which is on PATH (Debian's package), with the chart's rules. It presents `key` to what it
+    /// scrapes.
     pub async fn start(key: &str) -> Self {
         let folder = tempfile::tempdir().expect("a temporary folder can be made");
         let at = |name: &str| folder.path().join(name);
@@ -62,7 +63,7 @@ impl Prometheus {
         fs::rename(path("next"), path("targets.json")).expect("a file can be renamed");
     }
 
-    /// What `expression` is now, as (labels, value); variables of dashboards stand for everything.
+    /// Evaluates `expression` now and returns (labels, value); variables of dashboards stand for everything.
     pub async fn query(&self, expression: &str) -> Vec<(Value, f64)> {
         let expression =
             VARIABLES.iter().fold(expression.to_owned(), |text, (name, value)| text.replace(name, value));

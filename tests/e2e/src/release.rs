@@ -64,7 +64,7 @@ pub async fn exclusive(cluster: &Cluster, replicas: u32) -> Exclusive {
 pub struct Leader {
     /// The name of its pod.
     pub pod: String,
-    /// Its process, as this host numbers it.
+    /// Process id, as this host numbers it.
     pub process: u32,
     /// When it last said that it leads.
     pub renewed: Timestamp,
@@ -83,7 +83,7 @@ pub async fn leader(cluster: &Cluster) -> Leader {
     .await
 }
 
-/// What the operator of the release counts.
+/// Reads the metrics of the release's operator.
 pub async fn operator_metrics(cluster: &Cluster) -> Metrics {
     let api = Api::<Pod>::namespaced(cluster.client.clone(), NAMESPACE);
     let ours = ListParams::default().labels("app.kubernetes.io/component=operator");

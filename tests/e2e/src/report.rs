@@ -1,4 +1,4 @@
-//! What is printed of a namespace when a test fails.
+//! State of a namespace, printed when a test fails.
 
 use crate::release;
 use crate::scene::Scene;
@@ -7,12 +7,12 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::{Api, ListParams};
 
-/// Of each log.
+/// Lines of each log.
 const LOG_LINES: &str = "--tail=40";
 
 /// Prints objects, events and the ends of the logs of the scene's namespace and of the operator's.
 ///
-/// What cannot be read is said and passed over: the failure itself is to be seen.
+/// If something cannot be read, prints that and goes on: the failure itself is to be seen.
 pub async fn print(scene: &Scene) {
     let own = scene.namespace.as_str();
     show(scene, &["get", "all,moerecords,networkpolicies,poddisruptionbudgets", "--namespace", own]).await;

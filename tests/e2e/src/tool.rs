@@ -21,10 +21,10 @@ pub async fn run(program: &Path, kubeconfig: &Path, arguments: &[impl AsRef<OsSt
     }
 }
 
-/// The same for what may be refused.
+/// As [`run()`], for commands that may be refused.
 ///
 /// # Errors
-/// What it wrote to standard error when it failed.
+/// The program failed; the message has its standard error.
 pub async fn attempt(
     program: &Path,
     kubeconfig: &Path,

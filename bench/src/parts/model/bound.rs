@@ -1,4 +1,4 @@
-//! What decoding could be at most: every byte that a step needs, read once at the machine's bandwidth.
+//! Upper bound of decoding: every byte that a step needs, read once at the machine's bandwidth.
 
 use crate::context::Context;
 use crate::error::{Result, While};

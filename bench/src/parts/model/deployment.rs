@@ -165,7 +165,7 @@ impl Metrics {
         gained("_count").filter(|count| *count > 0.0).and_then(|count| Some(gained("_sum")? / count))
     }
 
-    /// What `series` gained between `earlier` and this; none where there is no such series.
+    /// Returns the increase of `series` between `earlier` and this; `None` if there is no such series.
     fn gained_since(&self, earlier: &Self, series: &str) -> Option<f64> {
         Some(self.0.get(series)? - earlier.0.get(series)?)
     }

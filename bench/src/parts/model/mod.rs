@@ -25,7 +25,7 @@ use stream::Prompt;
 
 /// Shares of remote experts; what the others are compared with comes first.
 const RATIOS: [f64; 3] = [0.0, 0.5, 1.0];
-/// What experts, all of them local, and other weights are quantised to besides.
+/// Quantised forms that are measured besides: of experts, all of them local, and of other weights.
 const FORMS: [Form; 3] = [
     Form { name: "int8", experts: "int8", dense: "int8" },
     Form { name: "int4", experts: "int4", dense: "int8" },
@@ -200,11 +200,11 @@ impl Peer {
     }
 }
 
-/// What is measured, as an index.
+/// Indices of what is measured.
 const PREFILL: usize = 0;
 const DECODE: usize = 1;
 
-/// What weights are kept as, as `remoe up` takes it.
+/// Storage forms of weights, as `remoe up` takes them.
 #[derive(Debug, Clone, Copy)]
 struct Form {
     name: &'static str,

@@ -1,4 +1,4 @@
-//! What the experiments are made of, read from files.
+//! Inputs of the experiments, read from files.
 
 use super::EvalArgs;
 use super::workloads::Recorded;
@@ -60,7 +60,7 @@ impl Inputs {
         self.scenarios_of(own, &requests)
     }
 
-    /// The same for these requests.
+    /// As [`Self::own_scenarios`], for these requests.
     pub(super) fn scenarios_of(&self, own: &Own, requests: &[Request]) -> Vec<Scenario> {
         let shape = Shape::of_checkpoint("checkpoint", own.facts.clone());
         let mut scenarios = Vec::new();

@@ -180,7 +180,7 @@ fn word(way: Way) -> &'static str {
     }
 }
 
-/// What remote experts cost against the best way without them.
+/// Formats the cost of remote experts against the best way without them.
 fn against(cell: &Cell) -> String {
     match (cell.best, cell.saving) {
         (None, _) => String::new(),

@@ -72,7 +72,7 @@ pub(crate) struct EvalArgs {
     only: Option<Only>,
 }
 
-/// What the trace is drawn from that replicas follow.
+/// Seed of the trace that replicas follow.
 const TRACE: u64 = 1;
 
 /// A part of the evaluation.
@@ -91,7 +91,7 @@ enum Only {
     Regret,
 }
 
-/// What was asked for.
+/// Results of the parts that were asked for.
 #[derive(Debug, Serialize)]
 struct Results {
     #[serde(flatten)]

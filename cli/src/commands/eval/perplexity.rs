@@ -24,13 +24,13 @@ use tonic::transport::Channel;
 const WINDOW: usize = 512;
 /// Tokens that are scored at most.
 const MOST_TOKENS: usize = 1 << 20;
-/// What is not quantised.
+/// Name of the form that is not quantised.
 const PLAIN: &str = "as computed";
 /// A window that takes longer than this has got stuck.
 const DEADLINE: Duration = Duration::from_secs(600);
 /// How experts are kept, and what else is multiplied with; none: in the compute dtype.
 type Form = (Option<ExpertsDtype>, Option<DenseDtype>);
-/// What is scored, in turn.
+/// Forms to score, in turn.
 const FORMS: [Form; 8] = {
     let (int8, int4) = (Some(ExpertsDtype::Int8), Some(ExpertsDtype::Int4));
     let mxfp4 = Some(ExpertsDtype::Mxfp4);
@@ -60,7 +60,7 @@ struct Perplexities {
 struct Perplexity {
     /// `int8`, `int4`, `mxfp4`, or `as computed` where experts are not quantised.
     experts: &'static str,
-    /// The same of attention, dense layers, shared experts and the head.
+    /// Form of attention, dense layers, shared experts and the head: `int8`, `int4`, or `as computed`.
     dense: &'static str,
     /// e to the mean negative log-probability of a token.
     perplexity: f64,

@@ -1,4 +1,4 @@
-//! What plans are worth when figures are wrong, as tables, numbers and a picture.
+//! Regret of plans made from wrong figures, as tables, numbers and a picture.
 
 use super::EvalArgs;
 use super::files::Target;

@@ -18,7 +18,7 @@ pub(super) struct Report {
     pub(super) sensitivities: Vec<SensitivityReport>,
 }
 
-/// What the results rest on.
+/// Assumptions of the results.
 #[derive(Debug, Serialize)]
 pub(super) struct Assumptions {
     /// Where the prices come from.
@@ -28,7 +28,7 @@ pub(super) struct Assumptions {
     pub(super) machine: Machine,
     pub(super) routing: Routing,
     pub(super) requests: usize,
-    /// Of requests that nobody recorded.
+    /// Prompt tokens of requests without records.
     pub(super) input_tokens: f64,
     /// The profile of the user's model.
     pub(super) profile: Option<String>,
@@ -40,7 +40,7 @@ pub(super) struct Assumptions {
 #[derive(Debug, Serialize)]
 pub(super) struct ScenarioReport {
     pub(super) name: String,
-    /// What the name means.
+    /// Meaning of the name.
     pub(super) meaning: String,
     pub(super) shape: Shape,
     /// Expert seconds over remote ratio.

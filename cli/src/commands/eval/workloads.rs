@@ -12,7 +12,7 @@ use std::time::Instant;
 
 /// Requests of each file in the workload whose topic changes: so many come in an hour.
 const AN_HOUR: usize = 24;
-/// What a placement that follows goes by, and one that was made once.
+/// Usage that a placement that follows goes by, and that of one that was made once.
 pub(super) const USED_OF_LATE: &str = "recent usage";
 pub(super) const STAYS: &str = "the first hour's mean";
 /// In what was used of late a request weighs half as much after so many others, as gateways count.
@@ -24,7 +24,7 @@ pub(super) struct Recorded {
     pub(super) requests: Vec<Request>,
     /// Median seconds of one prediction.
     pub(super) predict_seconds: f64,
-    /// What each way to predict says of the requests of each file, and of those of all together.
+    /// Predictions of each method for the requests of each file, and for those of all together.
     pub(super) workloads: Vec<Workload>,
 }
 

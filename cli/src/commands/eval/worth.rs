@@ -1,4 +1,4 @@
-//! What predictions are worth: dollars of recorded requests, planned by each way to predict.
+//! Worth of predictions: dollars of recorded requests, planned with each method of prediction.
 
 use super::files::Target;
 use super::inputs::Inputs;
@@ -11,14 +11,14 @@ use remoe_planner::dollars;
 use serde::Serialize;
 use std::path::Path;
 
-/// What every prediction is worth on one workload.
+/// Worth of every prediction on one workload.
 #[derive(Debug, Serialize)]
 pub(super) struct WorthReport {
     /// The file of the records; `mixed`: all in turns; `hourly`: one after the other, an hour each.
     workload: String,
     scenario: String,
     rows: Vec<Worth>,
-    /// What requests cost after a change of topic, where there are such.
+    /// Cost of requests after a change of topic; empty if the topic does not change.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     turns: Vec<Turn>,
 }
@@ -31,11 +31,11 @@ const TOGETHER: usize = 6;
 struct Turn {
     /// The first and last of them, counted from the change of topic.
     requests: [usize; 2],
-    /// What they cost, by who planned them.
+    /// Cost of the requests, by the prediction that planned them.
     planned_by: Vec<After>,
 }
 
-/// What requests cost.
+/// Cost of some requests under one prediction.
 #[derive(Debug, Serialize)]
 struct After {
     name: &'static str,
@@ -67,7 +67,7 @@ fn turns(topics: &[usize], rows: &[Worth]) -> Vec<Turn> {
     (0..longest).step_by(TOGETHER).map(of_turn).filter(|turn| !turn.planned_by.is_empty()).collect()
 }
 
-/// What every prediction is worth on the recorded workloads.
+/// Computes the worth of every prediction on the recorded workloads.
 pub(super) fn worths(inputs: &Inputs) -> Result<Vec<WorthReport>, CliError> {
     let Some((own, recorded)) = inputs.own.as_ref().and_then(|own| Some((own, own.recorded.as_ref()?)))
     else {

@@ -14,7 +14,7 @@ const STEP: f64 = 1e8;
 /// Longest name of a resource.
 const LONGEST_NAME: usize = 40;
 
-/// What a manifest is made of.
+/// Inputs of a manifest.
 pub(super) struct Subject<'a> {
     pub(super) source: &'a ModelArgs,
     pub(super) forms: Forms,

@@ -96,7 +96,7 @@ enum SpotArg {
     Everything,
 }
 
-/// What `plan --nodes` plans for.
+/// Inputs of `plan --nodes`.
 pub(super) struct Question<'a> {
     pub(super) args: &'a NodesArgs,
     pub(super) list: &'a Path,
@@ -352,7 +352,7 @@ impl Question<'_> {
     }
 }
 
-/// What the figures stand on, for people.
+/// Lists the assumptions behind the figures, for people.
 fn assumptions(list: &NodeList, args: &NodesArgs, rental: &Rental, profile: Option<&Profile>) -> Vec<String> {
     let request = &rental.request;
     let load = match rental.arrivals {

@@ -28,7 +28,7 @@ struct Built {
     held_out: Vec<HeldOut>,
     /// The method that answers for the decode steps.
     decode_default: &'static str,
-    /// The same errors about decode steps; none, too, where the requests had none.
+    /// As `held_out`, for the decode steps; none, too, if the requests had none.
     decode_held_out: Vec<HeldOut>,
     /// The predictor that gateways get where the whole one does not travel.
     portable: BuiltPortable,

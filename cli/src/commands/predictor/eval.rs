@@ -27,9 +27,9 @@ struct Evaluation {
     /// Pearson's, of the similarity of prompts and the similarity of their activations.
     correlation: f64,
     correlation_spearman: f64,
-    /// What `remoe predictor build` would answer with, chosen on held-out prompts of the training file.
+    /// Method that `remoe predictor build` would answer with, chosen on held-out prompts of the training file.
     default: &'static str,
-    /// The same for decode steps.
+    /// As `default`, for decode steps.
     decode_default: &'static str,
     /// Share of test requests and layers whose error is within the 95th percentile that the default's error bars
     /// say, of the prefill and of the decode steps; null where errors are not known.
@@ -39,14 +39,14 @@ struct Evaluation {
     prefill_as_decode_js: Option<f64>,
     train_prompts: usize,
     test_prompts: usize,
-    /// The same for each test file.
+    /// Results for each test file.
     tests: Vec<OfFile>,
 }
 
 #[derive(Serialize)]
 struct Report {
     name: &'static str,
-    /// Of the prefill, as `prefill.mean_js`.
+    /// Mean error of the prefill, as `prefill.mean_js`.
     js_mean: f64,
     prefill: OfPhase,
     /// Null where no test request decoded.
@@ -168,7 +168,7 @@ pub(crate) fn run(args: &EvalArgs, as_json: bool) -> Result<(), CliError> {
     Ok(())
 }
 
-/// What was true of a phase, file after file and request after request.
+/// True shares of a phase, file after file and request after request.
 type Truths = Vec<Vec<Option<Shares>>>;
 
 fn truths(history: &History, tests: &[Vec<ActivationRecord>], phase: Phase) -> Result<Truths, PredictError> {
@@ -204,7 +204,7 @@ fn covered(
     Ok(mean(within.into_iter()))
 }
 
-/// What brute force finds for each prompt, file after file.
+/// Finds the true neighbours of each prompt by brute force, file after file.
 fn true_neighbours<'a>(
     contestants: &'a [Contestant<'_>],
     tests: &[Vec<ActivationRecord>],
@@ -295,7 +295,7 @@ impl Run {
         nearest: &[Vec<&[u32]>],
     ) -> Result<Self, CliError> {
         let predictor = &contestant.predictor;
-        // Once unmeasured, so that nobody pays for cold memory.
+        // A first pass is not measured, so that cold memory does not count.
         let warm = |record: &ActivationRecord| predictor.predict(&record.prompt, Phase::Prefill).map(drop);
         tests.iter().flatten().try_for_each(warm)?;
         let mut microseconds = Vec::new();

@@ -19,7 +19,7 @@ struct Explanation {
     prompt_ids: Vec<u32>,
     /// The method that answers.
     method: &'static str,
-    /// What each of its parts weighs, averaged over layers.
+    /// Weights of the method's parts, averaged over layers.
     parts: Vec<Part>,
     /// The past prompts that the part `sps` leans on, by weight.
     neighbours: Vec<Past>,
@@ -30,7 +30,7 @@ struct Explanation {
     errors: Option<ErrorBars>,
     /// Predicted shares of the decode steps, [layers][experts].
     decode: Vec<Vec<f32>>,
-    /// The same for them; null, too, where no request of the history had any.
+    /// As `errors`, for the decode steps; null, too, if no request of the history had any.
     decode_errors: Option<ErrorBars>,
 }
 

@@ -16,7 +16,7 @@ pub(super) struct Chat {
     template: Option<ChatTemplate>,
     /// Positions of the model's context.
     context: usize,
-    /// What was said, a user's message and its answer by turns.
+    /// Messages so far, a user's message and its answer by turns.
     messages: Vec<Value>,
 }
 

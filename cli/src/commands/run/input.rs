@@ -24,7 +24,7 @@ const QUOTES: &str = "\"\"\"";
 const PROMPT_LIMIT: usize = 4 << 20;
 /// Prompts that the editor remembers.
 const HISTORY: usize = 1000;
-/// What can be said beside prompts, for Tab.
+/// Commands beside prompts, for completion with Tab.
 const COMMANDS: [&str; 14] = [
     "/bye",
     "/clear",
@@ -42,7 +42,7 @@ const COMMANDS: [&str; 14] = [
     "/show",
 ];
 
-/// What came.
+/// Outcome of reading one prompt.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Said {
     Text(String),
@@ -81,7 +81,7 @@ impl Input {
         Self::from_reader(move || lines.next(), None)
     }
 
-    /// What is typed.
+    /// Reads prompts that are typed.
     pub(super) fn terminal() -> Result<Self, CliError> {
         let terminal = Terminal::keep();
         let mut editor = LineEditor::open()?;
@@ -157,7 +157,7 @@ impl<R: BufRead> Pipe<R> {
     }
 }
 
-/// Whether another line belongs to what was typed.
+/// Reports if another line belongs to what was typed.
 fn goes_on(text: &str) -> bool {
     match text.trim_start().strip_prefix(QUOTES) {
         Some(quoted) => !quoted.contains(QUOTES),
@@ -165,7 +165,7 @@ fn goes_on(text: &str) -> bool {
     }
 }
 
-/// What was meant: without quotes, and without the backslashes at the ends of lines.
+/// Returns the typed text without quotes, and without the backslashes at the ends of lines.
 fn unfolded(text: &str) -> String {
     match text.trim_start().strip_prefix(QUOTES) {
         Some(quoted) => match quoted.split_once(QUOTES) {

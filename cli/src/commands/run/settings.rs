@@ -1,4 +1,4 @@
-//! What can be changed during a conversation.
+//! Settings that can be changed during a conversation.
 
 use crate::commands::generate::MOST_STOPS;
 use crate::commands::run::RunArgs;

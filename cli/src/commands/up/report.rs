@@ -1,4 +1,4 @@
-//! What `up` says of its models.
+//! Messages of `up` about its models.
 
 use super::event::{Event, Function};
 use super::start::StartTimes;

@@ -40,9 +40,9 @@ pub(super) struct Started {
     pub(super) tariff: Tariff,
     /// Ends when all that ran is accounted for.
     pub(super) accounted: JoinHandle<()>,
-    /// Tells whoever accounts what functions cost.
+    /// Sends the tariff of the functions to the task that accounts for their cost.
     pub(super) tell: watch::Sender<Option<Tariff>>,
-    /// What another placement would be made from.
+    /// Inputs from which another placement would be made.
     pub(super) basis: Basis,
     /// Why it is placed as it is.
     pub(super) choice: Choice,
@@ -69,18 +69,18 @@ impl StartTimes {
     }
 }
 
-/// What the arguments say of one model.
+/// Settings of one model, from the arguments.
 pub(super) struct Asked {
     deployment: DeploymentArgs,
-    /// Nobody says what is remote.
+    /// Set if no flag says which experts are remote.
     is_planned: bool,
     pub(super) wanted: Wanted,
-    /// What reading its facts took.
+    /// Time that reading its facts took.
     facts: Duration,
 }
 
-/// Reads the facts of the model at `location`, to be called `name` or as its place is. Its main function
-/// answers whoever has `key`.
+/// Reads the facts of the model at `location`, to be called `name` or as its place is. Its main function answers
+/// clients that have `key`.
 pub(super) fn ask(
     args: &UpArgs,
     location: &ModelLocation,
@@ -259,7 +259,7 @@ async fn one_after_the_other(supervisor: &Supervisor, desired: Desired) {
 /// Returns when `count` functions are wanted and all of them listen, or when that will not be.
 async fn all_listen(supervisor: &Supervisor, count: usize) {
     let mut status = supervisor.status();
-    // What failed is said by whoever waits for readiness.
+    // A failure is reported by the task that waits for readiness.
     let _ended = status
         .wait_for(|status| {
             let listening = status.functions.iter().filter(|function| function.grpc.is_some()).count();

@@ -8,9 +8,9 @@ const TILE_HEIGHT: f64 = 46.0;
 /// Names of rows, on the left, and of the axis beside them.
 const LEFT: f64 = 190.0;
 const BELOW: f64 = 58.0;
-/// Of the legend from the tiles.
+/// Distance of the legend from the tiles.
 const LEGEND_GAP: f64 = 18.0;
-/// What a tile without a name is filled with.
+/// Colour of a tile without a name.
 const EMPTY: &str = "#eeeeee";
 /// Colours on which white is read better than black.
 const DARK: [&str; 2] = ["#0072b2", "#000000"];
@@ -20,9 +20,9 @@ const DARK: [&str; 2] = ["#0072b2", "#000000"];
 pub(crate) struct Tile {
     /// Index of its name; none: nothing is there.
     pub(crate) series: Option<usize>,
-    /// Its two lines of text.
+    /// Text of the tile, in two lines.
     pub(crate) lines: [String; 2],
-    /// Whether a frame marks it.
+    /// Set if a frame marks it.
     pub(crate) framed: bool,
 }
 
@@ -31,9 +31,9 @@ pub(crate) struct Tile {
 pub(crate) struct HeatMap<'a> {
     pub(crate) title: &'a str,
     pub(crate) subtitle: &'a str,
-    /// What columns are.
+    /// Meaning of the columns.
     pub(crate) x: &'a str,
-    /// What rows are.
+    /// Meaning of the rows.
     pub(crate) y: &'a str,
     pub(crate) columns: Vec<String>,
     pub(crate) rows: Vec<String>,

@@ -1,4 +1,4 @@
-//! Whatever somebody says of a function, whoever adds it up goes on.
+//! Absurd records of a function do not stop a ledger from being added up.
 
 use remoe_billing::{
     Account, Basis, FunctionEvent, FunctionRecord, Phases, Rate, Record, RequestRecord, Share,

@@ -1,4 +1,4 @@
-//! What functions cost that have nothing to do: what an hour of them costs, and nothing once they are gone.
+//! Cost of idle functions: what an hour of them costs, and nothing once they are gone.
 
 use remoe_billing::{Account, Basis, FunctionEvent, FunctionRecord, Rate, Record};
 

@@ -20,7 +20,7 @@ struct Function {
     rate: Rate,
     started: u64,
     serving: u64,
-    /// Since then nobody knows of it.
+    /// Time from which it is unknown.
     ended: Option<u64>,
     /// How long it has worked, by main function.
     busy: BTreeMap<String, u64>,
@@ -34,7 +34,7 @@ struct Deployment {
     log: Vec<Record>,
 }
 
-/// What happens next: what, to which function, and how long it takes.
+/// Next event: its kind, its function, and two durations.
 type Move = (u8, usize, u64, u64);
 
 impl Deployment {
@@ -117,7 +117,7 @@ impl Deployment {
         }));
     }
 
-    /// The writer is killed and opens the ledger anew; functions whose numbers are multiples of `which` live on.
+    /// The writer is killed and opens the ledger again; functions whose numbers are multiples of `which` live on.
     fn killed(&mut self, which: usize, pause: u64) {
         let last = self.now;
         self.now += pause;

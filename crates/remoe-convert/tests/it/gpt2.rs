@@ -36,7 +36,7 @@ fn transposed(matrix: &[f32], columns: usize) -> Vec<f32> {
     (0..columns).flat_map(|column| (0..rows).map(move |row| matrix[row * columns + column])).collect()
 }
 
-/// What a neuron is made of: input weights, bias, output weights, as bits that can be sorted.
+/// Returns the parts of each neuron: input weights, bias, output weights, as bits that can be sorted.
 fn neurons(up: &[f32], biases: &[f32], down: &[f32]) -> Vec<Vec<u32>> {
     let parts = up.chunks(HIDDEN).zip(biases).zip(down.chunks(HIDDEN));
     parts

@@ -23,9 +23,9 @@ pub const PER_DAY: [f64; 6] = [1.0, 10.0, 100.0, 1_000.0, 5_000.0, 15_000.0];
 
 /// Where functions may sleep, they end after so many seconds without requests.
 pub(crate) const IDLE_SECONDS: f64 = 300.0;
-/// Seconds per output token for those who wait longer than [`slo`] says.
+/// Seconds per output token for users who wait longer than [`slo`] says.
 pub(crate) const PATIENT_SECONDS: f64 = 0.5;
-/// The same on modest nodes.
+/// Seconds per output token on modest nodes.
 pub(crate) const SLOW_SECONDS: f64 = 1.0;
 /// Seconds of a day.
 pub(crate) const DAY: f64 = 86_400.0;
@@ -45,7 +45,7 @@ pub fn request() -> Request {
     }
 }
 
-/// What the map promises: 10 s to the first token, 300 ms for each further one.
+/// Returns the limits of the map: 10 s to the first token, 300 ms for each further one.
 #[must_use]
 pub fn slo() -> Slo {
     Slo::new(10.0, 0.3)
@@ -58,19 +58,19 @@ pub struct Offer {
     pub way: Way,
     /// Dollars in an hour; absent where it does not keep the limits.
     pub dollars_per_hour: Option<f64>,
-    /// What it runs on, for people.
+    /// Hardware that it runs on, for people.
     pub on: String,
-    /// Whether its functions end without requests.
+    /// Set if its functions end without requests.
     pub sleeps: bool,
     /// Time to first token in seconds.
     pub ttft_seconds: Option<f64>,
     /// Time per output token in seconds.
     pub tpot_seconds: Option<f64>,
-    /// What keeps it out; empty where nothing does.
+    /// Reason that keeps it out; empty where nothing does.
     pub why: String,
 }
 
-/// Who is cheapest for one model at one rate.
+/// Offers for one model at one rate, and the cheapest of them.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Cell {
     /// The model's name.
@@ -79,8 +79,8 @@ pub struct Cell {
     pub per_day: f64,
     /// The cheapest way; absent where none keeps the limits.
     pub best: Option<Way>,
-    /// What the best way with remote experts saves of the cost of the best without, as a share; below 0
-    /// where it is dearer, absent where one of both does not keep the limits.
+    /// Share of its cost that the best way with remote experts saves against the best without; below 0 where it is
+    /// dearer, absent where one of both does not keep the limits.
     pub saving: Option<f64>,
     /// All ways, in the order of [`WAYS`].
     pub offers: Vec<Offer>,
@@ -93,7 +93,7 @@ pub struct Regime {
     pub name: String,
     /// For people.
     pub title: String,
-    /// What is limited and assumed, for people.
+    /// Limits and assumptions, for people.
     pub limits: String,
     /// Model by model, by rising rate.
     pub cells: Vec<Cell>,
@@ -137,7 +137,7 @@ impl Cell {
         self.offers.iter().find(|offer| offer.way == way)
     }
 
-    /// Whether remote experts are the cheapest here.
+    /// Reports if remote experts are the cheapest here.
     #[must_use]
     pub fn pays(&self) -> bool {
         self.best.is_some_and(Way::has_remote_experts)

@@ -19,7 +19,7 @@ pub struct ListRegime {
     pub title: &'static str,
     /// Nodes that may be rented, on demand.
     pub list: NodeList,
-    /// What is promised.
+    /// Promised limits.
     pub slo: Slo,
     /// Idle window in seconds; none: nodes are always there.
     pub window: Option<f64>,
@@ -72,7 +72,7 @@ impl ListRegime {
         all
     }
 
-    /// Who is cheapest for every model at every rate.
+    /// Finds the cheapest way for every model at every rate.
     ///
     /// # Errors
     /// A figure of a model or of the list that the planner does not take.
@@ -82,7 +82,7 @@ impl ListRegime {
         })
     }
 
-    /// Who is cheapest for `subject` at `per_day` requests a day.
+    /// Finds the cheapest way for `subject` at `per_day` requests a day.
     ///
     /// # Errors
     /// A figure of the model or of the list that the planner does not take.

@@ -8,16 +8,16 @@ use serde::Serialize;
 /// A published model without its weights.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Subject {
-    /// Its name.
+    /// Name of the model.
     pub name: String,
     /// Bytes of all weights.
     pub total_bytes: u64,
     /// Bytes that one token is multiplied with.
     pub active_bytes: u64,
-    /// Its sizes.
+    /// Sizes of the model.
     #[serde(skip)]
     pub facts: Inspection,
-    /// Its weights as functions hold them.
+    /// Weights as functions hold them.
     #[serde(skip)]
     pub weights: ResidentWeights,
 }

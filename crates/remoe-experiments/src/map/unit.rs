@@ -118,7 +118,7 @@ pub struct UnitRegime {
     pub place: Place,
     /// Prices; GPUs by the whole one, if any.
     pub pricing: Pricing,
-    /// What is promised.
+    /// Promised limits.
     pub slo: Slo,
     /// Idle windows in seconds that a way may choose from; none: functions never end.
     pub windows: &'static [Option<f64>],
@@ -174,7 +174,7 @@ impl UnitRegime {
         ]
     }
 
-    /// Who is cheapest for every model at every rate.
+    /// Finds the cheapest way for every model at every rate.
     ///
     /// # Errors
     /// No problem can be made of a model.
@@ -184,7 +184,7 @@ impl UnitRegime {
         })
     }
 
-    /// Who is cheapest for `subject` at `per_day` requests a day.
+    /// Finds the cheapest way for `subject` at `per_day` requests a day.
     ///
     /// # Errors
     /// No problem can be made of the model.

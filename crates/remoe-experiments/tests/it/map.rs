@@ -180,8 +180,8 @@ fn one_cell_to_the_last_digit_that_matters() {
     );
 }
 
-/// What only functions that end would break, a first token after a start or memory that loads in time, says nothing
-/// against a way that may always be there.
+/// Limits that only functions that end would break, a first token after a start or memory that loads in time, do not
+/// count against a way that may always be there.
 #[test]
 fn no_way_is_kept_out_by_its_sleep() {
     let rare = unit("unit-rare");

@@ -48,7 +48,7 @@ fn every_case_is_what_the_planner_says_of_the_true_figures() {
         let met = evaluate(&is, &PlanDraft::from(&exact.plan), false).unwrap();
         assert_eq!(met.total_cost, case.exact.cost);
         assert_eq!(met.violations.len(), case.exact.broken.len());
-        // Whoever knows the truth pays least.
+        // The clairvoyant pays least.
         let clairvoyant = solve(&is, None, &Options::default()).ok();
         if let Some(answer) = &clairvoyant {
             assert!(case.clairvoyant.unwrap() <= answer.evaluation.total_cost);

@@ -1,4 +1,4 @@
-//! What must hold between strategies, whatever the figures are.
+//! Properties that hold between strategies, whatever the figures are.
 
 use remoe_experiments::{
     ClassPlans, CpuScaling, Decisions, ExperimentError, INPUT_TOKENS, Machine, Part, Routing, Scenario,

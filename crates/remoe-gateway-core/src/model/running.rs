@@ -1,4 +1,4 @@
-//! What runs for a model, as who keeps its functions says, and what is wanted of them.
+//! Functions that run for a model, as reported by what keeps them, and the state that is wanted of them.
 
 use crate::books::Billing;
 use crate::connector::uri;
@@ -16,53 +16,53 @@ use std::sync::Arc;
 pub struct ApartGroup {
     /// `group-0`, or `layer-3`.
     pub name: String,
-    /// Its experts, as `LAYER:FIRST-LAST,..`.
+    /// Experts of the group, as `LAYER:FIRST-LAST,..`.
     pub experts: String,
-    /// Whether it sleeps.
+    /// Set if the group sleeps.
     pub asleep: bool,
 }
 
-/// Something that answers for a model.
+/// Main function that answers requests for a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Backend {
-    /// Differs from that of every other one there was.
+    /// Unique among all backends that there ever were.
     pub id: u64,
-    /// Where it speaks HTTP.
+    /// Address of its HTTP server.
     pub address: SocketAddr,
-    /// Who it has to be; nobody in particular, in plaintext, where there is none.
+    /// Identity that it must prove; absent: any process in plaintext.
     pub identity: Option<Identity>,
     /// Requests that it has at the same time; further ones wait here, where turns are fair.
     pub room: usize,
-    /// What it wants to see as `Authorization`.
+    /// Value of the `Authorization` header that it expects.
     pub authorization: Option<HeaderValue>,
-    /// What its functions cost; none where nobody asks.
+    /// Rates of its functions; absent if costs are not recorded.
     pub billing: Option<Arc<Billing>>,
 }
 
 impl Backend {
-    /// `target` there.
+    /// Returns the URI of `target` at this backend.
     pub(crate) fn uri(&self, target: &str) -> Result<Uri, InvalidUri> {
         uri(self.address, self.identity.as_ref(), target)
     }
 }
 
-/// A function, as people are shown it.
+/// Function, as listed for people.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct FunctionLine {
-    /// Its place.
+    /// Place of the function.
     pub name: String,
-    /// What it is doing.
+    /// State of the function.
     pub state: &'static str,
-    /// Its process, where there is one.
+    /// Process id, if it is a process.
     pub pid: Option<u32>,
 }
 
-/// What runs for a model, as its launcher says.
+/// Functions that run for a model, as its launcher reports them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Running {
     /// The number of the [`Want`] that this follows.
     pub order: u64,
-    /// What takes requests.
+    /// Main functions that take requests.
     pub backends: Vec<Backend>,
     /// How the latest start went.
     pub wake: WakeMarks,
@@ -70,7 +70,7 @@ pub struct Running {
     pub functions: Vec<FunctionLine>,
 }
 
-/// What is wanted of a launcher.
+/// State that is wanted of a launcher.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wanted {
     /// The functions run.
@@ -86,20 +86,20 @@ pub enum Wanted {
 pub struct Want {
     /// Grows with every change.
     pub order: u64,
-    /// What is wanted.
+    /// State to reach.
     pub wanted: Wanted,
 }
 
-/// What somebody else decided about a model, for a gateway that keeps no functions itself.
+/// Decision about a model that was made elsewhere, for a gateway that keeps no functions itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Directive {
-    /// Where the model is to be; it is `Waking` until there is a backend, whatever is said.
+    /// Phase of the model; whatever is said, it is `Waking` until there is a backend.
     pub phase: Phase,
     /// The number of the decision.
     pub turn: u64,
 }
 
-/// What a model has to do.
+/// Load of a model.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Load {
     /// Requests that wait.
@@ -111,7 +111,7 @@ pub struct Load {
 }
 
 impl Load {
-    /// Whether somebody waits or is served.
+    /// Reports if any request waits or is served.
     pub fn is_busy(self) -> bool {
         self.waiting + self.in_flight > 0
     }

@@ -1,4 +1,5 @@
-//! What a model's lock guards, and what follows from it: the phase, who is next, and where. No clock and no socket.
+//! State under a model's lock, and what follows from it: the phase, the next request, and its backend. No clock and no
+//! socket.
 
 use super::entry::Waiting;
 use super::history::History;
@@ -10,7 +11,8 @@ use remoe_autoscale::scale_to_zero::{Phase, Seen};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// A backend that could not be reached gets no request for so long, and for twice as long each time that it cannot be right after.
+/// A backend that could not be reached gets no request for so long, and for twice as long each time that it cannot be
+/// right after.
 const PAUSE: Duration = Duration::from_millis(100);
 /// But never longer.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
@@ -22,7 +24,7 @@ const WAKES: usize = 8;
 /// State of a model. Waiting requests get a grant `G`.
 pub(super) struct State<G> {
     pub(super) phase: Phase,
-    /// What somebody else decided; none: the model decides itself.
+    /// Decision that was made elsewhere; none: the model decides itself.
     pub(super) directive: Option<Directive>,
     pub(super) order: u64,
     /// The order of the latest change between asleep and awake: what runs by an older one is on its way out.
@@ -46,7 +48,7 @@ pub(super) struct State<G> {
     pub(super) cold_start: Option<ColdStart>,
     pub(super) history: History,
     pub(super) wakes: u64,
-    /// Of remote groups, while the model was awake.
+    /// Wakes of remote groups while the model was awake.
     pub(super) group_wakes: u64,
     /// Remote groups that the main function may say nothing of.
     pub(super) groups: Vec<ApartGroup>,
@@ -63,7 +65,8 @@ pub(super) struct Place {
 }
 
 impl<G> State<G> {
-    /// Of a model whose functions are being started, whose requests may keep `waiting_bytes` while they wait.
+    /// Makes the state of a model whose functions are being started and whose waiting requests may keep
+    /// `waiting_bytes`.
     pub(super) fn new(waiting_bytes: usize, beginnings: ModelBeginnings) -> Self {
         Self {
             phase: Phase::Waking,
@@ -92,8 +95,9 @@ impl<G> State<G> {
         }
     }
 
-    /// `now`, or the time of what was decided last: whoever looked at a clock and had to wait for the lock then may come after
-    /// others who looked later. By a time that is over a window would be open that has closed since.
+    /// Returns `now`, or the time of the latest decision if that is later. A thread that read the clock and then waited
+    /// for the lock may come after others that read it later: by its time, a window would be open that has closed
+    /// since.
     pub(super) fn at(&mut self, now: Instant) -> Instant {
         self.clock = self.clock.max(now);
         self.clock
@@ -149,7 +153,7 @@ impl<G> State<G> {
         }
     }
 
-    /// What runs was started for the present phase, and takes requests.
+    /// Reports if what runs was started for the present phase and takes requests.
     pub(super) fn is_serving(&self) -> bool {
         self.is_current() && matches!(self.phase, Phase::Active | Phase::Draining)
     }
@@ -245,8 +249,8 @@ impl<G> State<G> {
         self.counted = (now.max(since), self.queue.len() + self.in_flight);
     }
 
-    /// Who is next, and of the backends with room the one that has seen what begins likewise, or else the one with the least
-    /// work in flight; and whether it was the former.
+    /// Returns the next request and its backend: of the backends with room the one that has seen a similar beginning,
+    /// or else the one with the least work in flight; and if it was the former.
     pub(super) fn next_grant(&mut self, now: Instant) -> Option<(Waiting<G>, Backend, bool)> {
         if self.phase != Phase::Active || !self.is_current() || self.queue.len() == 0 {
             return None;

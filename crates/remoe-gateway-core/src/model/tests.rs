@@ -115,8 +115,8 @@ fn asleep(start: Instant) -> (Arc<Model>, Instant) {
     (model, end)
 }
 
-/// Who looked at a clock before the model fell asleep, and gets the lock after that, wakes nobody: a request had ended, say, and
-/// its thread had no processor for a while.
+/// A thread that read the clock before the model fell asleep, and gets the lock after that, does not wake the model: a
+/// request had ended, say, and its thread had no processor for a while.
 #[tokio::test]
 async fn a_clock_that_was_read_before_the_sleep_is_no_reason_to_wake() {
     let start = Instant::now();
@@ -128,7 +128,7 @@ async fn a_clock_that_was_read_before_the_sleep_is_no_reason_to_wake() {
     }
 }
 
-/// What was never let in is no reason either.
+/// A request that was never let in does not wake the model either.
 #[tokio::test]
 async fn who_is_refused_for_want_of_room_wakes_nobody() {
     let (model, end) = asleep(Instant::now());
@@ -148,7 +148,7 @@ async fn who_is_refused_for_want_of_room_wakes_nobody() {
     assert_eq!(model.phase(), Phase::Waking);
 }
 
-/// Who waits asks one that cannot be reached ever more rarely, and soon after one that could be for a while.
+/// Waiting requests try an unreachable backend ever more rarely, and soon again one that was reachable for a while.
 #[tokio::test]
 async fn pauses_grow_while_a_function_cannot_be_reached() {
     let (model, _metrics) = model(&[1]);

@@ -11,10 +11,10 @@ use std::time::Instant;
 use tokio::sync::oneshot;
 use tokio::time::timeout_at;
 
-/// What a request that waits is told, and where.
+/// Result for a waiting request, and the channel that it is sent through.
 pub(super) type Answer = (oneshot::Sender<Result<Grant, ServiceError>>, Result<Grant, ServiceError>);
 
-/// Tells waiting requests. Not under the lock: what nobody receives is dropped, and takes it.
+/// Answers waiting requests. Not under the lock: a grant that is not received is dropped, which takes the lock.
 pub(super) fn answer(answers: Vec<Answer>) {
     for (sender, answer) in answers {
         let _client_gone = sender.send(answer);
@@ -41,7 +41,7 @@ impl Waiter {
     /// Waits for a backend with room.
     ///
     /// # Errors
-    /// None was found in time, the request gave way to others, or the server shuts down.
+    /// No place was found in time, the request gave way to others, or the server shuts down.
     pub(crate) async fn granted(mut self) -> Result<Grant, ServiceError> {
         match timeout_at(self.until.into(), &mut self.receiver).await {
             Ok(Ok(answer)) => answer,
@@ -82,7 +82,8 @@ impl Grant {
         &self.parts
     }
 
-    /// The wake that the request waited for, of which its first token tells the rest; none where functions answered when it came.
+    /// The wake that the request waited for, of which its first token tells the rest; none where functions answered
+    /// when it came.
     pub(crate) fn wake(&self) -> Option<Wake> {
         let decided = self.woken?;
         Some(Wake { model: self.model.clone(), decided, parts: self.parts })

@@ -1,4 +1,4 @@
-//! Budgets of models: who asks is warned, then refused, whoever it is. What a model costs, and who is told.
+//! Budgets of models: every client is warned, then refused. Costs of a model, and which clients see them.
 
 use crate::stage;
 
@@ -11,7 +11,8 @@ use stage::Stage;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A gateway with a budget of 1000 nano-dollars a day for the model `m` by one of its short names, which has `cost` that much today.
+/// A gateway with a budget of 1000 nano-dollars a day for the model `m` by one of its short names, which has `cost`
+/// that much today.
 async fn stage(folder: &Path, cost: u64) -> Stage {
     let keys = folder.join("keys.yaml");
     let text = "{tenants: [{name: t, keys: [k]}], models: [{name: small, dollarsPerDay: 0.000001}, {name: n, dollarsPerDay: 1}]}";

@@ -73,7 +73,7 @@ async fn fifty_at_once_wake_a_model_once() {
     let longest = parts.max_by(|(_, a), (_, b)| a.parse::<f64>().unwrap().total_cmp(&b.parse().unwrap()));
     assert_eq!(longest.unwrap().0, "start", "{timing}");
 
-    // Whoever waited for functions is measured, part by part, and nobody else.
+    // Requests that waited for functions are measured, part by part, and no others.
     *stage.functions.start.lock().unwrap() = Duration::from_millis(5);
     stage.model.sleep_when_idle(LONG);
     let mut cold = 50.0;
@@ -91,8 +91,8 @@ async fn fifty_at_once_wake_a_model_once() {
     assert!(parts[..5].iter().all(|part| value(part, "sum") <= value("start", "sum")), "{page}");
 }
 
-/// Half an hour without a request at a thousandth of its length, to the window as ten minutes are to it; then 300 requests of
-/// many clients at once, while nothing runs.
+/// Half an hour without a request at a thousandth of its length, to the window as ten minutes are to it; then 300
+/// requests of many clients at once, while nothing runs.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_burst_after_a_long_sleep_is_one_wake() {
     let half_an_hour = Duration::from_millis(1_800);
@@ -114,12 +114,12 @@ async fn a_burst_after_a_long_sleep_is_one_wake() {
     assert_eq!(stage.model.load(), (0, 0));
 }
 
-/// Functions that are listed and cannot be reached, as while they are replaced, are none that broke off: whoever asks waits for
-/// one that can be, however many there are.
+/// Functions that are listed and cannot be reached, as while they are replaced, did not break off: a request waits for
+/// a reachable one, however many there are.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_cannot_reach_a_function_waits_for_the_next() {
     let stage = Stage::new(GatewayOptions::default(), |_| {}, 8, None).await;
-    // Nobody else gets the port, and nobody listens there.
+    // The port stays taken, and no process listens there.
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
     let closed = socket.local_addr().unwrap();
@@ -153,7 +153,7 @@ async fn who_cannot_reach_a_function_waits_for_the_next() {
     let request = body(2);
     let (answer, ()) = tokio::join!(stage.ask(&request, &[]), late);
     assert_eq!((answer.0.status().as_u16(), answer.1.as_str()), (200, "served"));
-    // Nobody waits for longer than his client does.
+    // No request waits for longer than its client does.
     runs(vec![(300, closed)]);
     let (head, text) = stage.ask(&body(3), &[("x-request-timeout", "0.2")]).await;
     assert_eq!(head.status().as_u16(), 503, "{text}");

@@ -1,5 +1,5 @@
-//! Ten times what functions can answer, from two tenants: what is held stays bounded, who is refused is told when to come
-//! back, who is let in is served in turns, and nothing is left of it afterwards.
+//! Ten times what functions can answer, from two tenants: what is held stays bounded, who is refused is told when to
+//! come back, who is let in is served in turns, and nothing is left of it afterwards.
 
 use crate::stage;
 
@@ -25,12 +25,12 @@ const OPEN: usize = 60;
 /// Bytes of a body, about.
 const BODY: usize = 16 << 10;
 
-/// What became of a tenant's requests.
+/// Outcomes of a tenant's requests.
 #[derive(Default)]
 struct Tally {
     answered: AtomicUsize,
     refused: AtomicUsize,
-    /// The most answers of others that one who was answered has waited for.
+    /// The most answers of others that an answered request has waited for.
     overtaken: AtomicUsize,
 }
 
@@ -123,13 +123,13 @@ async fn ten_times_what_can_be_answered_is_refused_in_turns_and_leaves_nothing()
         // Both wanted more than half of what there is: neither gets much more.
         assert!(10 * answered >= 4 * of(&all), "{name}: {answered} of {}", of(&all));
         assert!(refused > 0, "{name}");
-        // Two clients take turns, so that who is let in waits for each of those before it twice at most. A client begins to
-        // count before it is let in: those that are open then may come first.
+        // Two clients take turns, so that who is let in waits for each of those before it twice at most. A client
+        // begins to count before it is let in: those that are open then may come first.
         assert!(overtaken <= 2 * MOST + 2 * OPEN, "{name}: {overtaken} others were answered meanwhile");
     }
     assert!(!watch.is_finished(), "there were more than may be");
     watch.abort();
-    // It is over: nobody waits, and the next is served at once.
+    // It is over: no request waits, and the next is served at once.
     stage.until(|stage| stage.model.load() == (0, 0)).await;
     let key = [("authorization", "Bearer key-of-loud")];
     let (head, _) = stage.ask(&json!({"model": "m", "x": 1}), &key).await;

@@ -1,4 +1,4 @@
-//! What people and their tools look at: the page, the placement, metrics and the access log.
+//! Outputs for people and their tools: the page, the placement, metrics and the access log.
 
 use crate::stage;
 

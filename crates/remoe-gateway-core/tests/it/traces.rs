@@ -32,7 +32,7 @@ async fn spans(collector: &Collector, trace: &str) -> Vec<Span> {
     collector.trace(trace, "a server span", |spans| spans.iter().any(|span| span.kind == 2)).await
 }
 
-/// What functions got of a trace context.
+/// Returns the trace context that functions got.
 fn seen(stage: &Stage) -> [Vec<String>; 2] {
     let headers = stage.functions.headers.lock().unwrap();
     ["traceparent", "tracestate"].map(|name| {

@@ -1,4 +1,4 @@
-//! Whoever follows a model's requests is told of all of them, and clients see nothing of it.
+//! The witness of a model is told of all its requests, and clients see nothing of it.
 
 use crate::stage;
 

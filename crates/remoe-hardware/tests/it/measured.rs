@@ -73,7 +73,7 @@ fn answers_are_read_as_they_come() {
     }
 }
 
-/// What plans expect with factors is nearer to what requests take, whatever it is that the profile has wrong.
+/// Plans with factors expect times nearer to the measured ones, whatever error the profile has.
 #[test]
 fn plans_with_factors_expect_what_requests_take() {
     let profile = measured();

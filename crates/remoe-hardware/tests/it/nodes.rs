@@ -481,7 +481,7 @@ fn what_is_rented_again_and_again_is_loaded_again_and_again() {
     assert_eq!(rent(&nobody_says).unwrap_err().field, "starts");
 }
 
-/// What would turn an answer turns it, where nodes go in between.
+/// Figures that are said to change the verdict do change it, where nodes go in between.
 #[test]
 fn turns_go_by_what_nodes_cost_in_the_mean() {
     let list = short_list();

@@ -21,7 +21,7 @@ const RECENT: Duration = Duration::from_millis(100);
 enum Wait {
     /// No request came.
     Idle,
-    /// What was sent was not taken.
+    /// The client did not take what was sent.
     Stalled,
     /// It had no request when another connection needed its place.
     Displaced,
@@ -57,15 +57,15 @@ struct LineState {
     since: Instant,
     /// Until when the whole head of a request must be there while there is none.
     due: Instant,
-    /// Part of a head is there.
+    /// Set if part of a head is there.
     begun: bool,
-    /// What comes between requests are frames of the connection and no heads.
+    /// Set if bytes between requests are frames of the connection (HTTP/2), and no heads.
     http2: bool,
-    /// It is known who is at the other end, or does not matter.
+    /// Set if the identity of the other end is known, or does not matter.
     let_in: bool,
-    /// It was asked to give way.
+    /// Set if it was asked to give way.
     leaving: bool,
-    /// The same socket again: ends what `axum::serve` holds.
+    /// Second handle of the socket: ends what `axum::serve` holds.
     socket: Option<std::net::TcpStream>,
 }
 
@@ -89,7 +89,7 @@ impl LineState {
         }
     }
 
-    /// What the client must do next, and until when.
+    /// Returns what the client must do next, and until when.
     fn waits(&self) -> Option<(Wait, Instant)> {
         if self.open.is_empty() {
             return Some((Wait::Idle, self.due));
@@ -122,13 +122,13 @@ impl LineState {
         self.due = now + limits.idle;
     }
 
-    /// Whether it is let in, and since when it has been without a request, if it can give way now.
+    /// Returns if it is let in, and since when it has been without a request, if it can give way now.
     fn can_leave(&self, now: Instant) -> Option<(bool, Instant)> {
         let settled = self.since + RECENT <= now;
         (self.open.is_empty() && !self.leaving && settled).then_some((self.let_in, self.since))
     }
 
-    /// Its first request may be on the way from now on.
+    /// Lets the client in: its first request may be on the way from now on.
     fn enter(&mut self, now: Instant) {
         self.let_in = true;
         self.since = now;
@@ -136,7 +136,7 @@ impl LineState {
 }
 
 impl Line {
-    /// Of one that is `let_in`, or whose other end has to say who it is first.
+    /// Opens a line that is `let_in`, or whose other end must prove its identity first.
     pub(super) fn open(
         socket: &TcpStream,
         let_in: bool,
@@ -167,13 +167,12 @@ impl Line {
         self.state().came(&self.limits, Instant::now(), bytes);
     }
 
-    /// Whether it is let in, and since when it has been without a request, if it can give way now: what is least gives way
-    /// first.
+    /// As [`LineState::can_leave`]: the least value gives way first.
     pub(super) fn can_leave(&self, now: Instant) -> Option<(bool, Instant)> {
         self.state().can_leave(now)
     }
 
-    /// The other end has said who it is.
+    /// Lets in the other end, which has proved its identity.
     pub(super) fn enter(&self) {
         self.state().enter(Instant::now());
     }

@@ -23,7 +23,7 @@ const LEAVES_WITHIN: Duration = Duration::from_millis(20);
 /// A listener whose connections have deadlines and are bounded in number.
 pub(super) struct Guarded {
     listener: TcpListener,
-    /// Who is let in; everybody where there is none.
+    /// TLS and admission of clients; absent: every client is let in, without TLS.
     door: Option<Door>,
     limits: ConnectionLimits,
     metrics: ConnectionMetrics,
@@ -43,7 +43,8 @@ impl Guarded {
     }
 
     /// A place for one more connection: a free one, else that of the connection which has been without a
-    /// request for longest, those first that have not said who they are. While all of them have requests, the new one waits.
+    /// request for longest, those first that have not said who they are. While all of them have requests, the new one
+    /// waits.
     async fn slot(&mut self) -> Option<OwnedSemaphorePermit> {
         loop {
             if let Ok(slot) = self.slots.clone().try_acquire_owned() {
@@ -80,7 +81,7 @@ impl Listener for Guarded {
         }
         self.lines.push(Arc::downgrade(&line));
         let stream = Stream::new(stream, self.door.clone());
-        // Who comes by IPv4 has that address, whatever the socket listens for.
+        // A client that comes by IPv4 has that address, whatever the socket listens for.
         (Socket { stream, line }, SocketAddr::new(address.ip().to_canonical(), address.port()))
     }
 
@@ -92,10 +93,10 @@ impl Listener for Guarded {
 /// Ends with the connection, and whether its other end is let in; with none where it comes to nothing.
 type Handshake = dyn Future<Output = Option<(identity::Line<TcpStream>, bool)>> + Send;
 
-/// What is read and written.
+/// Byte stream of a connection, by its state of admission.
 enum Stream {
-    /// The other end has to say who it is first. That is part of the time that it has for its first head, and until then it may
-    /// be asked to give way as any other without a request.
+    /// The other end has to say who it is first. That is part of the time that it has for its first head, and until
+    /// then it may be asked to give way as any other without a request.
     Entering(Pin<Box<Handshake>>),
     /// It is let in.
     Open(identity::Line<TcpStream>),
@@ -161,7 +162,8 @@ impl AsyncRead for Socket {
     ) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
         let read = match ready!(self.poll_open(context))?.poll_read(context, buffer) {
-            // The end of a connection within TLS that was not announced, as when it gives way: requests say how long they are.
+            // The end of a connection within TLS that was not announced, as when it gives way: requests say how long
+            // they are.
             Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => Poll::Ready(Ok(())),
             read => read,
         };

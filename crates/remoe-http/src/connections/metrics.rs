@@ -1,4 +1,4 @@
-//! What connections are counted as.
+//! Metrics of connections.
 
 use prometheus::{IntCounterVec, IntGauge, Opts, Registry};
 
@@ -10,10 +10,10 @@ pub struct ConnectionMetrics {
 }
 
 impl ConnectionMetrics {
-    /// Metrics that nobody reads until they are registered.
+    /// Makes metrics, which are not exported until they are registered.
     ///
     /// # Errors
-    /// A name is none.
+    /// A name is invalid.
     pub fn new() -> Result<Self, prometheus::Error> {
         Ok(Self {
             open: IntGauge::new("remoe_http_connections", "Open HTTP connections.")?,

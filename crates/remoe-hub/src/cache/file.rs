@@ -42,18 +42,18 @@ struct State {
     verified: bool,
 }
 
-/// What became of the wish to fetch some bytes.
+/// Outcome of an attempt to claim bytes.
 #[derive(Debug)]
 pub(crate) enum Claiming {
-    /// They are there.
+    /// The bytes are in the cache.
     Complete,
-    /// Some are being fetched by somebody else.
+    /// Another task or process fetches some of them.
     Busy,
-    /// They are ours to fetch.
+    /// The caller is to fetch them.
     Claimed(Claim),
 }
 
-/// The right to fetch some bytes; ends when it is dropped.
+/// Exclusive right to fetch some bytes; ends when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Claim {
     file: Arc<CachedFile>,
@@ -133,7 +133,7 @@ impl CachedFile {
         drop(state);
         let unrecorded = bytes.start..bytes.start;
         let claim = Claim { file: Arc::clone(self), bytes, unrecorded, recorded: Instant::now() };
-        // Whoever held the lock may have completed them.
+        // Another process that held the lock may have completed them.
         if self.missing(&claim.bytes)?.is_empty() {
             return Ok(Claiming::Complete);
         }
@@ -145,7 +145,7 @@ impl CachedFile {
         self.data.read_at(target, at)
     }
 
-    /// Whether every byte is there and has not been compared with the source's SHA-256.
+    /// Reports if every byte is there and has not been compared with the source's SHA-256.
     pub(crate) fn is_unverified(&self) -> bool {
         let state = self.state();
         !state.verified && gaps(&state.complete, &(0..self.identity.size)).is_empty()

@@ -29,12 +29,12 @@ pub(super) struct Journal {
     system: Option<u64>,
 }
 
-/// What a journal says that it did not say before.
+/// Kind of change in a journal since it was last read.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum News {
-    /// Nothing was taken back.
+    /// No bytes were taken back.
     More,
-    /// Everything was: the file's bytes were wrong.
+    /// All bytes were taken back, because the file's bytes were wrong.
     Dropped,
 }
 

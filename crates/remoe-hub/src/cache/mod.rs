@@ -71,7 +71,7 @@ impl SourceFolder {
         &self.path
     }
 
-    /// What was kept under `name`, where it is there and readable.
+    /// Returns the value kept under `name`, if it is there and readable.
     pub(crate) fn read<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, FetchError> {
         let path = self.path.join(name);
         let bytes = match fs::metadata(&path) {
@@ -125,8 +125,8 @@ impl SourceFolder {
         self.file(name, known.identity, sha256).map(Some)
     }
 
-    /// Begins another version of the file `name`, and removes the one before. Whoever reads that one keeps
-    /// it until the end.
+    /// Begins another version of the file `name`, and removes the one before. A reader of the removed version keeps it
+    /// until it ends.
     ///
     /// # Errors
     /// The folder cannot be written.

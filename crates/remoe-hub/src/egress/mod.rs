@@ -1,7 +1,8 @@
 //! Egress rules: which hosts and addresses the fetcher may connect to.
 //!
-//! A URL is checked before each request, of a retry or a redirect as well. Addresses of names are checked where they are
-//! resolved, and the connection is made to the addresses that were checked: a DNS answer that changes is checked again.
+//! A URL is checked before each request, of a retry or a redirect as well. Addresses of names are checked where they
+//! are resolved, and the connection is made to the addresses that were checked: a DNS answer that changes is checked
+//! again.
 
 mod blocks;
 mod rule;
@@ -132,8 +133,8 @@ impl Egress {
         blocks::CREDENTIAL_SERVICES
     }
 
-    /// Returns the blocks that rules allow beside public addresses, each with the blocks in it that are refused or that a
-    /// wide range does not name.
+    /// Returns the blocks that rules allow beside public addresses, each with the blocks in it that are refused or that
+    /// a wide range does not name.
     #[must_use]
     pub fn allowed_blocks(&self) -> Vec<(IpNet, Vec<IpNet>)> {
         let unnamed: Vec<IpNet> = blocks::unnamed().chain(self.refused.iter().copied()).collect();

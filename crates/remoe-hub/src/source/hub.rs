@@ -114,7 +114,7 @@ impl Hub {
     }
 }
 
-/// Whether `revision` is a full commit, which no push can move.
+/// Reports if `revision` is a full commit, which no push can move.
 pub(crate) fn is_commit(revision: &str) -> bool {
     revision.len() == 40 && revision.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }

@@ -1,4 +1,4 @@
-//! What to ask for: the URL of each file, and the credentials that go with it.
+//! Requests to sources: the URL of each file, and the credentials that go with it.
 
 mod hub;
 mod s3;
@@ -66,7 +66,7 @@ impl Source {
         }
     }
 
-    /// All of its files, where the source says it and they never change.
+    /// Returns the names of all files, if the source lists them and they never change.
     pub(crate) fn pinned(&self) -> Option<&BTreeSet<String>> {
         match self {
             Self::Hub(hub) => Some(&hub.files),
@@ -74,13 +74,13 @@ impl Source {
         }
     }
 
-    /// Whether a file that the credentials may not read may as well not exist: S3 tells the two apart only
-    /// to those who may list the bucket.
+    /// Reports if a refused file may as well not exist: S3 tells the two apart only for credentials that may list the
+    /// bucket.
     pub(crate) fn hides_missing(&self) -> bool {
         matches!(self, Self::S3(_))
     }
 
-    /// Whether the SHA-256 of a file is asked for by a HEAD request.
+    /// Reports if the SHA-256 of a file is requested with HEAD.
     pub(crate) fn states_checksums_on_head(&self) -> bool {
         matches!(self, Self::S3(_))
     }

@@ -16,11 +16,11 @@ const DEFAULT_REGION: &str = "us-east-1";
 
 #[derive(Debug)]
 pub(crate) struct S3 {
-    /// Of the bucket.
+    /// URL of the bucket.
     base: Url,
     prefix: String,
     region: String,
-    /// None where requests are not signed.
+    /// Credentials that sign requests. Absent if requests are not signed.
     credentials: Option<AwsCredentialProvider>,
 }
 

@@ -55,7 +55,7 @@ async fn the_hub_gives_the_folders_bytes_once() {
     assert_eq!(copying.done().await, files(model.path()));
     assert_eq!(content.bytes(), total(model.path()));
     assert_eq!(hub.leaked(), 0, "the storage is another server");
-    // At a commit nothing can have changed, and nobody needs to be asked.
+    // At a commit nothing can have changed, and no source needs to be asked.
     let described = hub.described();
     drop(hub);
     let pinned = format!("hf://{}@{}", options.repository, options.commit);
@@ -128,7 +128,7 @@ async fn what_is_missing_is_named() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_is_not_there_is_named() {
     let work = tempfile::tempdir().unwrap();
-    // Nobody listens there once the socket is gone.
+    // No server listens there once the socket is gone.
     let address = std::net::TcpListener::bind(ANY).unwrap().local_addr().unwrap();
     let store = connect(&format!("http://{address}/models"), work.path()).await.unwrap();
     let said = crate::support::read(&store, "config.json").await.unwrap_err();

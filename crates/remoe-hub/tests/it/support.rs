@@ -58,7 +58,7 @@ pub(crate) async fn connect(model: &str, cache: &Path) -> Result<Arc<FetchedStor
     connect_with(model, cache, hasty()).await
 }
 
-/// The same with other limits of waiting.
+/// As [`connect`], with other limits of waiting.
 pub(crate) async fn connect_with(
     model: &str,
     cache: &Path,
@@ -139,12 +139,12 @@ impl Copying {
         self.child.wait().unwrap();
     }
 
-    /// Its end, and what it printed.
+    /// Waits for its end, and returns its output.
     pub(crate) async fn end(self) -> Output {
         tokio::task::spawn_blocking(|| self.child.wait_with_output()).await.unwrap().unwrap()
     }
 
-    /// Its end, which is a good one.
+    /// Waits for its end, expects success, and returns the copied files.
     pub(crate) async fn done(self) -> BTreeMap<String, Vec<u8>> {
         let to = self.to.clone();
         let output = self.end().await;
@@ -152,7 +152,7 @@ impl Copying {
         files(&to)
     }
 
-    /// Its end, which is a bad one, and what it says.
+    /// Waits for its end, expects a failure, and returns its error output.
     pub(crate) async fn refusal(self) -> String {
         let output = self.end().await;
         assert!(!output.status.success());

@@ -42,7 +42,7 @@ async fn only_what_is_wanted_is_fetched() {
         let near = |range: &Range<u64>| asked.start + SLACK > range.start && asked.end < range.end + SLACK;
         assert!(ranges.iter().any(near), "{asked:?}");
     }
-    // What is there is not asked for again, whoever reads it.
+    // Bytes in the cache are not requested again by another reader.
     let again = connect(&web.model(), work.path()).await.unwrap();
     prefetch(&again, ranges[0].clone()).await.unwrap();
     assert_eq!(content.bytes(), 0);

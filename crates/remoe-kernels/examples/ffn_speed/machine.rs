@@ -1,4 +1,4 @@
-//! What the machine can do: memory read and arithmetic without anything around it.
+//! Limits of the machine: memory read and arithmetic without anything around it.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,10 +9,12 @@ use remoe_kernels::{Dtype, InstructionPath};
 /// Bytes that each bandwidth pass reads.
 pub(crate) const STREAM_BYTES: usize = 1 << 30;
 
-/// Chunks into which a measurement is divided; threads take them one by one, as a pool's threads do, so that a disturbed thread does not hold up the other.
+/// Chunks into which a measurement is divided; threads take them one by one, as a pool's threads do, so that a
+/// disturbed thread does not hold up the other.
 pub(crate) const CHUNKS: usize = 64;
 
-/// Does `work(chunk)` for the numbers below `rounds * CHUNKS` on so many threads. Seconds that it took in all, and the shortest that any `CHUNKS` consecutive ones took, from the beginning of the first to the end of the last.
+/// Does `work(chunk)` for the numbers below `rounds * CHUNKS` on so many threads. Seconds that it took in all, and the
+/// shortest that any `CHUNKS` consecutive ones took, from the beginning of the first to the end of the last.
 pub(crate) fn together(threads: usize, rounds: usize, work: impl Fn(usize) + Sync) -> (f64, f64) {
     let next = AtomicUsize::new(0);
     let run = || {

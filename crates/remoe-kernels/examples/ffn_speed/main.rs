@@ -1,6 +1,9 @@
-//! An instrument for the expert FFN and the two limits of the machine that bound it: read bandwidth at one token, peak arithmetic at 256. `remoe-bench run --only kernels` drives it, so that what is compared is measured in turn.
+//! An instrument for the expert FFN and the two limits of the machine that bound it: read bandwidth at one token, peak
+//! arithmetic at 256. `remoe-bench run --only kernels` drives it, so that what is compared is measured in turn.
 //!
-//! The first line on standard output describes the instrument, with the paths that the CPU has and those that a pool chooses; then each line on standard input names a measurement and is answered by a line `{"rate": .., "best": ..}`, in GB/s or GFLOP/s: of all calls together, and of the best single call, which is what there is between disturbances.
+//! The first line on standard output describes the instrument, with the paths that the CPU has and those that a pool
+//! chooses; then each line on standard input names a measurement and is answered by a line `{"rate": .., "best": ..}`,
+//! in GB/s or GFLOP/s: of all calls together, and of the best single call, which is what there is between disturbances.
 //!
 //! | | what is measured |
 //! | --- | --- |
@@ -10,11 +13,17 @@
 //! | `many` | 256 tokens, 1 expert per call, GFLOP/s |
 //! | `pack` | packing by one thread, GB/s of weights |
 //!
-//! The name of an instruction path may follow (`many avx512f`). Without it, `one`, `eight` and `many` are by the paths that a pool chooses, and the limits `read` and `peak` are those of the path that has the highest: what the machine can do, not what the chosen instructions can.
+//! The name of an instruction path may follow (`many avx512f`). Without it, `one`, `eight` and `many` are by the paths
+//! that a pool chooses, and the limits `read` and `peak` are those of the path that has the highest: what the machine
+//! can do, not what the chosen instructions can.
 //!
 //! With int8 and int4, rows are bfloat16, weights count as they are packed, and `peak` is that of bfloat16.
 //!
-//! By hand: `echo one | cargo run --release -p remoe-kernels --example ffn_speed -- [--threads N] [--dtype bf16|f32|int8|int4|mxfp4|fp8] [--hidden N] [--width N]`
+//! By hand:
+//! ```sh
+//! echo one | cargo run --release -p remoe-kernels --example ffn_speed -- [--threads N] \
+//!     [--dtype bf16|f32|int8|int4|mxfp4|fp8] [--hidden N] [--width N]
+//! ```
 
 #![allow(clippy::expect_used)]
 
@@ -33,7 +42,7 @@ use remoe_kernels::{
 const WEIGHT_BYTES: usize = 400 << 20;
 const TOKENS: usize = 256;
 const TOP_K: usize = 8;
-/// What the path of a limit is found out with.
+/// Sizes of the trials that determine the path of a limit.
 const TRIALS: usize = 5;
 const TRIAL_BYTES: usize = 64 << 20;
 const TRIAL_STEPS: usize = 20_000;
@@ -111,7 +120,8 @@ fn expert(shape: ExpertShape, state: &mut u64) -> PackedExpert {
     builder.finish().expect("all rows")
 }
 
-/// All experts once, `per_call` at a time, each with the same `rows` rows. Seconds of all calls together and of the shortest one.
+/// All experts once, `per_call` at a time, each with the same `rows` rows. Seconds of all calls together and of the
+/// shortest one.
 fn cycle(
     pool: &Pool,
     experts: &[PackedExpert],
@@ -146,7 +156,8 @@ fn fp8_scales(rows: usize, columns: usize) -> Fp8Scales {
     Fp8Scales::new(vec![1.0 / 256.0; blocks], rows, columns, [128, 128]).expect("a scale for each block")
 }
 
-/// Packs the same matrix as gate, up and down, the element type unchanged, and lets go of it again. Seconds in all and of the shortest.
+/// Packs the same matrix as gate, up and down, the element type unchanged, and lets go of it again. Seconds in all and
+/// of the shortest.
 fn pack(shape: ExpertShape, stored: &[u8]) -> (f64, f64) {
     let once = || {
         let start = Instant::now();

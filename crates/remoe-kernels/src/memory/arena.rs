@@ -42,7 +42,7 @@ impl Arena {
     /// Frees what [`take`](Self::take) has given for the same `len`.
     ///
     /// # Safety
-    /// `start` is from `take` of this arena with this `len`, is given back once, and nobody uses it any more.
+    /// `start` is from `take` of this arena with this `len`, is given back once, and is no longer used.
     pub(super) unsafe fn give(&mut self, start: NonNull<u8>, len: usize) {
         let Some(index) = self.regions.iter().position(|region| region.offset(start).is_some()) else {
             return;
@@ -107,7 +107,7 @@ impl Region {
     }
 
     /// # Safety
-    /// Nobody uses the `len` bytes from `from` on, which are not free yet.
+    /// The `len` bytes from `from` on are no longer used, and are not free yet.
     unsafe fn give(&mut self, from: usize, len: usize) {
         let to = from + len;
         let mut free = from..to;
@@ -134,10 +134,10 @@ impl Region {
         self.free.insert(free.start, free.len());
     }
 
-    /// Whether the operating system has taken `pages` back.
+    /// Reports if the operating system has taken `pages` back.
     ///
     /// # Safety
-    /// Whole pages of this region that nobody uses.
+    /// `pages` are whole pages of this region that are not used.
     unsafe fn returned(&self, pages: std::ops::Range<usize>) -> bool {
         // SAFETY: the caller's promise; private anonymous memory reads as zero afterwards.
         unsafe {
@@ -150,7 +150,8 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         let (mapping, total) = self.mapping;
-        // SAFETY: exactly the mapping made in `map`; regions are dropped once all of their bytes are free. An error would mean that it is gone already.
+        // SAFETY: exactly the mapping made in `map`; regions are dropped once all of their bytes are free. An error
+        // would mean that it is gone already.
         let _ = unsafe { munmap(mapping.as_ptr().cast(), total) };
     }
 }
@@ -161,7 +162,7 @@ mod tests {
     use crate::memory::tests::resident;
     use proptest::prelude::*;
 
-    /// What to do: take so many bytes, or give one of those back that are held.
+    /// Steps: take so many bytes, or give back one of the held blocks.
     fn steps() -> impl Strategy<Value = Vec<(bool, usize)>> {
         let sizes = prop_oneof![1usize..9000, 100_000usize..5_000_000, Just(HUGE), Just(REGION)];
         prop::collection::vec((prop::bool::weighted(0.6), sizes), 1..40)
@@ -237,13 +238,13 @@ mod tests {
         // SAFETY: taken just now with this size.
         unsafe { start.write_bytes(1, size) };
         assert!(resident(start.addr().get()) >= at_first + 4 * huge_kb);
-        // SAFETY: given back once; the next two lines read what is free, which nobody writes.
+        // SAFETY: given back once; the next two lines read free memory, which no thread writes.
         unsafe {
             arena.give(start, size);
             assert!(std::slice::from_raw_parts(start.as_ptr(), HUGE / 2).iter().all(|&byte| byte == 0));
         }
-        // The first and the last huge page are shared with bytes that were not freed: the operating system may keep them whole, or make
-        // them whole again at any time.
+        // The first and the last huge page are shared with bytes that were not freed: the operating system may keep
+        // them whole, or make them whole again at any time.
         assert!(resident(start.addr().get()) <= at_first + 2 * huge_kb);
         // SAFETY: given back once.
         unsafe { arena.give(kept, HUGE / 2) };

@@ -33,8 +33,8 @@ static ARENA: std::sync::Mutex<arena::Arena> = std::sync::Mutex::new(arena::Aren
 
 /// Zeroed, aligned bytes that are owned and never moved.
 ///
-/// Memory becomes resident when it is first written, by the thread that writes it, but for [weights](Self::for_weights) on machines with several
-/// memory nodes, and goes back to the operating system when the buffer is dropped.
+/// Memory becomes resident when it is first written, by the thread that writes it, but for [weights](Self::for_weights)
+/// on machines with several memory nodes, and goes back to the operating system when the buffer is dropped.
 #[derive(Debug)]
 pub(crate) struct Buffer {
     start: NonNull<u8>,
@@ -70,11 +70,11 @@ impl Buffer {
         Ok(Self { start, len })
     }
 
-    /// `len` zero bytes that all threads are going to read: where they are many, and the machine has several memory nodes, they are spread
-    /// over those.
+    /// `len` zero bytes that all threads are going to read: where they are many, and the machine has several memory
+    /// nodes, they are spread over those.
     pub(crate) fn for_weights(len: usize) -> Result<Self, KernelError> {
         let buffer = Self::zeroed(len)?;
-        // SAFETY: taken just now, so that nobody else uses it.
+        // SAFETY: taken just now, so that no other code uses it.
         #[cfg(target_os = "linux")]
         unsafe {
             nodes::spread(buffer.start, len)
@@ -125,9 +125,10 @@ impl Buffer {
         }
     }
 
-    /// The same to be written.
+    /// As [`Self::words`], for writing.
     pub(crate) fn words_mut(&mut self) -> &mut [u32] {
-        // SAFETY: aligned to 64 bytes (dangling and empty when `len` is 0: NonNull::<u8>::dangling() is only 1-aligned, hence the cast below), initialised to zero, and borrowed mutably.
+        // SAFETY: aligned to 64 bytes (dangling and empty when `len` is 0: NonNull::<u8>::dangling() is only 1-aligned,
+        // hence the cast below), initialised to zero, and borrowed mutably.
         unsafe {
             let start = if self.len == 0 { NonNull::<u32>::dangling() } else { self.start.cast::<u32>() };
             std::slice::from_raw_parts_mut(start.as_ptr(), self.len / 4)

@@ -1,10 +1,10 @@
 //! The machine's memory (NUMA) nodes: weights are spread over them.
 //!
-//! Memory lies on the node of the thread that writes it first. Were that left to whoever packs, attention and head, which one
-//! thread packs, would lie on one node, and all threads would wait for it while the others' memory rests. So the huge
-//! pages of a large buffer are first written by threads of the nodes in turn. No system call is needed for it that
-//! containers are refused, as those that set a policy of memory are. Smaller buffers lie where they are packed, which several
-//! threads do.
+//! Memory lies on the node of the thread that writes it first. Were that left to the thread that packs, attention and
+//! head, which a single thread packs, would lie on one node, and all threads would wait for it while the memory of the
+//! other nodes rests. So the huge pages of a large buffer are first written by threads of the nodes in turn. No system
+//! call is needed for it that containers are refused, as those that set a policy of memory are. Smaller buffers lie
+//! where they are packed, which several threads do.
 
 use std::ptr::NonNull;
 use std::sync::{PoisonError, RwLock};
@@ -23,10 +23,10 @@ const PAGE: usize = 4096;
 /// Cores of each node; fewer than two nodes are nothing to spread over.
 static NODES: RwLock<Vec<Vec<usize>>> = RwLock::new(Vec::new());
 
-/// Spreads the weights of matrices and large experts that are packed from now on over memory nodes, of which `nodes` has the
-/// cores. Those that the process may not run on count for nothing: who binds it to one node wants its memory there. Neither is
-/// anything spread where one node has cores enough for the share of the machine that the process has. Returns over how many nodes
-/// they are spread; 1 where they are not.
+/// Spreads the weights of matrices and large experts that are packed from now on over memory nodes, of which `nodes`
+/// has the cores. Those that the process may not run on count for nothing: who binds it to one node wants its memory
+/// there. Neither is anything spread where one node has cores enough for the share of the machine that the process has.
+/// Returns over how many nodes they are spread; 1 where they are not.
 pub fn spread_over_nodes(nodes: &[Vec<usize>]) -> usize {
     if nodes.len() < 2 {
         return 1;
@@ -67,7 +67,7 @@ impl Zeros {
 /// Makes a large buffer resident, a huge page on each node in turn, where there are several nodes.
 ///
 /// # Safety
-/// `len` zero bytes, which are used by nobody else before this returns.
+/// `start` points to `len` zero bytes, which no other code uses before this returns.
 pub(super) unsafe fn spread(start: NonNull<u8>, len: usize) {
     let nodes = NODES.read().unwrap_or_else(PoisonError::into_inner);
     if nodes.len() < 2 || len < SPREAD {
@@ -94,7 +94,8 @@ unsafe fn spread_over(nodes: &[Vec<usize>], start: NonNull<u8>, len: usize) {
                 for huge in (first / HUGE..=(first + len - 1) / HUGE).filter(|huge| huge % turns == node) {
                     let from = (huge * HUGE).saturating_sub(first);
                     for offset in (from..len.min((huge + 1) * HUGE - first)).step_by(PAGE) {
-                        // SAFETY: inside of the buffer; no other thread writes to these bytes. Volatile: zeros are written where zeros are.
+                        // SAFETY: inside of the buffer; no other thread writes to these bytes. Volatile: zeros are
+                        // written where zeros are.
                         unsafe { zeros.at(offset).write_volatile(0) };
                     }
                 }

@@ -70,7 +70,7 @@ pub(crate) unsafe fn activate<F: Floats>(activation: Activation, x: F::V) -> F::
     }
 }
 
-/// What the activation of the gate is multiplied with, of the up projection.
+/// Returns the factor of the gate's activation, from the up projection.
 ///
 /// # Safety
 /// As for [`exp`].

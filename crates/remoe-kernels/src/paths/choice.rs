@@ -1,7 +1,10 @@
 //! Which path computes what: the fastest of those that compute the right bits, by measurement.
 //!
-//! An instruction's name tells nothing about its speed (the dot product of bfloat16 pairs runs at twice the rate of fused multiply-adds on some processors and at half of it on others), so every path that the CPU has is tried once per process and class that is computed: it must give the bits of the portable path, and it is timed. Both together take about three
-//! milliseconds: too little for a file in which processes would share the outcome. Which path reads the weights of one row the fastest is found out at work ([`super::contest`]).
+//! An instruction's name tells nothing about its speed (the dot product of bfloat16 pairs runs at twice the rate of
+//! fused multiply-adds on some processors and at half of it on others), so every path that the CPU has is tried once
+//! per process and class that is computed: it must give the bits of the portable path, and it is timed. Both together
+//! take about three milliseconds: too little for a file in which processes would share the outcome. Which path reads
+//! the weights of one row the fastest is found out at work ([`super::contest`]).
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -13,7 +16,8 @@ use super::trial::{Reference, Timing};
 use super::{InstructionPath, Kernels, kernels};
 use crate::{Dtype, NumericsClass, WeightFormat};
 
-/// Row counts that are told apart: one row, which is bound by reading weights; the rest of one block of rows; and more, which soon is bound by arithmetic.
+/// Row counts that are told apart: one row, which is bound by reading weights; the rest of one block of rows; and more,
+/// which soon is bound by arithmetic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Regime {
     One,
@@ -32,7 +36,8 @@ impl Regime {
         }
     }
 
-    /// The number of rows that stands for the regime in the measurement: whole blocks, and for many enough of them that what is done once per panel counts as little as in a prefill.
+    /// The number of rows that stands for the regime in the measurement: whole blocks, and for many enough of them that
+    /// what is done once per panel counts as little as in a prefill.
     pub(super) const fn measured_rows(self) -> usize {
         match self {
             Self::One => 1,
@@ -42,7 +47,8 @@ impl Regime {
     }
 }
 
-/// The paths by which a pool computes a class, by the number of rows that an expert or a matrix is given. The bits do not depend on them.
+/// The paths by which a pool computes a class, by the number of rows that an expert or a matrix is given. The bits do
+/// not depend on them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathChoice([InstructionPath; 3]);
 
@@ -59,7 +65,8 @@ impl PathChoice {
         *MEASURED[class.index()].get_or_init(|| choose(&Timing::new(class).measure(right_paths(class))))
     }
 
-    /// The choice that is in use: as [`measured`](Self::measured), and for one row the path that read a model's weights the fastest when they last took turns at work.
+    /// The choice that is in use: as [`measured`](Self::measured), and for one row the path that read a model's weights
+    /// the fastest when they last took turns at work.
     pub(crate) fn now(class: NumericsClass) -> Self {
         let Self([one, few, many]) = Self::measured(class);
         let winner = contest(class).winner().and_then(|winner| right_paths(class).get(winner));
@@ -96,7 +103,8 @@ impl Computing {
         Self { path, timed: None }
     }
 
-    /// The path for a panel of `bytes` of weights and so many rows: of one row, that which reads a model's weights the fastest.
+    /// The path for a panel of `bytes` of weights and so many rows: of one row, that which reads a model's weights the
+    /// fastest.
     pub(crate) fn of(class: NumericsClass, rows: usize, bytes: u64) -> Self {
         let in_turn = match Regime::of(rows) {
             Regime::One => Self::in_turn(contest(class), right_paths(class), bytes),
@@ -105,7 +113,7 @@ impl Computing {
         in_turn.unwrap_or_else(|| Self::only(PathChoice::measured(class).of_rows(rows)))
     }
 
-    /// What a contest of these paths says; nothing where it does not know.
+    /// Returns the path that a contest of these paths deals; `None` if it neither deals a turn nor has a winner.
     fn in_turn(contest: &'static Contest, paths: &[Compiled], bytes: u64) -> Option<Self> {
         let (entrant, timed) = match contest.deal(paths.len(), bytes, Instant::now) {
             Turn::Timed(entry) => (entry.entrant, Some((contest, entry))),
@@ -162,7 +170,8 @@ const fn owner(path: InstructionPath, class: NumericsClass) -> InstructionPath {
     }
 }
 
-/// The vector paths that this CPU has, with kernels of their own. The portable path is not among them: it is what is left where there is nothing else.
+/// The vector paths that this CPU has, with kernels of their own. The portable path is not among them: it is what is
+/// left where there is nothing else.
 fn candidates(class: NumericsClass) -> Vec<Compiled> {
     let is_candidate =
         |path: &InstructionPath| *path != InstructionPath::Portable && owner(*path, class) == *path;
@@ -170,7 +179,7 @@ fn candidates(class: NumericsClass) -> Vec<Compiled> {
     paths.map(|path| (path, kernels(path, class))).collect()
 }
 
-/// Those that give the bits of the portable path.
+/// Candidates that give the bits of the portable path.
 fn passing(class: NumericsClass, candidates: Vec<Compiled>) -> Vec<Compiled> {
     if candidates.is_empty() {
         return candidates;
@@ -191,7 +200,8 @@ pub(crate) fn is_right(path: InstructionPath, class: NumericsClass) -> bool {
         || right_paths(class).iter().any(|(right, _)| *right == owner(path, class))
 }
 
-/// Paths that this CPU has and that do not give the right bits of one of `classes` on it: they are never used. Empty on a sound machine.
+/// Paths that this CPU has and that do not give the right bits of one of `classes` on it: they are never used. Empty on
+/// a sound machine.
 pub fn wrong_paths(classes: &[NumericsClass]) -> Vec<(InstructionPath, NumericsClass)> {
     let with_classes = InstructionPath::available()
         .into_iter()

@@ -14,7 +14,8 @@ use crate::{Dtype, WeightFormat};
 /// # Safety
 /// As for [`Floats`].
 pub(crate) trait Codes: Floats {
-    /// Reads `LANES` codes of e4m3, a byte each, none of which stands for no number: the numbers times 2^-8 ([`crate::numerics::E4M3`]).
+    /// Reads `LANES` codes of e4m3, a byte each, none of which stands for no number: the numbers times 2^-8
+    /// ([`crate::numerics::E4M3`]).
     unsafe fn e4m3(from: *const u8) -> Self::V;
     /// Reads `LANES / 4` float32, each for four lanes.
     unsafe fn fourfold(from: *const f32) -> Self::V;
@@ -23,10 +24,10 @@ pub(crate) trait Codes: Floats {
 
     /// The bfloat16 of all codes under one scale.
     type Table: Copy;
-    /// That of the [`TABLE_VECTORS`] vectors of columns whose scales these are, a scale for four columns: where all are the same positive number, and the path looks up faster than it
-    /// multiplies and rounds.
+    /// That of the [`TABLE_VECTORS`] vectors of columns whose scales these are, a scale for four columns: where all are
+    /// the same positive number, and the path looks up faster than it multiplies and rounds.
     unsafe fn table(scales: *const f32) -> Option<Self::Table>;
-    /// What [`nearest_bf16`](Self::nearest_bf16) makes of codes and scale, for as many vectors of codes.
+    /// As [`nearest_bf16`](Self::nearest_bf16) of codes and scale, for as many vectors of codes.
     unsafe fn look_up(table: Self::Table, from: *const u8) -> [Self::V; TABLE_VECTORS];
 }
 

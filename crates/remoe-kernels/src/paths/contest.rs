@@ -1,8 +1,9 @@
 //! Which path computes one row the fastest, found out at work.
 //!
-//! One row is bound by reading weights, and how well a path keeps memory busy shows in a model's own weights alone: of paths that differ by
-//! nothing in a cache, where [`super::trial`] times them, one may decode a quarter faster, and some minutes later on the same machine another one. So they take turns while
-//! the first weights are read, and again now and then. All of them compute the same bits.
+//! One row is bound by reading weights, and how well a path keeps memory busy shows in a model's own weights alone: of
+//! paths that differ by nothing in a cache, where [`super::trial`] times them, one may decode a quarter faster, and
+//! some minutes later on the same machine another one. So they take turns while the first weights are read, and again
+//! now and then. All of them compute the same bits.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
@@ -10,25 +11,28 @@ use std::time::{Duration, Instant};
 
 /// Panels of fewer bytes are not timed: telling the time would count.
 const LEAST_BYTES: u64 = 32 << 10;
-/// How long a turn lasts, at least ..
+/// Least duration of a turn.
 const TURN: Duration = Duration::from_millis(5);
-/// .. of which this counts for nobody: panels of the turn before may still be computed, and the processor may keep the clock that they asked for.
+/// Part of a turn, at its start, that is not timed: panels of the turn before may still be computed, and the processor
+/// may keep the clock that they asked for.
 const SETTLING: Duration = Duration::from_millis(2);
 /// Panels that are timed in a turn, at least and at most.
 const PANELS: std::ops::Range<usize> = 32..1024;
-/// How often everybody's turn comes in a contest. Even: the order is turned around every time, so that nobody always follows the same one.
+/// Turns of each entrant in a contest. Even: the order is turned around every time, so that no entrant always follows
+/// the same one.
 const ROUNDS: usize = 4;
-/// Bytes of weights between the first contest and the second. The first one may take place while others are still loading, so that every later rest is at most twice as long as
-/// the one before, ..
+/// Bytes of weights between the first contest and the second. The first one may take place while others are still
+/// loading, so that every later rest is at most twice as long as the one before.
 const FIRST_REST: u64 = 8 << 30;
-/// .. until a contest has its share of all work: one in so many bytes.
+/// Bytes of all work per byte of contests, once rests have grown so long.
 const SHARE: u64 = 100;
-/// A contest begins anew, about other panels, when so many bytes were dealt and nothing of its size among them.
+/// If so many bytes were dealt without a panel of its size, a contest restarts with panels of another size.
 const FORGOTTEN: u64 = 4 << 30;
 /// No one has won yet.
 const NOBODY: usize = usize::MAX;
 
-/// Contests among the paths of one class, one after the other. No thread waits for another one: where two deal or tell their times in the same moment, one does without.
+/// Contests among the paths of one class, one after the other. No thread waits for another one: where two deal or tell
+/// their times in the same moment, one does without.
 #[repr(align(128))]
 pub(crate) struct Contest {
     /// Bytes of weights that were dealt since the last contest.
@@ -41,9 +45,10 @@ pub(crate) struct Contest {
 
 /// The contest that is held.
 struct Running {
-    /// Bytes of the panels that it is about: panels of other sizes take longer or less long for a byte, and might all fall into the turns of one entrant. 0 where none is held.
+    /// Bytes of the panels that it is about: panels of other sizes take longer or less long for a byte, and might all
+    /// fall into the turns of one entrant. 0 where none is held.
     bytes: u64,
-    /// What had been dealt since the last contest when one of them came.
+    /// Bytes that had been dealt since the last contest when a panel of this size last came.
     seen: u64,
     /// The turn, numbered through all contests; 0 before the first.
     turn: u64,
@@ -56,7 +61,7 @@ struct Running {
     times: Vec<Vec<u64>>,
 }
 
-/// Who computes a panel.
+/// Entrant that computes a panel.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
     /// This entrant, whose turn it is.
@@ -65,7 +70,7 @@ pub(crate) enum Turn {
     Timed(Entry),
     /// The winner of the last contest.
     Won(usize),
-    /// Nobody has won so far.
+    /// No entrant has won so far.
     Unknown,
 }
 
@@ -95,7 +100,8 @@ impl Contest {
         }
     }
 
-    /// Deals a panel of `bytes` of weights, more than none, to one of so many `entrants`, always as many. `now` tells the time.
+    /// Deals a panel of `bytes` of weights, more than none, to one of so many `entrants`, always as many. `now` tells
+    /// the time.
     pub(crate) fn deal(&self, entrants: usize, bytes: u64, now: impl FnOnce() -> Instant) -> Turn {
         let rested = self.rested.fetch_add(bytes, Ordering::Relaxed);
         if rested < self.rest.load(Ordering::Relaxed) || bytes < LEAST_BYTES || entrants < 2 {
@@ -134,7 +140,7 @@ impl Contest {
         }
     }
 
-    /// Who won the last contest.
+    /// Returns the winner of the last contest.
     pub(crate) fn winner(&self) -> Option<usize> {
         Some(self.winner.load(Ordering::Relaxed)).filter(|winner| *winner != NOBODY)
     }
@@ -164,7 +170,7 @@ impl Running {
         self.times.iter_mut().for_each(Vec::clear);
     }
 
-    /// Who is next; nobody when the last turn is over.
+    /// Returns the next turn; `None` when the last turn is over.
     fn deal(&mut self, entrants: usize, now: Instant) -> Option<Turn> {
         let began = *self.began.get_or_insert(now);
         let mut lasted = now.saturating_duration_since(began);
@@ -236,8 +242,9 @@ mod tests {
         }
     }
 
-    /// Deals panels of these sizes, over and over, until the contest is over, each entrant taking so many nanoseconds for a byte; every tenth panel is
-    /// interrupted. The winner, and how many panels of the first size each entrant got.
+    /// Deals panels of these sizes, over and over, until the contest is over, each entrant taking so many nanoseconds
+    /// for a byte; every tenth panel is interrupted. The winner, and how many panels of the first size each entrant
+    /// got.
     fn hold(contest: &Contest, clock: &Clock, nanos: &[f64], sizes: &[u64]) -> (usize, Vec<u64>) {
         let mut dealt = vec![0; nanos.len()];
         for panel in 0..10_000_000 {

@@ -19,10 +19,13 @@ pub(super) const E2M1_AND_OFFSET: [u8; 16] = {
 /// The largest of them.
 pub(super) const MOST_OF_E2M1: usize = 24;
 
-/// What unsigned bytes may add up to that are multiplied with magnitudes up to 127 and summed by pairs in 16 bits, with a sign.
+/// Largest sum of unsigned bytes that are multiplied with magnitudes up to 127 and summed by pairs in 16 bits, with a
+/// sign.
 pub(super) const MOST_OF_NIBBLES: usize = i16::MAX as usize / (2 * 127);
 
-/// Vectors of `LANES` 32-bit integers beside those of float32. A dot product multiplies the four bytes of each lane of weights with four signed bytes, which are the same in all lanes, and adds the products to the lane's sum; all of it is exact.
+/// Vectors of `LANES` 32-bit integers beside those of float32. A dot product multiplies the four bytes of each lane of
+/// weights with four signed bytes, which are the same in all lanes, and adds the products to the lane's sum; all of it
+/// is exact.
 ///
 /// # Safety
 /// As for [`Floats`]; pointers need no alignment.
@@ -30,7 +33,8 @@ pub(crate) trait Integers: Floats {
     /// `LANES` integers of 32 bits.
     type I: Copy;
 
-    /// Whether [`int8_dot`](Self::int8_dot) takes the offset of 128 off the weights itself: sums begin at zero then, else at the row's correction.
+    /// Set if [`int8_dot`](Self::int8_dot) takes the offset of 128 off the weights itself: sums begin at zero then,
+    /// else at the row's correction.
     const REMOVES_OFFSET: bool;
 
     /// All lanes `x`.
@@ -47,10 +51,10 @@ pub(crate) trait Integers: Floats {
     unsafe fn int8_dot(sum: Self::I, w: Self::I, x: Self::I) -> Self::I;
     /// Dot products that are being summed by [`nibble_dot`](Self::nibble_dot), in whatever form is summed fastest.
     type Partial: Copy;
-    /// None yet.
+    /// Returns an empty sum of products.
     unsafe fn no_products() -> Self::Partial;
-    /// `partial` and `w . x` of unsigned bytes `w`; no byte of `x` is -128. The bytes of `w` that meet between two calls of
-    /// [`whole`](Self::whole) are at most [`MOST_OF_NIBBLES`] together, in each place of a word.
+    /// `partial` and `w . x` of unsigned bytes `w`; no byte of `x` is -128. The bytes of `w` that meet between two
+    /// calls of [`whole`](Self::whole) are at most [`MOST_OF_NIBBLES`] together, in each place of a word.
     unsafe fn nibble_dot(partial: Self::Partial, w: Self::I, x: Self::I) -> Self::Partial;
     /// `sum` and the products in `partial`.
     unsafe fn whole(sum: Self::I, partial: Self::Partial) -> Self::I;

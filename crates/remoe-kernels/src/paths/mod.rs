@@ -36,7 +36,8 @@ use crate::{Dtype, InstructionPath, NumericsClass, WeightFormat};
 /// A compiled kernel.
 ///
 /// # Safety
-/// The CPU has the path's features, the thread is in the path's [`float_mode::FloatMode`], the panel's pointers are valid, and nobody else touches the outputs it names.
+/// The CPU has the path's features, the thread is in the path's [`float_mode::FloatMode`], the panel's pointers are
+/// valid, and no other thread touches the outputs it names.
 pub(crate) type Kernel = unsafe fn(&Panel);
 
 /// The kernels of one path for one class.
@@ -55,7 +56,8 @@ impl Kernels {
     }
 }
 
-/// Defines a path's kernels: the only functions that carry its target features; everything generic is inlined into them.
+/// Defines a path's kernels: the only functions that carry its target features; everything generic is inlined into
+/// them.
 macro_rules! entry_points {
     ($bf16:ty, $f32:ty $(, $features:literal)?) => {
         pub(super) const BF16: super::Kernels = super::Kernels { gate_up: gate_up_bf16, down: down_bf16 };

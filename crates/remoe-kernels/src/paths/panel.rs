@@ -1,7 +1,10 @@
 //! One panel of 64 output columns for all rows of a job: what a thread takes at a time.
 //!
-//! Rows are summed in blocks of at most six, with all accumulators of a block in registers and K strictly ascending. One block whose accumulators for all columns fit there streams the panel from memory: it prefetches a fixed distance ahead, unless the processor does so by itself ([`super::streams`]), and where the panel ends it goes on in the panel that follows. More rows, or more
-//! columns than fit, go by way of [`super::chunked`]; where weights have to be widened, many rows go by way of [`super::widened`].
+//! Rows are summed in blocks of at most six, with all accumulators of a block in registers and K strictly ascending.
+//! One block whose accumulators for all columns fit there streams the panel from memory: it prefetches a fixed distance
+//! ahead, unless the processor does so by itself ([`super::streams`]), and where the panel ends it goes on in the panel
+//! that follows. More rows, or more columns than fit, go by way of [`super::chunked`]; where weights have to be
+//! widened, many rows go by way of [`super::widened`].
 
 use super::activation::{activate, factor};
 use super::chunked::{self, Chunked};
@@ -37,13 +40,13 @@ pub(crate) struct Panel {
     pub(crate) out_stride: usize,
     /// Columns of results that exist: at most [`HALF`] for gate and up, [`PANEL`] for down and for up without a gate.
     pub(crate) columns: usize,
-    /// What becomes of the sums, for kernels that serve both phases and both types.
+    /// Phase, which decides how sums are finished, for kernels that serve both phases and both types.
     pub(crate) phase: Phase,
     pub(crate) dtype: Dtype,
     pub(crate) activation: Activation,
-    /// Whether the first phase has columns of a gate before those of the up projection.
+    /// Set if the first phase has columns of a gate before those of the up projection.
     pub(crate) gated: bool,
-    /// What is added to the sums: an element for each of the panel's [`PANEL`] columns, or null.
+    /// Biases that are added to the sums: an element for each of the panel's [`PANEL`] columns, or null.
     pub(crate) biases: *const f32,
     /// The panel that this thread will probably take next; only prefetched.
     pub(crate) next: *const u8,
@@ -63,7 +66,7 @@ impl<T> Aligned<T> {
     }
 }
 
-/// What becomes of the sums of some rows.
+/// Last step of a kernel: turns the sums of some rows into results.
 pub(super) trait Finish {
     /// Writes the results of the rows from `first` on, whose sums these are.
     ///
@@ -91,10 +94,13 @@ struct GateUp;
 struct Down;
 struct Either;
 
-/// Gate, up, activation and product for [`HALF`] intermediate columns, or up and activation for [`PANEL`] where there is no gate. `out` has room for as many elements in every row, or for [`RowGroup`]s of as many where weights are quantised; those beyond `columns` become zero.
+/// Gate, up, activation and product for [`HALF`] intermediate columns, or up and activation for [`PANEL`] where there
+/// is no gate. `out` has room for as many elements in every row, or for [`RowGroup`]s of as many where weights are
+/// quantised; those beyond `columns` become zero.
 ///
 /// # Safety
-/// The CPU has the features of `S`, denormals are flushed, the panel's pointers are valid, and no other thread touches its part of the output.
+/// The CPU has the features of `S`, denormals are flushed, the panel's pointers are valid, and no other thread touches
+/// its part of the output.
 #[inline(always)]
 pub(super) unsafe fn gate_up<S: Step>(panel: &Panel) {
     // SAFETY: the caller's promise.
@@ -111,7 +117,8 @@ pub(super) unsafe fn down<S: Step>(panel: &Panel) {
     unsafe { for_rows::<S, Down>(panel) }
 }
 
-/// What the panel's phase and type call for. One kernel for all of them is compiled in a fraction of the time.
+/// As [`gate_up`] or [`down`], by the panel's phase and type. One kernel for all of them is compiled in a fraction of
+/// the time.
 ///
 /// # Safety
 /// As for [`gate_up`] or [`down`].
@@ -147,7 +154,8 @@ impl Finish for GateUp {
                 let mut group = [0.0; HALF];
                 // Columns of it that exist.
                 let there = panel.columns.saturating_sub(half).min(HALF);
-                // SAFETY: the caller's promise: every row of `out` has room for `columns` elements, or for groups of as many.
+                // SAFETY: the caller's promise: every row of `out` has room for `columns` elements, or for groups of as
+                // many.
                 unsafe {
                     let out = panel.out.add((first + r) * panel.out_stride);
                     for c in (0..HALF).step_by(S::F::LANES) {
@@ -172,7 +180,8 @@ impl Finish for GateUp {
                             S::F::store(out.add(column * size).cast(), value);
                         }
                     }
-                    // The padded columns are sums of x * 0, which is NaN where x is not finite; the down projection must see zero.
+                    // The padded columns are sums of x * 0, which is NaN where x is not finite; the down projection
+                    // must see zero.
                     if !S::WEIGHTS.has_integers() {
                         out.add((half + there) * size).write_bytes(0, (HALF - there) * size);
                     } else {
@@ -208,7 +217,7 @@ unsafe fn inner_sum<S: Step>(panel: &Panel, sums: &Sums, column: usize) -> <S::F
     }
 }
 
-/// What the activation makes of sums, rounded to the element type.
+/// Returns the activation of sums, rounded to the element type.
 ///
 /// # Safety
 /// As for the kernels.
@@ -285,7 +294,8 @@ unsafe fn for_groups<S: Step, E: Finish, W: Walk, const GROUP: usize>(panel: &Pa
     for group in 0..groups {
         let count = (panel.row_count - first).div_ceil(groups - group);
         let after = if group + 1 == groups { panel.next } else { panel.weights.cast() };
-        // SAFETY: `count <= GROUP` and `first + count <= row_count`; there is at least one step, so that `sum_group` has written the sums of `count` rows when they are finished.
+        // SAFETY: `count <= GROUP` and `first + count <= row_count`; there is at least one step, so that `sum_group`
+        // has written the sums of `count` rows when they are finished.
         unsafe {
             W::sum_group::<S>(panel, panel.rows.add(first), count, after, sums);
             E::finish::<S>(panel, std::slice::from_raw_parts(sums, count), first);
@@ -294,7 +304,8 @@ unsafe fn for_groups<S: Step, E: Finish, W: Walk, const GROUP: usize>(panel: &Pa
     }
 }
 
-/// Most rows whose sums over all columns fit the registers, of one step where weights are integers: what they add up to may lie in memory then.
+/// Most rows whose sums over all columns fit the registers, of one step where weights are integers: what they add up to
+/// may lie in memory then.
 const fn rows_at_once<S: Step>() -> usize {
     match (S::F::LANES, S::WEIGHTS) {
         (16, WeightFormat::Plain | WeightFormat::Int8) => ROWS,
@@ -310,8 +321,8 @@ const fn rows_at_once<S: Step>() -> usize {
 unsafe fn stream<S: Step, E: Finish>(panel: &Panel) {
     let mut sums = Aligned::<[Sums; ROWS]>::new();
     let sums = sums.0.as_mut_ptr().cast::<Sums>();
-    // SAFETY: the caller's promise; `row_count` is at most `rows_at_once`, so that one group of columns is all of them and the sums of every row
-    // have been written when they are finished.
+    // SAFETY: the caller's promise; `row_count` is at most `rows_at_once`, so that one group of columns is all of them
+    // and the sums of every row have been written when they are finished.
     unsafe {
         if S::F::LANES == 16 {
             match panel.row_count {
@@ -331,8 +342,8 @@ unsafe fn stream<S: Step, E: Finish>(panel: &Panel) {
     }
 }
 
-/// By `G` times `C` vectors of columns, which are all of them. With more than one group a step's weights are all used when they come from
-/// memory, so that it is read all the time and not during a first pass alone.
+/// By `G` times `C` vectors of columns, which are all of them. With more than one group a step's weights are all used
+/// when they come from memory, so that it is read all the time and not during a first pass alone.
 #[inline(always)]
 unsafe fn stream_columns<S: Step, const R: usize, const C: usize, const G: usize>(
     panel: &Panel,

@@ -1,4 +1,5 @@
-//! One step of K for a block of rows and columns: the innermost part of every product. A step is a pair of elements, or a group of them where weights are quantised ([`super::quantised`]).
+//! One step of K for a block of rows and columns: the innermost part of every product. A step is a pair of elements, or
+//! a group of them where weights are quantised ([`super::quantised`]).
 
 use std::marker::PhantomData;
 
@@ -7,22 +8,26 @@ use super::panel::ROWS;
 use crate::WeightFormat;
 use crate::shape::PANEL;
 
-/// Rows of bfloat16 up to which reading weights takes about as long as arithmetic, so that widening them anew for each block costs little.
+/// Rows of bfloat16 up to which reading weights takes about as long as arithmetic, so that widening them again for each
+/// block costs little.
 pub(super) const UNWIDENED: usize = 3 * ROWS;
 
 /// How one step of K is added to a block of accumulators.
 ///
 /// # Safety
-/// As for [`Floats`]; besides, `x[r]` must be valid for step number `step` (two elements, or a [`crate::quantise::RowGroup`]), and `w` for the step's weights of the panel, which has `C * LANES` columns from `first` on.
+/// As for [`Floats`]; besides, `x[r]` must be valid for step number `step` (two elements, or a
+/// [`crate::quantise::RowGroup`]), and `w` for the step's weights of the panel, which has `C * LANES` columns from
+/// `first` on.
 pub(crate) trait Step {
     type F: Floats;
-    /// The same with bfloat16 for results, where it is left to the panel ([`super::panel::either`]); else itself.
+    /// This step with bfloat16 for results, where it is left to the panel ([`super::panel::either`]); else itself.
     type InBf16: Step<F = Self::F>;
     /// Are elements bfloat16?
     const BF16: bool;
     /// The form of weights, and with it that of rows.
     const WEIGHTS: WeightFormat = WeightFormat::Plain;
-    /// Where every use of a weight widens it first, most rows for which that is quicker than to widen it once for all of them.
+    /// Where every use of a weight widens it first, most rows for which that is quicker than to widen it once for all
+    /// of them.
     const MOST_UNWIDENED: usize = usize::MAX;
     /// Bytes of an element.
     const ELEMENT: usize = if Self::BF16 { 2 } else { 4 };
@@ -33,7 +38,8 @@ pub(crate) trait Step {
     /// Steps between two times that the following weights are asked for.
     const ASKING: usize = 4;
 
-    /// Of pairs: `acc[r][c] += odd(x) * odd(w)`, then the same with the even elements. Of groups: `acc[r][c] += sum of products * (scale of w * scale of x)`, with a fused multiply-add.
+    /// Adds one step. For pairs: `acc[r][c] += odd(x) * odd(w)`, then likewise for the even elements. For groups:
+    /// `acc[r][c] += sum of products * (scale of w * scale of x)`, with a fused multiply-add.
     unsafe fn add<const R: usize, const C: usize>(
         acc: &mut [[<Self::F as Floats>::V; C]; R],
         x: &[*const u8; R],
@@ -42,7 +48,8 @@ pub(crate) trait Step {
         first: usize,
     );
 
-    /// Writes so many pairs of weights, whole steps, as float32: of each pair the odd elements of all columns, then the even ones. For steps whose weights are widened ([`MOST_UNWIDENED`](Self::MOST_UNWIDENED)).
+    /// Writes so many pairs of weights, whole steps, as float32: of each pair the odd elements of all columns, then the
+    /// even ones. For steps whose weights are widened ([`MOST_UNWIDENED`](Self::MOST_UNWIDENED)).
     ///
     /// # Safety
     /// As for the others; `w` is valid for the steps, and `to` for as many pairs of 64 columns.

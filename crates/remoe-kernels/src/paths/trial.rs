@@ -13,15 +13,16 @@ use crate::quantise::{self, GROUP, write_row};
 use crate::shape::{HALF, PANEL, SCALE_COLUMNS, step_words, steps};
 use crate::{Activation, Dtype, NumericsClass, WeightFormat};
 
-/// Rows of the comparison: every block there is, alone and beside others, and so many that weights are widened for all of them. Deep panels, which alone are
-/// walked by chunks where there are many passes, are left to the tests.
+/// Rows of the comparison: every block there is, alone and beside others, and so many that weights are widened for all
+/// of them. Deep panels, which alone are walked by chunks where there are many passes, are left to the tests.
 const COMPARED_ROWS: [usize; ROWS + 4] = [1, 2, 3, 4, 5, ROWS, ROWS + 1, ROWS + 4, 2 * ROWS, MOST_ROWS];
 const MOST_ROWS: usize = UNWIDENED + ROWS;
 /// Rows among them that differ: no multiple of a block's, so that none has the place of its like in another one.
 const DISTINCT_ROWS: usize = ROWS + 1;
 /// Elements of K of the comparison: more than one chunk, whole ones of widened weights and a part of one.
 const COMPARED: usize = CHUNK_ELEMENTS + 6;
-/// Elements of K of the measurement: 64 KB of bfloat16 weights, more than a first-level cache and less than a second-level one.
+/// Elements of K of the measurement: 64 KB of bfloat16 weights, more than a first-level cache and less than a
+/// second-level one.
 const MEASURED: usize = 512;
 /// How often everything is timed; the shortest counts, which is what there is between disturbances.
 const ROUNDS: usize = 8;
@@ -41,7 +42,8 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A float32 of either sign with an exponent from `lowest` on, one of `count` powers of two. A biased exponent of 0 gives denormals.
+    /// A float32 of either sign with an exponent from `lowest` on, one of `count` powers of two. A biased exponent of 0
+    /// gives denormals.
     fn float(&mut self, lowest: u32, count: u32) -> u32 {
         let bits = self.bits();
         let sign_and_fraction = (bits >> 32) as u32 & 0x807f_ffff;
@@ -76,12 +78,14 @@ struct Trial {
 struct Biases([u32; PANEL]);
 
 impl Trial {
-    /// For `elements` of K. `extreme`: with columns whose products lie around the smallest normal number, and a row that is not finite.
+    /// For `elements` of K. `extreme`: with columns whose products lie around the smallest normal number, and a row
+    /// that is not finite.
     fn new(class: NumericsClass, elements: usize, rows: usize, extreme: bool) -> Self {
         let mut random = Random(1);
         let words = step_words(class.dtype, class.weights);
         let mut weights = vec![Line([0; 16]); steps(elements, class.weights) * words / 16];
-        // Of weights that are quantised, the scales are elements: the last words of each group, or of codes with theirs.
+        // Of weights that are quantised, the scales are elements: the last words of each group, or of codes with
+        // theirs.
         let (element, integers) = match class.weights {
             WeightFormat::Plain => (class.dtype, 0),
             WeightFormat::Int8 | WeightFormat::Int4 | WeightFormat::Mxfp4 => (Dtype::Bf16, words - PANEL / 2),
@@ -97,8 +101,8 @@ impl Trial {
                     u32::from_le_bytes((random.bits() as u32).to_le_bytes().map(number))
                 }
                 true => random.bits() as u32,
-                // As in checkpoints, whose blocks are wider than a panel: one scale for all columns of a step. What is compared has
-                // others as well.
+                // As in checkpoints, whose blocks are wider than a panel: one scale for all columns of a step. What is
+                // compared has others as well.
                 false
                     if class.weights == WeightFormat::Fp8
                         && !(extreme && (index / words).is_multiple_of(2)) =>
@@ -143,7 +147,8 @@ impl Trial {
         Self { class, weights, rows, row_words, biases }
     }
 
-    /// Computes a case for the rows from `first` on, and from the beginning behind the last, as many as `output` has room for.
+    /// Computes a case for the rows from `first` on, and from the beginning behind the last, as many as `output` has
+    /// room for.
     fn run(&self, (path, kernels): Compiled, case: Case, first: usize, output: &mut [u8]) {
         let rows: Vec<*const u8> = self
             .rows
@@ -173,12 +178,13 @@ impl Trial {
             next: weights.cast(),
         };
         let _mode = FloatMode::enter(path);
-        // SAFETY: whoever tries a path has seen that the CPU has it, and its float mode is set. Weights and rows have at least the elements of any case, and the output has a stride for every row.
+        // SAFETY: the caller has checked that the CPU has the path, and its float mode is set. Weights and rows have at
+        // least the elements of any case, and the output has a stride for every row.
         unsafe { kernels.of(case.phase)(&panel) };
     }
 }
 
-/// What is computed.
+/// Computation that is tried.
 #[derive(Clone, Copy)]
 struct Case {
     phase: Phase,
@@ -199,7 +205,7 @@ impl Case {
     }
 }
 
-/// What is compared: long sums once for each phase; what follows them needs no long ones.
+/// Compared computations: long sums once for each phase; what follows the sums needs no long ones.
 const CASES: [Case; 7] = [
     Case::down(COMPARED),
     Case::gate_up(COMPARED, Activation::Silu),

@@ -37,7 +37,7 @@ struct Sequence {
 }
 
 impl Sequence {
-    /// What is not written in its pages is NaN.
+    /// Everything that is not written in its pages is NaN.
     fn new(shape: &AttentionShape, positions: usize, seed: u64) -> Self {
         let mut random = Random(seed);
         let mut draw = |n: usize| {
@@ -222,7 +222,8 @@ fn results_have_the_bits_of_the_scalar_definition() {
     }
 }
 
-/// The same bits by every path, with every number of threads, beside other sequences, alone and in any chunks.
+/// Results have the same bits by every path, with every number of threads, beside other sequences, alone and in any
+/// chunks.
 #[test]
 fn neighbours_threads_and_paths_change_nothing() {
     for shape in shapes() {

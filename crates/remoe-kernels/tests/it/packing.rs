@@ -14,7 +14,7 @@ fn shape(hidden: usize, width: usize, dtype: Dtype) -> ExpertShape {
     ExpertShape::new(hidden, width, dtype, Activation::Silu).unwrap()
 }
 
-/// What an expert computes for a few rows: a fingerprint of its weights.
+/// Returns the outputs of an expert for a few rows: a fingerprint of its weights.
 fn fingerprint(packed: &PackedExpert) -> Vec<u8> {
     let mut random = Random(31);
     let shape = packed.shape();
@@ -188,7 +188,7 @@ fn packed_bytes_are_known_beforehand() {
     }
 }
 
-/// What every row of a matrix stands for.
+/// Returns the values of every row of a matrix.
 fn rows_of(matrix: &PackedMatrix) -> Vec<u8> {
     let mut rows = vec![0; matrix.outputs() * matrix.input_bytes()];
     for (row, to) in rows.chunks_exact_mut(matrix.input_bytes()).enumerate() {

@@ -180,7 +180,8 @@ fn what_is_mxfp4_stays_what_it_is() {
     }
 }
 
-/// What is looked up of a matrix is what its rows are kept as, whatever slabs it was packed from; in bfloat16 rounded once.
+/// Rows that are looked up of a matrix are its rows as they are kept, whatever slabs it was packed from; in bfloat16
+/// rounded once.
 #[test]
 fn rows_are_looked_up_as_they_are_kept() {
     let mut random = Random(27);

@@ -48,7 +48,7 @@ impl Near {
         Self { value: self.value + f64::from(*bias), ..self }.rounded(U32).rounded(unit)
     }
 
-    /// What an activation is multiplied with.
+    /// Returns the factor of an activation.
     fn factor(self, activation: Activation) -> Self {
         match activation {
             Activation::ClampedSwiglu => {
@@ -58,7 +58,8 @@ impl Near {
         }
     }
 
-    /// No activation is steeper than 1.13. Its own operations err by a few units; for GELU an error of three units in the exponent counts with the exponent's size.
+    /// No activation is steeper than 1.13. Its own operations err by a few units; for GELU an error of three units in
+    /// the exponent counts with the exponent's size.
     fn activated(self, activation: Activation) -> Self {
         let x = self.value;
         let (value, exponent) = match activation {
@@ -126,7 +127,8 @@ fn results_are_within_the_bound_of_the_order() {
                         largest_value = largest_value.max(near.value.abs());
                     }
                 }
-                // Bounds are generous; what is typical is far better, and a bound that admits anything would prove nothing.
+                // Bounds are generous; what is typical is far better, and a bound that admits anything would prove
+                // nothing.
                 let typical = if dtype == Dtype::Bf16 { 2e-2 } else { 1e-5 };
                 assert!(
                     largest_error <= typical * largest_value,

@@ -1,4 +1,4 @@
-//! What a checkpoint holds besides the tensors that its model needs: little is ignored, the rest is refused.
+//! Tensors of a checkpoint that its model does not need: few are ignored, the others are refused.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -28,7 +28,7 @@ const BUFFERS: [&str; 5] = [
     ".attn.masked_bias",
 ];
 
-/// What a layer that predicts further tokens has and no other one (DeepSeek-V3, arXiv 2412.19437, section 2.2).
+/// Tensors that only a layer for next-token prediction has (DeepSeek-V3, arXiv 2412.19437, section 2.2).
 const OF_PREDICTION: [&str; 3] = ["eh_proj.weight", "enorm.weight", "hnorm.weight"];
 
 /// The layer that a tensor is of.
@@ -71,7 +71,8 @@ pub(super) fn no_more_layers(layers: usize, further: usize, shards: &Shards) -> 
 }
 
 impl Finder<'_> {
-    /// What was not asked for, once everything has been: layers that predict further tokens and buffers.
+    /// Returns the tensors that the model did not ask for, once it has asked for all of its own: layers that predict
+    /// further tokens and buffers.
     pub(super) fn ignored(&self, layers: usize) -> Result<Ignored, CheckpointError> {
         let used = self.used.borrow();
         let mut prediction_layers = BTreeSet::new();

@@ -1,8 +1,8 @@
 //! A model from its configuration alone, without weights: what its parts would take.
 //!
-//! An [`Outline`] counts elements and knows in which form they are stored, so that somebody can ask what a
-//! model needs before anything of it is fetched, and whether or not the engine runs its family.
-//! [`Outline::open_in`] reads one from a `config.json`; shapes that nobody published can be written down.
+//! An [`Outline`] counts elements and knows in which form they are stored. So the needs of a model can be computed
+//! before anything of it is fetched, whether or not the engine runs its family. [`Outline::open_in`] reads one from a
+//! `config.json`; shapes that are not published can be written down.
 
 mod read;
 mod weights;
@@ -10,14 +10,13 @@ mod weights;
 use crate::inspection::Inspection;
 pub use weights::Weights;
 
-/// What a configuration says about a model, as far as sizes depend on it. Counts are of elements unless said
-/// otherwise.
+/// Facts of a configuration on which sizes depend. Counts are of elements unless said otherwise.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outline {
     /// `model_type`.
     pub family: String,
-    /// What is computed in: `float32`, `bfloat16` or `float16`. Keys, values and hidden states are in it, and
-    /// weights that are stored in no shorter form.
+    /// Compute type: `float32`, `bfloat16` or `float16`. Keys, values and hidden states are in it, and weights that are
+    /// stored in no shorter form.
     pub dtype: String,
     /// How weights are stored.
     pub weights: Weights,
@@ -31,11 +30,11 @@ pub struct Outline {
     pub served_context: usize,
     /// Rows of a learned position embedding; 0: there is none.
     pub learned_positions: usize,
-    /// Whether the head is the embedding.
+    /// Set if the head is the embedding.
     pub tied: bool,
-    /// Whether the norms before attention, before the MLP and before the head have biases.
+    /// Set if the norms before attention, before the MLP and before the head have biases.
     pub norm_biases: bool,
-    /// Whether the head has a bias.
+    /// Set if the head has a bias.
     pub head_bias: bool,
     /// The layers in order.
     pub layers: Vec<LayerOutline>,
@@ -46,7 +45,7 @@ pub struct Outline {
 pub struct LayerOutline {
     /// Keys, values and queries.
     pub attention: AttentionOutline,
-    /// What follows attention.
+    /// Feed-forward part.
     pub mlp: MlpOutline,
 }
 
@@ -83,14 +82,14 @@ pub enum AttentionOutline {
     },
 }
 
-/// What follows attention.
+/// Feed-forward part of a layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MlpOutline {
     /// One MLP for every token.
     Dense {
         /// Matrices: 3 with a gate, 2 without.
         matrices: usize,
-        /// Its width.
+        /// Width of the MLP.
         width: usize,
     },
     /// Routed experts.
@@ -120,7 +119,7 @@ pub struct ExpertsOutline {
     pub shared: usize,
     /// Width of all shared experts together.
     pub shared_width: usize,
-    /// Whether a gate weighs the shared experts.
+    /// Set if a gate weighs the shared experts.
     pub shared_gate: bool,
 }
 
@@ -212,7 +211,7 @@ impl ExpertsOutline {
 }
 
 impl Outline {
-    /// The same model with all weights in `dtype` (`float32` or `bfloat16`), whatever they are stored in.
+    /// Returns the same model with all weights in `dtype` (`float32` or `bfloat16`), whatever they are stored in.
     #[must_use]
     pub fn in_dtype(&self, dtype: &str) -> Self {
         Self { dtype: dtype.to_owned(), weights: Weights::Plain, ..self.clone() }

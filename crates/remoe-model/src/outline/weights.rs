@@ -21,7 +21,7 @@ pub enum Weights {
 }
 
 impl Weights {
-    /// Its name, `dtype` where nothing is shorter.
+    /// Returns the name of the form, `dtype` where weights have no shorter one.
     #[must_use]
     pub fn name(self, dtype: &str) -> &str {
         match self {
@@ -31,7 +31,7 @@ impl Weights {
         }
     }
 
-    /// What is assumed about it, for people; `dtype` is what the rest is in.
+    /// Returns the assumptions about it, for people; `dtype` is the type of the rest.
     #[must_use]
     pub fn meaning(self, dtype: &str) -> String {
         match self {

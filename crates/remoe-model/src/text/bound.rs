@@ -62,7 +62,7 @@ fn shrinks(normalizer: &Value) -> Option<usize> {
     }
 }
 
-/// Whether all text comes out of a pre-tokenizer.
+/// Reports if all text comes out of a pre-tokenizer.
 fn keeps_all(pre_tokenizer: &Value) -> bool {
     if pre_tokenizer.is_null() {
         return true;

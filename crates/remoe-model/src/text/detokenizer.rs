@@ -45,7 +45,7 @@ impl Detokenizer {
         Self { special: true, ..Self::default() }
     }
 
-    /// The same, with the special tokens `ids` written out.
+    /// Returns this detokenizer with the special tokens `ids` written out.
     #[must_use]
     pub fn showing(self, ids: Vec<u32>) -> Self {
         Self { shown: ids, ..self }

@@ -1,4 +1,4 @@
-//! What can be wrong with text.
+//! Errors of text.
 
 use std::path::PathBuf;
 
@@ -15,7 +15,7 @@ pub enum TextError {
     Tokenizer {
         /// The file.
         path: PathBuf,
-        /// What it said.
+        /// Message of the tokenizer.
         message: String,
     },
     /// A token id that the model does not have.
@@ -54,7 +54,7 @@ pub enum TextError {
     Template {
         /// The file that the template came from.
         path: PathBuf,
-        /// What failed and in which line.
+        /// Failure, and its line.
         message: String,
     },
     /// The model has several templates, none of which is for this conversation.

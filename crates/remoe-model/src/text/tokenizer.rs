@@ -37,7 +37,7 @@ pub struct Tokenizer {
     pub(super) byte_level: bool,
     /// Tokens `<0x00>` to `<0xFF>` stand for bytes; a run of them is decoded as one.
     pub(super) byte_fallback: bool,
-    /// What stands for a space in a token.
+    /// Character that stands for a space in a token.
     space: Option<char>,
 }
 
@@ -172,7 +172,7 @@ impl Tokenizer {
         self.inner.token_to_id(token)
     }
 
-    /// Whether a token is special: it gives no text.
+    /// Reports if a token is special: it gives no text.
     #[must_use]
     pub fn is_special(&self, id: u32) -> bool {
         self.token(id).is_some_and(|token| self.special.contains(&token))
@@ -253,7 +253,7 @@ fn try_out(tokenizer: &Arc<tokenizers::Tokenizer>) -> Result<(), &'static str> {
         let tried = catch_unwind(AssertUnwindSafe(|| {
             texts.iter().for_each(|text| drop(tokenizer.encode_fast(text.as_str(), true)));
         }));
-        // Nobody waits any more: it took too long.
+        // If it took too long, the receiver no longer waits.
         let _too_late = sender.send(tried.is_ok());
     };
     let thread = std::thread::Builder::new().name("tokenizer".to_owned()).spawn(trial);
@@ -266,9 +266,10 @@ fn try_out(tokenizer: &Arc<tokenizers::Tokenizer>) -> Result<(), &'static str> {
     }
 }
 
-/// What the library reads, which panics where it does not expect to fail.
+/// Parses a tokenizer with the library, which panics where it does not expect to fail.
 fn parsed(bytes: &[u8]) -> tokenizers::Result<tokenizers::Tokenizer> {
-    /// Reading it says whether all of it is JSON, and a decoder's numbers are numbers: the library takes that for granted.
+    /// Reading it says whether all of it is JSON, and a decoder's numbers are numbers: the library takes that for
+    /// granted.
     #[derive(serde::Deserialize)]
     struct Parts {
         #[serde(rename = "decoder")]
@@ -313,7 +314,7 @@ pub(super) fn character_of(byte: u8) -> char {
     }
 }
 
-/// Whether a decoder, or a part of it, is of a type.
+/// Reports if a decoder, or a part of it, is of a type.
 pub(super) fn has_type(decoder: &Value, name: &str) -> bool {
     match decoder {
         Value::Object(map) => {
@@ -325,7 +326,7 @@ pub(super) fn has_type(decoder: &Value, name: &str) -> bool {
     }
 }
 
-/// Whether a decoder, or a part of it, is a `Strip` that cuts ends.
+/// Reports if a decoder, or a part of it, is a `Strip` that cuts ends.
 fn strips_ends(decoder: &Value) -> bool {
     match decoder {
         Value::Object(map) => {
@@ -338,7 +339,7 @@ fn strips_ends(decoder: &Value) -> bool {
     }
 }
 
-/// What a decoder turns into spaces.
+/// Returns the character that a decoder turns into spaces.
 fn space_of(decoder: &Value) -> Option<char> {
     match decoder {
         Value::Object(map) => {

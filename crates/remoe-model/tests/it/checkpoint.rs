@@ -178,7 +178,7 @@ fn sizes_add_up_to_the_tensors() {
     }
 }
 
-/// Of models that transformers wrote, and of the demo's: all are served, but for two that are there to be refused.
+/// Models that transformers wrote, and those of the demo: all are served, but for two that are there to be refused.
 #[test]
 fn every_reference_model_opens() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -296,8 +296,7 @@ fn the_fingerprint_is_of_weights_and_facts() {
     }
 }
 
-/// Larger than the sample: the first bytes of every tensor still count.
-/// What was stored under a fingerprint (profiles, predictors, records, plans) is of use for as long as it stays.
+/// Data stored under a fingerprint (profiles, predictors, records, plans) are of use for as long as it stays.
 #[test]
 fn fingerprints_stay_what_they_were() {
     let fixtures = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
@@ -311,6 +310,7 @@ fn fingerprints_stay_what_they_were() {
     }
 }
 
+/// Larger than the sample: the first bytes of every tensor still count.
 #[test]
 fn the_fingerprint_of_a_large_file_sees_every_tensor() {
     let mut material = mixtral();

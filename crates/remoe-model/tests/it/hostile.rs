@@ -279,7 +279,7 @@ fn sizes_that_no_file_has() {
     assert!(material.write().error().field().is_some());
 }
 
-/// What an error quotes of a file can be as long as the file; the error is not.
+/// A value that an error quotes of a file can be as long as the file; the error is not.
 #[test]
 fn errors_quote_no_more_than_one_can_read() {
     let long = "long é".repeat(10_000);
@@ -450,7 +450,7 @@ fn headers_are_bounded_together() {
     assert!(error.path().ends_with("model-2.safetensors"), "{error}");
 }
 
-/// Nobody writes into it, so that reading it would never end.
+/// The pipe has no writer, so that reading it would never end.
 #[test]
 fn a_pipe_in_place_of_a_file_is_refused_at_once() {
     for name in ["config.json", "generation_config.json", "model.safetensors"] {

@@ -1,5 +1,5 @@
-//! Configs of every family with a field changed: each is refused by the name of a field, means the same as before, or changes the
-//! facts that it is about and no others.
+//! Configs of every family with a field changed: each is refused by the name of a field, means the same as before, or
+//! changes the facts that it is about and no others.
 
 use crate::support;
 
@@ -15,13 +15,13 @@ use support::{
     qwen2_moe, qwen3_moe,
 };
 
-/// What comes of a changed config.
+/// Outcome of a changed config.
 enum Then {
     /// An error about this field.
     Refused(&'static str),
     /// The facts of the config that was not changed.
     Same,
-    /// Those, changed in this way.
+    /// The facts of that config, changed in this way.
     Facts(fn(&mut ModelConfig)),
 }
 
@@ -457,7 +457,7 @@ fn what_a_family_does_not_do_is_refused_by_name() {
     ]);
 }
 
-/// What published configs carry although their family does nothing with it.
+/// Fields that published configs carry although their family does nothing with them.
 #[test]
 fn values_that_ask_for_nothing_are_taken() {
     for mut material in all_families() {

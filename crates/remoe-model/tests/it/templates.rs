@@ -521,7 +521,7 @@ fn operators_mean_what_they_did() {
     }
 }
 
-/// What real conversations need is far below the limits.
+/// Real conversations stay far below the limits.
 #[test]
 fn long_conversations_fit() {
     let messages: Vec<Value> = (0..4000)

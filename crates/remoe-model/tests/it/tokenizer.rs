@@ -299,7 +299,7 @@ fn patterns_that_come_to_no_end_are_refused() {
     }
 }
 
-/// What no text of the trial touches fails when it is touched, as an error.
+/// A failure that the trial does not meet becomes an error when a text meets it.
 #[test]
 fn a_panic_in_the_tokenizer_is_an_error() {
     let tokenizer = with_pattern("(q+)+r{3}|a").unwrap();

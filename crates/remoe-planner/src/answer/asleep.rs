@@ -1,5 +1,5 @@
-//! Plans whose groups end by themselves: what is used all the time stays with the main function, or in groups that stay,
-//! and the others are paid for while requests use them.
+//! Plans whose groups end by themselves: what is used all the time stays with the main function, or in groups that
+//! stay, and the others are paid for while requests use them.
 
 use crate::plans::{Effort, Inputs};
 use crate::slicing::{Depth, Planned, in_groups};
@@ -13,9 +13,9 @@ const MOST_MOVES: usize = 5_000;
 const PARTS: [f64; 3] = [0.25, 0.5, 0.75];
 
 impl<'s, 'm: 's> Inputs<'s, 'm> {
-    /// `sliced`, the cheapest plan of groups that stay, or a cheaper one in which some end by themselves where the problem
-    /// allows that. `mix` is the cheapest plan with nothing remote; `paid` searches at the price of groups that are paid for
-    /// a part of the time.
+    /// `sliced`, the cheapest plan of groups that stay, or a cheaper one in which some end by themselves where the
+    /// problem allows that. `mix` is the cheapest plan with nothing remote; `paid` searches at the price of groups
+    /// that are paid for a part of the time.
     pub(crate) fn with_sleepers(
         &self,
         sliced: Option<Planned>,

@@ -28,7 +28,7 @@ pub struct Explanation {
     pub binding: Option<Binding>,
     /// The cheapest plan that was found with other remote counts or another main size.
     pub next_best: Option<Alternative>,
-    /// What the paper's continuous form makes of the same remote sets and main size.
+    /// Plan of the paper's continuous form for the same remote sets and main size.
     pub continuous: Option<Continuous>,
 }
 
@@ -48,11 +48,11 @@ pub struct Saving {
 /// A limit that binds.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Binding {
-    /// Its name, as in [`crate::Violation`].
+    /// Name of the limit, as in [`crate::Violation`].
     pub limit: String,
-    /// What the plan has.
+    /// Value of the plan.
     pub value: f64,
-    /// What is allowed.
+    /// Allowed value.
     pub allowed: f64,
     /// Dollars that the neighbour beyond the limit would save.
     pub would_save: f64,
@@ -63,21 +63,21 @@ pub struct Binding {
 pub struct Alternative {
     /// How its remote counts were chosen.
     pub selection: Selection,
-    /// Its ratio times the experts of the largest layer.
+    /// Ratio of remote experts, times the experts of the largest layer.
     pub i: usize,
-    /// Its main memory.
+    /// Main memory.
     #[serde(serialize_with = "whole_bytes")]
     pub main_bytes: f64,
-    /// Its replicas in all layers.
+    /// Replicas in all layers.
     pub replicas: u64,
-    /// Its cost.
+    /// Cost in dollars.
     pub total_cost: f64,
     /// By which share that is above the plan's cost.
     pub above: f64,
 }
 
 impl Explanation {
-    /// Of a previous plan that stays, with the `best` new one as the alternative.
+    /// Explains a previous plan that stays, with the `best` new one as the alternative.
     pub(crate) fn of_kept(old: &Evaluation, baselines: &Baselines, best: Option<&Planned>) -> Self {
         Self {
             selection: None,
@@ -89,7 +89,7 @@ impl Explanation {
         }
     }
 
-    /// Of a plan with groups, with the best one `per_layer` as the alternative.
+    /// Explains a plan with groups, with the best one `per_layer` as the alternative.
     pub(crate) fn of_groups(best: &Planned, baselines: &Baselines, per_layer: Option<&Planned>) -> Self {
         let cost = best.cost();
         Self {

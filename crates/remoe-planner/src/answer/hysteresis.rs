@@ -1,12 +1,12 @@
-//! Whether a plan that runs is replaced, what that would change, and what the change itself costs.
+//! Hysteresis: when a running plan is replaced, what that would change, and what the change itself costs.
 //!
 //! While a plan gives way to another, both are alive: the previous one serves until every function of the new one has
-//! loaded what it does not have. No remote function can change its experts or its size: a group that differs in them is
-//! new functions, which start and load all that they host. A main function of the same size stays and loads the experts
-//! that come home; of another size it starts anew and loads all of its weights. A function that loads b bytes takes
-//! T = b / load rate, and if it starts the seconds of a process before that; it is paid meanwhile and saves nothing yet.
-//! So of the H seconds that the new plan is expected to stand the change costs sum T_f rate_f, as far as functions are
-//! alive then, and what is saved is saved for H - max T_f.
+//! loaded what it does not have. No remote function can change its experts or its size: a group that differs in them
+//! is new functions, which start and load all that they host. A main function of the same size stays and loads the
+//! experts that become local; one of another size restarts and loads all of its weights. A function that loads b
+//! bytes takes T = b / load rate, and if it starts the seconds of a process before that; it is paid meanwhile and
+//! saves nothing yet. So of the H seconds that the new plan is expected to stand the change costs sum T_f rate_f, as
+//! far as functions are alive then, and what is saved is saved for H - max T_f.
 
 use crate::remote::Remote;
 use crate::slicing::Planned;
@@ -21,7 +21,7 @@ use serde::Serialize;
 /// The previous plan against the new one.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Change {
-    /// Whether the previous plan stays.
+    /// Set if the previous plan stays.
     pub kept: bool,
     /// Why.
     pub reason: Reason,
@@ -31,19 +31,19 @@ pub struct Change {
     pub new_cost: Option<f64>,
     /// Main memory before and after, where it differs.
     pub main_bytes: Option<[Bytes; 2]>,
-    /// What the new plan changes in each layer that it changes.
+    /// Changes in each layer that the new plan changes.
     pub layers: Vec<LayerChange>,
     /// Functions of the new plan that start; where there is one.
     pub starts: Option<f64>,
-    /// Bytes of weights that functions of the new plan have to load: those that start all of theirs, main functions that
-    /// stay the experts that come home; where there is a new plan.
+    /// Bytes of weights that functions of the new plan have to load: those that start all of theirs, main functions
+    /// that stay the experts that become local; where there is a new plan.
     pub moved_bytes: Option<Bytes>,
-    /// What loading them takes, and what the new plan saves by then; where there is one and the problem says how
+    /// Time and cost of loading them, and the saving of the new plan; where there is one and the problem says how
     /// functions start.
     pub toll: Option<Toll>,
 }
 
-/// What a change costs and brings.
+/// Cost and saving of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Toll {
     /// Seconds until every function of the new plan has its experts: both plans are alive.
@@ -64,7 +64,7 @@ impl Toll {
         Self { seconds, dollars, saves }
     }
 
-    /// Whether less is spent in all than by staying.
+    /// Reports if less is spent in all than by staying.
     fn pays(&self) -> bool {
         self.saves > self.dollars
     }
@@ -88,10 +88,10 @@ pub enum Reason {
     NoNewPlan,
 }
 
-/// What changes in one layer.
+/// Changes of one layer.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct LayerChange {
-    /// Its position.
+    /// Position of the layer.
     pub layer: usize,
     /// Experts that become remote.
     pub to_remote: Vec<u32>,
@@ -112,7 +112,7 @@ pub struct Bytes(#[serde(serialize_with = "whole_bytes")] pub f64);
 pub(crate) struct Kept {
     pub(crate) plan: Plan,
     pub(crate) evaluation: Evaluation,
-    /// Whether it keeps every limit and has remote experts only where it may.
+    /// Set if it keeps every limit and has remote experts only where it may.
     pub(crate) stands: bool,
 }
 
@@ -180,7 +180,7 @@ pub(crate) fn decide(model: &Model<'_>, previous: &Kept, best: Option<&Planned>,
     }
 }
 
-/// Requests in a second: those that come, or one after the other on every main function where nobody says.
+/// Returns the requests in a second: those that come, or without arrivals one after the other on every main function.
 fn requests_per_second(model: &Model<'_>, running: &Evaluation) -> f64 {
     let seconds = running.prefill_seconds + running.decode_seconds;
     match &model.problem.arrivals {
@@ -198,9 +198,9 @@ struct Load {
     bytes: f64,
     /// Dollars per second of each.
     rate: f64,
-    /// How they start; nothing takes any time where nobody says.
+    /// How they start; if absent, nothing takes any time.
     start: Option<Start>,
-    /// Whether they run already.
+    /// Set if they run already.
     runs: bool,
 }
 
@@ -271,7 +271,7 @@ fn hosts(model: &Model<'_>, plan: &Plan) -> (Hosts, Vec<Hosts>) {
     (main, of_groups.chain(of_layers).collect())
 }
 
-/// What the functions of `to` load, where those of `from` run.
+/// Returns the loads of the functions of `to`, where those of `from` run.
 fn loads(model: &Model<'_>, from: &Plan, to: &Plan) -> Vec<Load> {
     let ((old_main, old), (main, new)) = (hosts(model, from), hosts(model, to));
     let starts = model.problem.starts;
@@ -301,7 +301,8 @@ fn loads(model: &Model<'_>, from: &Plan, to: &Plan) -> Vec<Load> {
     std::iter::once(of_main).chain(new.iter().map(of_remote)).collect()
 }
 
-/// `plan` with the groups that stay as they are at the places that they have in `previous`: functions are named by them.
+/// `plan` with the groups that stay as they are at the places that they have in `previous`: functions are named by
+/// them.
 pub(crate) fn aligned(plan: &Plan, previous: &Plan) -> Plan {
     let same = |one: &Group, other: &Group| {
         one.experts == other.experts && one.memory_bytes == other.memory_bytes && one.vcpus == other.vcpus
@@ -380,9 +381,9 @@ mod tests {
         close(moved(&plan(&[(&[0, 1], 1), (&[2, 3, 4], 2)])), 2.0 + 2.0 * 3.0);
         // A function more loads all that it has.
         close(moved(&plan(&[(&[0, 1, 2], 2), (&[3, 4], 2)])), 3.0);
-        // An expert that comes home, in both main functions; what it leaves is a new group.
+        // An expert that becomes local, in both main functions; what it leaves is a new group.
         close(moved(&plan(&[(&[0, 1], 1), (&[3, 4], 2)])), 2.0 + 2.0);
-        // One function of each group is gone; three experts come home to both main functions.
+        // One function of each group is gone; three experts become local in both main functions.
         close(moved(&plan(&[(&[3, 4], 1)])), 6.0);
         // Another size is another function, another idle window is not.
         let mut other = from.clone();
@@ -487,18 +488,19 @@ mod tests {
 
     #[test]
     fn both_ends_are_paid_while_functions_load() {
-        // Two functions of 10 GB start anew, one that runs loads 4 GB; a third has all that it needs.
+        // Two functions of 10 GB start, one that runs loads 4 GB; a third has all that it needs.
         let loads = [load(2.0, 1e10, 0.5, false), load(1.0, 4e9, 2.0, true), load(1.0, 0.0, 9.0, true)];
         let toll = Toll::new(&loads, 0.1, 1_000.0);
         assert_eq!(toll, Toll { seconds: 13.0, dollars: 2.0 * 0.5 * 13.0 + 2.0 * 4.0, saves: 0.1 * 987.0 });
         assert!(toll.pays());
         assert!(!Toll::new(&loads, 0.1, 200.0).pays(), "it stands too shortly");
-        // Nobody starts that is not there, and what costs nothing to do is done for any saving.
+        // Zero functions cost nothing to start, and a change that costs nothing is made for any saving.
         assert_eq!(Toll::new(&[load(0.0, 1e10, 0.5, false)], 1e-9, 10.0).dollars, 0.0);
         assert!(Toll::new(&[], 1e-9, 10.0).pays() && !Toll::new(&[], 0.0, 10.0).pays());
     }
 
-    /// More bytes never turn a plan that stays into one that goes, and whatever goes spends less in all than what stays.
+    /// More bytes never turn a plan that stays into one that goes, and whatever goes spends less in all than what
+    /// stays.
     #[test]
     fn more_bytes_hold_a_plan_more_and_going_is_never_worse_than_staying() {
         let random = &mut Random::new(5);

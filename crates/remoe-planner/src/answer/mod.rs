@@ -41,9 +41,9 @@ const MOST_COMPARED: usize = 1000;
 /// How to plan.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Options {
-    /// Whether experts may be remote.
+    /// Policy on remote experts.
     pub remote: Remote,
-    /// Whether the limits must also hold when predictions err as far as they do in 5 % of the cases.
+    /// Set if the limits must also hold when predictions err as far as they do in 5 % of the cases.
     pub robust: bool,
     /// By which share a new plan must be cheaper than a previous one to replace it.
     pub hysteresis: f64,
@@ -53,7 +53,7 @@ pub struct Options {
     /// By which share of the cost a plan may be dearer to keep limits when figures are wrong; 0: the
     /// cheapest for the figures as they are.
     pub sturdy: f64,
-    /// Whether the verdict says what would turn it: a search for every figure that might.
+    /// Set if the verdict says what would turn it: a search for every figure that might.
     pub turns: bool,
 }
 
@@ -81,20 +81,20 @@ impl Default for Options {
 pub struct Answer {
     /// The plan.
     pub plan: Plan,
-    /// Its times and cost.
+    /// Times and cost of the plan.
     pub evaluation: Evaluation,
-    /// What the request would cost without remote experts.
+    /// Costs of the request without remote experts.
     pub baselines: Baselines,
     /// Every remote ratio in the worst case.
     pub walk: Vec<WalkStep>,
     /// Why it is this plan.
     pub explanation: Explanation,
-    /// Whether remote experts pay, beside every rival.
+    /// Verdict on remote experts, beside every rival.
     pub verdict: Verdict,
-    /// What wrong figures do to the plan, where that was asked.
+    /// Effect of wrong figures on the plan, where that was asked.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sturdiness: Option<Sturdiness>,
-    /// What is different from the previous plan, where there is one.
+    /// Differences from the previous plan, where there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub change: Option<Change>,
     /// How much was searched.
@@ -125,7 +125,7 @@ pub struct Preallocation {
 /// Algorithm 2).
 ///
 /// # Errors
-/// A problem that cannot be, or one where no remote ratio keeps the limits in the worst case.
+/// An invalid problem, or one where no remote ratio keeps the limits in the worst case.
 pub fn preallocate(problem: &Problem) -> Result<Preallocation, PlanError> {
     problem.check().map_err(PlanError::Problem)?;
     let model = Model::new(problem);
@@ -147,7 +147,7 @@ pub fn preallocate(problem: &Problem) -> Result<Preallocation, PlanError> {
 /// The evaluation of a plan: times, cost and the limits that it does not keep.
 ///
 /// # Errors
-/// A problem that cannot be, or a plan that is not one for it.
+/// An invalid problem, or a plan that is not one for it.
 pub fn evaluate(problem: &Problem, plan: &PlanDraft, robust: bool) -> Result<Evaluation, PlanError> {
     problem.check().map_err(PlanError::Problem)?;
     let model = Model::with_prediction(problem).map_err(PlanError::Problem)?;
@@ -163,7 +163,7 @@ pub fn evaluate(problem: &Problem, plan: &PlanDraft, robust: bool) -> Result<Eva
 /// The cheapest plan that keeps every limit, or the previous one where that is close enough.
 ///
 /// # Errors
-/// A problem that cannot be, a previous plan that is not one for it, or no plan at all.
+/// An invalid problem, a previous plan that is not one for it, or no plan at all.
 pub fn solve(
     problem: &Problem,
     previous: Option<&PlanDraft>,
@@ -178,7 +178,7 @@ pub fn solve(
 /// its evaluation, the baselines and a verdict on what is known. If none is known yet, it goes on until the first one.
 ///
 /// # Errors
-/// Those of [`solve`], and [`PlanError::Cancelled`].
+/// As [`solve`], and [`PlanError::Cancelled`].
 pub fn solve_within(
     problem: &Problem,
     previous: Option<&PlanDraft>,
@@ -192,13 +192,13 @@ pub fn solve_within(
 /// A plan near `previous` for shares that have changed, within `budget`: milliseconds where [`solve`] takes seconds.
 ///
 /// The arrangement of `previous` is dealt again by the new shares. Then numbers of remote experts, sizes and numbers of
-/// groups are improved. The plan keeps every limit, and where `previous` does, it costs no more. Hysteresis and toll are
-/// those of [`solve`]. If no plan near `previous` keeps the limits, the answer is that of [`solve_within`].
+/// groups are improved. The plan keeps every limit, and where `previous` does, it costs no more. Hysteresis and toll
+/// are those of [`solve`]. If no plan near `previous` keeps the limits, the answer is that of [`solve_within`].
 ///
 /// [`Answer::walk`] is empty, and the verdict does not say what turns it.
 ///
 /// # Errors
-/// Those of [`solve_within`].
+/// As [`solve_within`].
 pub fn replan(
     problem: &Problem,
     previous: &PlanDraft,
@@ -213,7 +213,7 @@ pub fn replan(
     }
 }
 
-/// Refuses a problem that cannot be, or that has no room for what `options` ask for.
+/// Refuses a problem that is invalid, or that has no room for what `options` ask for.
 fn check(problem: &Problem, options: &Options) -> Result<(), PlanError> {
     problem.check().map_err(PlanError::Problem)?;
     if options.remote == Remote::Always {
@@ -374,7 +374,7 @@ fn attempt<'p>(
 /// [`solve`] for any model.
 ///
 /// # Errors
-/// A problem that cannot be, or a device that does not hold what is no expert.
+/// An invalid problem, or a device that does not hold what is no expert.
 pub fn compare(problem: &Problem) -> Result<Verdict, PlanError> {
     compare_within(problem, Budget::UNLIMITED)
 }
@@ -382,7 +382,7 @@ pub fn compare(problem: &Problem) -> Result<Verdict, PlanError> {
 /// [`compare`] within `budget`. If that ends the search, plans with remote experts are the cheapest so far.
 ///
 /// # Errors
-/// Those of [`compare`], and [`PlanError::Cancelled`].
+/// As [`compare`], and [`PlanError::Cancelled`].
 pub fn compare_within(problem: &Problem, budget: Budget<'_>) -> Result<Verdict, PlanError> {
     let experts: usize = problem.layers.iter().map(|layer| layer.experts as usize).sum();
     let effort = if experts > MOST_COMPARED { Effort::Coarse } else { Effort::Full };

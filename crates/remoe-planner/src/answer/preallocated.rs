@@ -28,13 +28,13 @@ use std::rc::Rc;
 ///
 /// Every layer keeps its number of remote experts. They are dealt again by the predicted shares. The main function gets
 /// the cheapest size that keeps every limit for the prediction and in the worst case on both sides of it: the remote
-/// experts' share is larger or smaller by the error factors of the problem, or by the 95 % bound of Hoeffding's inequality
-/// if it has none. A later plan for these requests can keep that size.
+/// experts' share is larger or smaller by the error factors of the problem, or by the 95 % bound of Hoeffding's
+/// inequality if it has none. A later plan for these requests can keep that size.
 ///
 /// [`Answer::walk`] is empty, and [`Answer::verdict`] knows the other ways only.
 ///
 /// # Errors
-/// A problem that cannot be, a previous plan that is not one for it, or no size that keeps the limits.
+/// An invalid problem, a previous plan that is not one for it, or no size that keeps the limits.
 pub fn preallocate_for(problem: &Problem, previous: &PlanDraft) -> Result<Answer, PlanError> {
     problem.check().map_err(PlanError::Problem)?;
     let meter = Rc::new(Meter::new(Budget::UNLIMITED));
@@ -90,7 +90,8 @@ pub fn preallocate_for(problem: &Problem, previous: &PlanDraft) -> Result<Answer
     })
 }
 
-/// Returns `plan` with the main function with which it costs least and keeps every limit in the worst case of the prediction.
+/// Returns `plan` with the main function with which it costs least and keeps every limit in the worst case of the
+/// prediction.
 fn sized(model: &Model<'_>, problem: &Problem, plan: &Plan) -> Option<Plan> {
     let cases: Vec<Model<'_>> = match bounds(model, problem, plan) {
         Some(bounds) => bounds.iter().map(|factors| stressed(model, factors, plan)).collect(),

@@ -41,7 +41,7 @@ pub(super) struct Compiled<'a> {
     pub(super) setting: Setting,
     /// When requests come, for a search that asks very often.
     pub(super) arrivals: Option<Rc<Arrivals>>,
-    /// The same as it was stated.
+    /// Arrivals as they were stated, at the rate of the setting.
     pub(super) stated: Option<Rc<Arrivals>>,
     /// Share of time in which nodes are there, at least.
     pub(super) least_share: f64,
@@ -93,8 +93,8 @@ impl Usage {
         Self { shares: sums(shares.into_iter()), used, variances }
     }
 
-    /// Share of the experts that all of `groups` groups use in a step which the busiest of them uses, of `from` to `to`:
-    /// the greatest of so many independent normal variables.
+    /// Share of the experts that all of `groups` groups use in a step which the busiest of them uses, of `from` to
+    /// `to`: the greatest of so many independent normal variables.
     fn busiest(&self, from: usize, to: usize, groups: usize) -> ByBatch {
         let number = groups as f64;
         by_batch(|index| {
@@ -120,7 +120,7 @@ impl Usage {
 pub(super) struct Shape<'a> {
     pub(super) node: &'a NodeShape,
     pub(super) memory: f64,
-    /// Of one GPU.
+    /// Memory of one GPU.
     pub(super) gpu_memory: f64,
     pub(super) vcpus: f64,
     /// Times of one expert on its CPUs, over tokens and vCPUs.
@@ -170,7 +170,7 @@ impl<'a> Compiled<'a> {
         compiled.with(setting)
     }
 
-    /// The same under another setting.
+    /// Returns the rental compiled under another setting.
     pub(super) fn with(&self, setting: Setting) -> Self {
         let at_rate = |arrivals: Arrivals| {
             let recorded = arrivals.recorded_seconds.as_ref();
@@ -237,7 +237,8 @@ impl<'a> Compiled<'a> {
         self.model().rest_bytes * self.setting.size
     }
 
-    /// The same as main functions of this project hold it.
+    /// Returns the bytes of everything but experts as main functions of this project hold it, with keys and values of
+    /// `slots` requests.
     pub(super) fn main_rest_bytes(&self, device: Device, slots: u32) -> f64 {
         self.main_weights(device) + self.context_bytes(slots)
     }
@@ -415,7 +416,8 @@ impl<'a> Compiled<'a> {
         self.timed(at, self.least(), BATCHES.len())
     }
 
-    /// The same for a request that runs alone; steps of larger batches are not computed.
+    /// Returns the times that [`Self::split`] is not below for a request that runs alone; steps of larger batches are
+    /// not computed.
     pub(super) fn least_alone(&self, at: &Split) -> Times {
         self.timed(at, self.least(), 1)
     }
@@ -474,7 +476,7 @@ impl<'a> Compiled<'a> {
         })
     }
 
-    /// Whether experts take no longer on `a` than on `b`, however many functions share the node.
+    /// Reports if experts take no longer on `a` than on `b`, however many functions share the node.
     pub(super) fn no_slower(&self, a: usize, b: usize) -> bool {
         let quick = |(a, b): (&Speed, &Speed)| a.decode <= b.decode && last(&a.prefill) <= last(&b.prefill);
         self.shapes[a].speeds.iter().zip(&self.shapes[b].speeds).all(quick)

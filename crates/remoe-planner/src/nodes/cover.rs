@@ -1,6 +1,6 @@
 //! The cheapest nodes that hold a number of equal functions.
 
-/// A shape as somebody who packs functions sees it.
+/// Capacity and price of a node shape, for packing functions.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Offer {
     /// Functions that one node holds.
@@ -67,7 +67,7 @@ fn is_cheaper(one: (f64, u32), other: (f64, u32)) -> bool {
     one.0 < other.0 || (one.0 == other.0 && one.1 < other.1)
 }
 
-/// Whether no other offer, of which there are as many as one likes, holds as many functions for no more.
+/// Reports if no other offer without a limit of nodes holds as many functions for no more.
 fn is_useful(offers: &[Offer], index: usize) -> bool {
     let one = &offers[index];
     let replaces = |(other_index, other): (usize, &Offer)| {

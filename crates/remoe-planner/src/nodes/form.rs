@@ -10,15 +10,15 @@ const MOST_LAYERS: usize = 4096;
 const MOST_EXPERTS: usize = 4096;
 const LARGEST: f64 = 1e18;
 
-/// What to rent nodes for. Units: seconds, bytes, dollars.
+/// Requirements, prices and times from which nodes to rent are chosen. Units: seconds, bytes, dollars.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rental {
-    /// What is served.
+    /// Model to serve.
     pub model: ResidentModel,
     /// Typical and largest requests. Without arrivals `concurrency` of them are in flight all the time; with arrivals
     /// their rate says how many are, and `concurrency` has no effect.
     pub request: Request,
-    /// What was promised.
+    /// Promised limits.
     pub slo: Slo,
     /// When requests come: limits hold under that load. Where absent, `request.concurrency` requests are in flight all
     /// the time, and nodes are there all the time.
@@ -26,9 +26,9 @@ pub struct Rental {
     /// How long functions take to start on a node that is there, which is paid for; needed beside
     /// [`Arrivals::idle_seconds`].
     pub starts: Option<Starts>,
-    /// What can be rented.
+    /// Node shapes that can be rented.
     pub shapes: Vec<NodeShape>,
-    /// What of a node is not there for functions.
+    /// Resources of a node that are not there for functions.
     pub reserve: Reserve,
     /// Which functions may live on spot nodes.
     pub spot: Spot,
@@ -58,9 +58,9 @@ pub struct ResidentModel {
     pub expert_bytes: f64,
     /// Bytes of everything but routed experts.
     pub rest_bytes: f64,
-    /// The same as main functions of this project hold it on CPUs.
+    /// Bytes of everything but routed experts as main functions of this project hold it on CPUs.
     pub main_rest_bytes: f64,
-    /// The same as they hold it on a GPU.
+    /// Bytes of everything but routed experts as main functions of this project hold it on a GPU.
     pub device_rest_bytes: f64,
     /// Bytes of keys and values per token, all layers.
     pub kv_bytes_per_token: f64,
@@ -71,19 +71,19 @@ pub struct ResidentModel {
 /// A node as it is sold, with what it takes to run the model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NodeShape {
-    /// Its name.
+    /// Name of the shape.
     pub name: String,
     /// vCPUs.
     pub vcpus: f64,
     /// Main memory.
     pub memory_bytes: f64,
-    /// Its GPUs.
+    /// Number of GPUs.
     pub gpus: u32,
     /// Memory of each of them.
     pub gpu_bytes: f64,
     /// Dollars per hour.
     pub per_hour: f64,
-    /// Whether it may be taken back at any time.
+    /// Set if it may be taken back at any time.
     pub spot: bool,
     /// Never more of them.
     pub max: Option<u32>,
@@ -91,8 +91,8 @@ pub struct NodeShape {
     pub expert_seconds: CpuProfile,
     /// Everything but routed experts, all layers, on its CPUs.
     pub rest_seconds: CpuProfile,
-    /// What attention to the context adds to a decode step for each request in it, on its CPUs, over tokens of context;
-    /// absent where `rest_seconds` has it.
+    /// Seconds that attention to the context adds to a decode step for each request in it, on its CPUs, over tokens
+    /// of context; absent where `rest_seconds` includes it.
     pub context_seconds: Option<CpuProfile>,
     /// Times of one of its GPUs in a main function of this project; absent without any.
     pub gpu: Option<GpuTimes>,
@@ -115,11 +115,11 @@ pub struct GpuGroup {
 pub struct GpuTimes {
     /// Prefill of everything but routed experts, over tokens.
     pub rest_prefill_seconds: Affine,
-    /// The same for a decode step of one request, without context.
+    /// Decode step of one request for everything but routed experts, without context.
     pub rest_decode_seconds: f64,
     /// Seconds that each further request adds to it, without context.
     pub rest_row_seconds: f64,
-    /// What every token of context adds to it for each request in it.
+    /// Seconds that every token of context adds to it for each request in it.
     pub context_seconds_per_token: f64,
     /// Hidden states of one layer to the host, or back, over tokens.
     pub swap_seconds: Affine,
@@ -129,7 +129,7 @@ pub struct GpuTimes {
     pub host_bytes_per_second: f64,
 }
 
-/// What of a node is for its system, Kubernetes and working memory, and not for functions.
+/// Resources of a node for its system, Kubernetes and working memory, and not for functions.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct Reserve {
     /// Main memory of every node, in bytes.
@@ -155,9 +155,9 @@ impl Default for Reserve {
 /// Which functions may live on nodes that can be taken back.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Spot {
-    /// None.
+    /// No functions.
     Never,
-    /// Those with remote experts: while one is gone, the main function loads its experts.
+    /// Functions with remote experts: while one is gone, the main function loads its experts.
     #[default]
     Remote,
     /// All, also main functions, whose requests end with the node.
@@ -186,7 +186,7 @@ impl Rental {
     /// Checks what the search relies on.
     ///
     /// # Errors
-    /// The first field with a value that cannot be.
+    /// The first field with an invalid value.
     pub fn check(&self) -> Result<(), FieldError> {
         let model = &self.model;
         for (field, value, most) in [

@@ -45,13 +45,13 @@ impl Arrangement {
         Self::Sliced,
     ];
 
-    /// Whether some experts are in remote functions.
+    /// Reports if some experts are in remote functions.
     #[must_use]
     pub fn is_remote(self) -> bool {
         matches!(self, Self::Layers | Self::Sliced)
     }
 
-    /// Whether this project serves that way: experts on CPUs, whole layers on one node.
+    /// Reports if this project serves that way: experts on CPUs, whole layers on one node.
     #[must_use]
     pub fn is_served_by_remoe(self) -> bool {
         matches!(self, Self::Cpu | Self::Mix | Self::Layers | Self::Sliced)

@@ -177,8 +177,8 @@ impl Compiled<'_> {
         best.offer(found);
     }
 
-    /// Returns `found` with the fewest units that a simulation keeps within the limits, if that makes it better than `best`:
-    /// estimates err on the slow side.
+    /// Returns `found` with the fewest units that a simulation keeps within the limits, if that makes it better than
+    /// `best`: estimates err on the slow side.
     fn with_fewer(&self, found: Found, best: &Best) -> Found {
         let least = self.least_units(&found.unit) as u32;
         let pays = |units| best.is_worse_than(&self.priced(found.with(units)));

@@ -39,25 +39,25 @@ use remoe_plan::problem::Device;
 use serde::Serialize;
 pub use verdict::{BrokenLimit, Flip, FlipCause, NodesVerdict, RivalNodes};
 
-/// What to rent, and why.
+/// Nodes to rent, and the reasons.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct NodesAnswer {
     /// The nodes of the best arrangement; none where nothing keeps the limits.
     pub nodes: Vec<RentedNodes>,
-    /// What they cost, times the share of time in which they are there.
+    /// Dollars per hour of all nodes, times the share of time in which they are there.
     pub dollars_per_hour: Option<f64>,
     /// Requests per second in the mean, where they have a rate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub requests_per_second: Option<f64>,
     /// Share of time in which the nodes are there: 1 without arrivals or idle windows.
     pub alive_share: f64,
-    /// What is on them.
+    /// Layout of the functions on them.
     pub layout: Option<NodesLayout>,
     /// Expected times of typical requests.
     pub expected: Option<ExpectedTimes>,
-    /// What is not there for functions.
+    /// Resources that are not there for functions.
     pub reserve: Reserve,
-    /// Whether remote experts pay here.
+    /// Verdict on remote experts here.
     pub verdict: NodesVerdict,
     /// The cheapest way in which this project itself serves the model, where the best one is another.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -67,18 +67,18 @@ pub struct NodesAnswer {
 /// Nodes of one shape.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct RentedNodes {
-    /// Its name.
+    /// Name of the shape.
     pub shape: String,
     /// How many.
     pub count: u32,
-    /// The functions on all of them together: `main`, `group-0`, or `layer-0` by position; `stage-0` where nodes divide the
-    /// layers. Of each there are as many as there are main functions ([`NodesLayout::mains`]).
+    /// The functions on all of them together: `main`, `group-0`, or `layer-0` by position; `stage-0` where nodes
+    /// divide the layers. Of each there are as many as there are main functions ([`NodesLayout::mains`]).
     pub hosts: Vec<String>,
-    /// Whether they may be taken back.
+    /// Set if they may be taken back.
     pub spot: bool,
 }
 
-/// What is in which function. Units: bytes.
+/// Layout of functions: what each of them holds. Units: bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct NodesLayout {
     /// Main functions that share the load. Each has as many remote functions, stages and copies as are counted below.
@@ -136,8 +136,8 @@ pub struct ExpectedTimes {
     pub full_load_tokens_per_second: f64,
 }
 
-/// Means of the requests under the load. Those that waited for a start are served beside each other and are slower until
-/// that is over.
+/// Means of the requests under the load. Those that waited for a start are served beside each other and are slower
+/// until that is over.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct MetTimes {
     /// Seconds to the first token of a request that finds functions awake, the wait for its turn included.
@@ -157,7 +157,7 @@ pub struct MetTimes {
 /// The cheapest nodes for `rental`, beside every rival.
 ///
 /// # Errors
-/// A figure that cannot be, by field. That nothing keeps the limits is an answer.
+/// An invalid figure, by field. That nothing keeps the limits is an answer.
 pub fn rent(rental: &Rental) -> Result<NodesAnswer, FieldError> {
     rental.check()?;
     let compiled = Compiled::new(rental);
@@ -186,7 +186,7 @@ pub fn rent(rental: &Rental) -> Result<NodesAnswer, FieldError> {
 /// The cheapest arrangement for `rental`, without what would turn the verdict; none where nothing keeps the limits.
 ///
 /// # Errors
-/// A figure that cannot be, by field.
+/// An invalid figure, by field.
 pub fn cheapest_nodes(rental: &Rental) -> Result<Option<RivalNodes>, FieldError> {
     rental.check()?;
     let compiled = Compiled::new(rental);
@@ -196,8 +196,8 @@ pub fn cheapest_nodes(rental: &Rental) -> Result<Option<RivalNodes>, FieldError>
 }
 
 impl Compiled<'_> {
-    /// The cheapest nodes for `arrangement`, below `bound` dollars per hour in the mean where it has remote functions; with
-    /// `any` the first ones of these that are found.
+    /// The cheapest nodes for `arrangement`, below `bound` dollars per hour in the mean where it has remote functions;
+    /// with `any` the first ones of these that are found.
     fn best(&self, arrangement: Arrangement, bound: f64, any: bool) -> Best {
         match arrangement.is_remote() {
             true => self.with_remote(arrangement, bound, any),

@@ -88,8 +88,8 @@ impl Compiled<'_> {
         best
     }
 
-    /// Offers `found` with as many functions on each of its hosts as a simulation keeps within the limits: the search goes
-    /// by estimates, which err on the slow side.
+    /// Offers `found` with as many functions on each of its hosts as a simulation keeps within the limits: the search
+    /// goes by estimates, which err on the slow side.
     fn offer_denser(&self, arrangement: Arrangement, found: &Found, best: &mut Best) {
         if self.arrivals.is_none() {
             return;
@@ -175,8 +175,8 @@ impl Compiled<'_> {
         units.map(|units| units * each)
     }
 
-    /// Dollars per hour that no plan with `functions` remote functions in `groups` groups is below; infinite where no host
-    /// is quick enough.
+    /// Dollars per hour that no plan with `functions` remote functions in `groups` groups is below; infinite where no
+    /// host is quick enough.
     ///
     /// A mixture of hosts is as slow as each of them. So it needs as many units as the one of them that holds functions
     /// for the least, and none of them holds functions for less.
@@ -241,8 +241,8 @@ impl Compiled<'_> {
         })
     }
 
-    /// Tries `groups` remote functions on the cheapest mixture of `hosts`, below `lowest` dollars per hour of use. Returns
-    /// whether they may be quick enough.
+    /// Tries `groups` remote functions on the cheapest mixture of `hosts`, below `lowest` dollars per hour of use.
+    /// Returns whether they may be quick enough.
     fn try_groups(
         &self,
         arrangement: Arrangement,

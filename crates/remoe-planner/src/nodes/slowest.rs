@@ -5,8 +5,8 @@ use remoe_plan::cost::slowest::Path;
 /// Experts per token, at most: up to so many the expectation is exact.
 pub(super) const MOST_TOP_K: usize = 32;
 
-/// What [`remoe_plan::cost::slowest::expected_slowest`] is not below, at a fraction of the effort: the slowest of
-/// equal places takes no less than their mean.
+/// Returns a lower bound of [`remoe_plan::cost::slowest::expected_slowest`], at a fraction of the effort: the slowest
+/// of equal places takes no less than their mean.
 pub(super) fn least_slowest(top_k: usize, paths: &[Path]) -> f64 {
     let of_path = |path: &Path| {
         let all = (path.share * path.count as f64).min(1.0);

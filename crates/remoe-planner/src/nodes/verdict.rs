@@ -1,4 +1,4 @@
-//! Whether remote experts pay, in words, and what would have to be different.
+//! Verdict on remote experts, in words, and the changes that would turn it.
 
 use super::compiled::{Compiled, Setting};
 use super::found::{Arrangement, Best, Miss, cheaper_then_faster};
@@ -7,7 +7,7 @@ use crate::words::{amount, apart, dollars, limit_name};
 use serde::Serialize;
 use std::cmp::Ordering;
 
-/// Whether remote experts pay on the nodes of a list.
+/// Verdict on remote experts on the nodes of a list.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct NodesVerdict {
     /// An arrangement with remote experts is the cheapest that keeps the limits.
@@ -18,7 +18,7 @@ pub struct NodesVerdict {
     pub best: Option<Arrangement>,
     /// All of them.
     pub rivals: Vec<RivalNodes>,
-    /// What would have to be different for remote experts to pay, or not to pay any more.
+    /// Changes that would make remote experts pay, or not pay any more.
     pub flips: Vec<Flip>,
 }
 
@@ -27,9 +27,9 @@ pub struct NodesVerdict {
 pub struct RivalNodes {
     /// Which.
     pub name: Arrangement,
-    /// Whether nodes of the list hold it within the limits.
+    /// Set if nodes of the list hold it within the limits.
     pub feasible: bool,
-    /// What they cost.
+    /// Dollars per hour of its nodes.
     pub dollars_per_hour: Option<f64>,
     /// Dollars of a million output tokens at full load.
     pub dollars_per_million_tokens: Option<f64>,
@@ -38,11 +38,11 @@ pub struct RivalNodes {
     /// The limit that fails at the shape that comes closest, where it is a matter of an amount.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub broken: Option<BrokenLimit>,
-    /// Its nodes.
+    /// Nodes of the arrangement.
     pub nodes: Vec<RentedNodes>,
-    /// Its expected times.
+    /// Expected times.
     pub expected: Option<ExpectedTimes>,
-    /// What is on them.
+    /// Layout of the functions on its nodes.
     pub layout: Option<NodesLayout>,
 }
 
@@ -67,32 +67,33 @@ impl RivalNodes {
 /// A limit that an arrangement cannot keep.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct BrokenLimit {
-    /// `ttft` or `tpot` in seconds; `load` as a share of what can be served; `memory`, `memory for a slice` or `GPU memory` in bytes.
+    /// `ttft` or `tpot` in seconds; `load` as a share of what can be served; `memory`, `memory for a slice`
+    /// or `GPU memory` in bytes.
     pub limit: &'static str,
     /// The shape that comes closest.
     pub shape: String,
-    /// What would be needed.
+    /// Value that would be needed.
     pub value: f64,
-    /// What there is.
+    /// Value that there is.
     pub allowed: f64,
 }
 
 /// A change that turns the verdict.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Flip {
-    /// What is changed.
+    /// Figure that is changed.
     pub cause: FlipCause,
-    /// Its value now.
+    /// Value now.
     pub now: f64,
     /// The value nearest to it at which the verdict is the other one.
     pub at: f64,
     /// The cheapest arrangement there.
     pub best: Arrangement,
-    /// The same in words.
+    /// The change in words.
     pub sentence: String,
 }
 
-/// What is changed to turn a verdict.
+/// Figure whose change turns a verdict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FlipCause {

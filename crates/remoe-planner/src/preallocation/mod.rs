@@ -18,7 +18,7 @@ pub struct WalkStep {
     pub i: usize,
     /// Remote experts of each layer.
     pub remote_experts: Vec<usize>,
-    /// Whether the largest remote function holds every remote set.
+    /// Set if the largest remote function holds every remote set.
     pub fits: bool,
     /// The smallest main function that keeps both limits, where there is one.
     #[serde(serialize_with = "optional_bytes")]
@@ -27,7 +27,7 @@ pub struct WalkStep {
     /// the largest remote function.
     #[serde(serialize_with = "whole_bytes")]
     pub calibration_bytes: f64,
-    /// What the main function needs to hold its experts.
+    /// Bytes that the main function needs to hold its experts.
     #[serde(serialize_with = "whole_bytes")]
     pub needed_bytes: f64,
     /// Time to first token with `main_bytes`, in the worst case.
@@ -39,7 +39,7 @@ pub struct WalkStep {
 }
 
 impl WalkStep {
-    /// Whether this ratio keeps the limits in the worst case.
+    /// Reports if this ratio keeps the limits in the worst case.
     #[must_use]
     pub fn passes(&self) -> bool {
         self.fits && self.main_bytes.is_some()
@@ -114,7 +114,7 @@ impl<'m> WorstLayer<'m> {
         }
     }
 
-    /// Whether the local path is no slower than the remote one; decode counts where there is any.
+    /// Reports if the local path is no slower than the remote one; decode counts where there is any.
     fn local_keeps_up(&self, vcpus: f64, decodes: bool) -> bool {
         let Some(remote) = self.remote else { return true };
         let local = self.local(self.model.curve.column(vcpus));
@@ -202,7 +202,7 @@ impl<'m> WorstCase<'m> {
         candidates.get(first_hit(self.model, candidates, misses)).copied()
     }
 
-    /// Whether some main size keeps both limits.
+    /// Reports if some main size keeps both limits.
     pub(crate) fn passes(&self) -> bool {
         self.smallest_main().is_some()
     }

@@ -9,7 +9,7 @@ use remoe_plan::plan::{LayerPlan, Plan};
 use remoe_plan::problem::ErrorFactor;
 use remoe_plan::problem::sizes::first_at_least;
 
-/// What the time limits are worth: dollars per second by which a limit is loosened.
+/// Lagrangian multipliers of the time limits: dollars per second by which a limit is loosened.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Multipliers {
     pub(crate) prefill: f64,
@@ -37,7 +37,7 @@ pub(crate) enum Side<'m> {
 }
 
 impl<'m> Sides<'m> {
-    /// None where a remote set fits no size. `factors`: see [`LayerOptions::new`].
+    /// Returns `None` where a remote set fits no size. `factors`: see [`LayerOptions::new`].
     pub(crate) fn new(
         model: &'m Model<'m>,
         tables: &'m [LayerTable],
@@ -57,7 +57,7 @@ impl<'m> Sides<'m> {
         Some(Self { model, tables, counts: candidate.counts.clone(), layers, first_main })
     }
 
-    /// What the main size at `main` means for `layer`.
+    /// Returns the local times of `layer` with the main size at `main`.
     pub(crate) fn local(&self, layer: usize, main: usize) -> Local {
         match &self.layers[layer] {
             Side::Remote(options) => options.local(main),

@@ -50,7 +50,7 @@ impl Fit {
     }
 }
 
-/// What the paper's form makes of the remote sets and the main size of the answer.
+/// Result of the paper's form for the remote sets and the main size of the answer.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Continuous {
     /// One fit per layer with remote experts; absent where no decay fits.

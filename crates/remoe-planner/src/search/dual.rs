@@ -10,7 +10,7 @@ use crate::search::options::{Choice, Prices, Terms};
 /// One option per layer.
 #[derive(Debug, Clone)]
 pub(crate) struct Sizing {
-    /// None where nothing is remote.
+    /// Choices of the layers; `None` where nothing is remote.
     pub(crate) choices: Vec<Option<Choice>>,
     pub(crate) totals: Terms,
 }
@@ -26,11 +26,11 @@ enum Limit {
 #[derive(Debug, Clone)]
 struct Point {
     sizing: Sizing,
-    /// Its priced terms, multipliers included, less what the limits allow: the dual function.
+    /// Value of the dual function: priced terms, multipliers included, less what the limits allow.
     value: f64,
 }
 
-/// What is known about one candidate with one main size.
+/// Bounds and sizings that are known for one candidate with one main size.
 #[derive(Debug)]
 pub(crate) struct Dual<'a, 'm> {
     pub(crate) sides: &'a mut Sides<'m>,
@@ -111,7 +111,7 @@ impl<'a, 'm> Dual<'a, 'm> {
         }
     }
 
-    /// Whether `totals` keeps both limits.
+    /// Reports if `totals` keeps both limits.
     pub(crate) fn keeps_limits(&self, totals: &Terms) -> bool {
         let (prefill, step) = self.sides.limits();
         totals.limit_prefill <= prefill && totals.limit_step <= step

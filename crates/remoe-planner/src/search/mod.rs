@@ -65,13 +65,13 @@ pub(crate) struct Search<'m> {
     /// The limits that a plan does not keep, given its evaluation.
     pub(crate) violations: &'m dyn Fn(&Plan, &Evaluation) -> Vec<Violation>,
     pub(crate) best: Option<Found>,
-    /// What the limits were worth in the pair that was solved last.
+    /// Multipliers of the limits in the pair that was solved last.
     pub(crate) multipliers: Multipliers,
-    /// Pairs that deserve another look.
+    /// Pairs that are searched further.
     pub(crate) open: Vec<Open>,
     /// Pairs that may be solved.
     pub(crate) most_solved: usize,
-    /// What no plan may cost to be worth a look, whatever else is known.
+    /// Cost above which no plan is considered, whatever else is known.
     pub(crate) cutoff: f64,
     pub(crate) counters: Counters,
 }
@@ -119,8 +119,8 @@ struct Bounded {
 }
 
 impl<'m> Search<'m> {
-    /// What a plan must cost at most to be worth a look: as much as the best one, and a little less
-    /// after much work, when there are many pairs that hardly differ.
+    /// Returns the cost above which no plan is considered: the cost of the best one, and a little less after much
+    /// work, when there are many pairs that hardly differ.
     fn limit(&self) -> f64 {
         if self.counters.solved >= self.most_solved || self.model.ends() {
             return f64::NEG_INFINITY;
@@ -303,7 +303,7 @@ impl<'m> Search<'m> {
     }
 }
 
-/// What sizing one pair gave.
+/// Result of sizing one pair.
 struct Sized {
     improved: Option<Improved>,
     bound: f64,

@@ -1,7 +1,7 @@
 //! The options of one layer with a given remote set: memory sizes and replica counts.
 //!
-//! An option with several replicas needs an assignment of experts to them, which is by far the most
-//! expensive figure here. Until somebody cannot do without it, the option is known by a lower bound.
+//! An option with several replicas needs an assignment of experts to them, which is by far the most expensive figure
+//! here. Until the figure is needed, the option is known by a lower bound.
 
 use crate::search::remote_set::{RemoteSet, Stressed};
 use crate::search::tables::LayerTable;
@@ -12,19 +12,19 @@ use remoe_plan::problem::sizes::{BYTE_SLACK, GB, first_at_least};
 /// Dollars for what an option uses.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Prices {
-    /// Of one second of prefill.
+    /// Price of one second of prefill.
     pub(crate) prefill: f64,
-    /// Of one second of a decode step.
+    /// Price of one second of a decode step.
     pub(crate) step: f64,
-    /// Of one unit of the option's bill.
+    /// Price of one unit of the option's bill.
     pub(crate) bill: f64,
-    /// Of one second of prefill that counts against the limit: the limit's multiplier.
+    /// Price of one second of prefill that counts against the limit: the limit's multiplier.
     pub(crate) limit_prefill: f64,
-    /// The same of a decode step.
+    /// Price of one second of a decode step that counts against the limit: the limit's multiplier.
     pub(crate) limit_step: f64,
 }
 
-/// What one main size means for a layer.
+/// Times of a layer in the main function at one main size.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Local {
     /// Everything but routed experts.
@@ -37,7 +37,7 @@ pub(crate) struct Local {
     pub(crate) stressed_prefill: f64,
 }
 
-/// What one option of a layer contributes.
+/// Contribution of one option of a layer to times and cost.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Terms {
     /// Prefill seconds.
@@ -94,10 +94,10 @@ impl Terms {
 struct Cell {
     /// Prefill seconds of the slowest replica; infinite where the payload limit forbids it.
     seconds: f64,
-    /// The same in the stressed case; 0 where nobody asked.
+    /// Seconds in the stressed case; 0 where that was not asked.
     stressed_seconds: f64,
     bill: f64,
-    /// Whether these are figures, not lower bounds.
+    /// Set if these are figures, not lower bounds.
     exact: bool,
 }
 
@@ -322,7 +322,7 @@ impl<'m> LayerOptions<'m> {
         };
     }
 
-    /// What the main size at `main` means for this layer.
+    /// Returns the local times of this layer with the main size at `main`.
     pub(crate) fn local(&self, main: usize) -> Local {
         let column = self.table.main[main];
         let prefill = column.of(self.table.stay(self.count));

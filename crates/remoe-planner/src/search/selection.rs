@@ -8,7 +8,7 @@ use serde::Serialize;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Selection {
-    /// The same ratio in every layer.
+    /// One ratio for every layer.
     Ratio,
     /// The least used experts per byte of all layers, under the same number of bytes.
     AcrossLayers,

@@ -36,7 +36,7 @@ pub(crate) struct LayerTable {
     pub(crate) fixed: Rc<[Seconds]>,
     /// Seconds of one token on each main size.
     pub(crate) main_step: Rc<[f64]>,
-    /// The same on each remote size, with the way back.
+    /// Seconds of one token on each remote size, with the way back.
     pub(crate) remote_step: Rc<[f64]>,
 }
 
@@ -105,7 +105,8 @@ impl LayerTable {
         }
     }
 
-    /// The same layer where the experts of `first` become remote before all others; both parts by use.
+    /// Returns the table of the layer where the experts of `first` become remote before all others; both parts by
+    /// use.
     pub(crate) fn led_by(&self, model: &Model<'_>, layer: usize, first: &[u32]) -> Self {
         let leads = |expert: &u32| first.contains(expert);
         let (mut order, rest): (Vec<u32>, Vec<u32>) = self.order.iter().copied().partition(leads);
@@ -134,7 +135,7 @@ impl LayerTable {
         self.remote[memory].of(self.away.row(count))
     }
 
-    /// The same at each vCPU column.
+    /// Returns the prefill seconds of the first `count` experts at each vCPU column.
     pub(crate) fn away_at(&self, count: usize) -> ndarray::ArrayView1<'_, f64> {
         self.away.row(count)
     }

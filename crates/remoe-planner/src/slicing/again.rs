@@ -1,5 +1,5 @@
-//! A plan whose experts are dealt again by other shares: groups, their sizes and how many experts of each layer they have
-//! stay as they are.
+//! A plan whose experts are dealt again by other shares: groups, their sizes and how many experts of each layer they
+//! have stay as they are.
 
 use super::Slicing;
 use super::cold::rarest;

@@ -10,11 +10,11 @@ pub(super) struct Arrangement<'c> {
     pub(super) candidate: &'c Candidate,
     pub(super) cut: Cut,
     pub(super) replicas: u32,
-    /// What it costs at least; infinite where it is too late.
+    /// Lower bound of its cost; infinite where it is too late.
     pub(super) bound: f64,
 }
 
-/// What a candidate takes at least, whatever its arrangement.
+/// Lower bounds of a candidate's times and rates, whatever its arrangement.
 pub(super) struct Least {
     /// Dollars per second of the smallest main function.
     main_rate: f64,
@@ -50,7 +50,7 @@ impl Slicing<'_, '_> {
         whole.flat_map(|blocks| numbers(most / blocks).map(move |slices| Cut { blocks, slices })).collect()
     }
 
-    /// What every layer of `candidate` takes at least, at the largest sizes.
+    /// Returns the lower bounds of every layer of `candidate`, at the largest sizes.
     pub(super) fn least(&self, candidate: &Candidate) -> Option<Least> {
         let model = self.model;
         let mains = model.main_options(model.main_needed(&candidate.counts));
@@ -81,8 +81,8 @@ impl Slicing<'_, '_> {
         })
     }
 
-    /// What no plan of the arrangement undercuts: every time at the largest sizes with work that is spread
-    /// evenly, every rate at the smallest ones. Infinite where it cannot keep the limits.
+    /// Returns the cost that no plan of the arrangement undercuts: every time at the largest sizes with work that is
+    /// spread evenly, every rate at the smallest ones. Infinite where it cannot keep the limits.
     pub(super) fn bound(&self, candidate: &Candidate, least: &Least, cut: Cut, replicas: u32) -> f64 {
         let model = self.model;
         let mut remote_rate = 0.0;
@@ -109,8 +109,8 @@ impl Slicing<'_, '_> {
         if self.is_late(&bill) { f64::INFINITY } else { bill.total() }
     }
 
-    /// How many groups have experts; none where another cut makes the same ones. Experts of a layer go to the groups that
-    /// have least, so that groups may be more than the remote experts of any layer.
+    /// How many groups have experts; none where another cut makes the same ones. Experts of a layer go to the groups
+    /// that have least, so that groups may be more than the remote experts of any layer.
     fn groups(&self, candidate: &Candidate, cut: Cut) -> Option<usize> {
         let layers = candidate.counts.len();
         let mut of_blocks = vec![0; cut.blocks];

@@ -12,8 +12,8 @@ enum Place {
 }
 
 impl Slicing<'_, '_> {
-    /// At most `most` plans in which two groups of `plan` are one, or in which experts that a layer has in one place, or
-    /// all of them, are in another one.
+    /// At most `most` plans in which two groups of `plan` are one, or in which experts that a layer has in one place,
+    /// or all of them, are in another one.
     pub(super) fn block_moves(&self, plan: &Plan, most: usize) -> Vec<Plan> {
         let mut plans = Vec::new();
         let groups = plan.groups.len();

@@ -1,9 +1,10 @@
-//! Experts that requests rarely use as groups of their own that end by themselves, while all others stay where they are: with
-//! the main function or in groups that are always there.
+//! Experts that requests rarely use as groups of their own that end by themselves, while all others stay where they
+//! are: with the main function or in groups that are always there.
 //!
-//! A group costs what it costs a second times the share of the time that it is alive, and that follows from how many requests
-//! use any of its experts. So experts go by use per byte, the rarest first: as many of them as requests use with a given
-//! chance are cold. Where several groups may be, the rarest of those have one of their own, which sleeps longer.
+//! A group costs what it costs a second times the share of the time that it is alive, and that follows from how many
+//! requests use any of its experts. So experts go by use per byte, the rarest first: as many of them as requests use
+//! with a given chance are cold. Where several groups may be, the rarest of those have one of their own, which sleeps
+//! longer.
 
 use super::{Candidate, Planned, Slicing};
 use remoe_plan::model::Model;
@@ -72,9 +73,9 @@ pub(super) fn rarest(model: &Model<'_>) -> Vec<(usize, u32)> {
 }
 
 impl Slicing<'_, '_> {
-    /// The cheapest plan that keeps every limit of those that differ from `base` in that the experts that are used least are in
-    /// groups that end after `window` seconds, one group for each step of rarity as long as that is cheaper. None where none
-    /// of them is cheaper than `known`.
+    /// The cheapest plan that keeps every limit of those that differ from `base` in that the experts that are used
+    /// least are in groups that end after `window` seconds, one group for each step of rarity as long as that is
+    /// cheaper. None where none of them is cheaper than `known`.
     pub(crate) fn parted(
         &self,
         candidate: &Candidate,
@@ -85,7 +86,8 @@ impl Slicing<'_, '_> {
         let mut left = MOST_PARTED;
         let by_use = ByUse::new(self.model, None);
         let mut best = self.parted_by(&by_use, candidate, base, known, window, &mut left);
-        // Of few experts a layer may go as a whole, however much it is used: the main function then computes none of it.
+        // Of few experts a layer may go as a whole, however much it is used: the main function then computes none of
+        // it.
         let layers = self.model.layers.len();
         for layer in 0..if self.is_small() && layers > 1 { layers } else { 0 } {
             let by_use = ByUse::new(self.model, Some(layer));
@@ -95,7 +97,7 @@ impl Slicing<'_, '_> {
         best
     }
 
-    /// The same with the first experts of `by_use`; at most `left` plans are evaluated.
+    /// As [`Self::parted`], with the first experts of `by_use`; at most `left` plans are evaluated.
     fn parted_by(
         &self,
         by_use: &ByUse,
@@ -141,13 +143,14 @@ impl Slicing<'_, '_> {
         }
     }
 
-    /// Whether all pairs of groups and all their sizes are tried: few experts, all of which stay with the main function otherwise.
+    /// Reports if all pairs of groups and all their sizes are tried: few experts, all of which stay with the main
+    /// function otherwise.
     fn is_exhaustive(&self, base: &Plan) -> bool {
         self.is_small() && base.groups.is_empty()
     }
 
-    /// `base` with the first experts of `by_use` in groups that end by themselves, cut at `bounds`, in every way of sizing them
-    /// that is worth trying; none where there are more groups than there may be.
+    /// `base` with the first experts of `by_use` in groups that end by themselves, cut at `bounds`, in every way of
+    /// sizing them that is worth trying; none where there are more groups than there may be.
     fn with_cold(&self, base: &Plan, by_use: &ByUse, bounds: &[usize], window: f64) -> Vec<Plan> {
         let mut plan = base.clone();
         let all = &by_use.order[..bounds.last().copied().unwrap_or(0)];
@@ -182,8 +185,8 @@ impl Slicing<'_, '_> {
         if plan.groups.len() + cold.len() > most {
             return Vec::new();
         }
-        // Cold groups are as small as they may be, or as quick as others are. Where memory brings vCPUs, all others stay as they
-        // are, or are as small as they may be too.
+        // Cold groups are as small as they may be, or as quick as others are. Where memory brings vCPUs, all others
+        // stay as they are, or are as small as they may be too.
         let least = self.model.remote_sizings(0.0).next().map(|sizing| (sizing.bytes, sizing.stated));
         let like = base.groups.first().map(|group| (group.memory_bytes, group.vcpus));
         let mut sizes: Vec<(f64, Option<f64>)> = least.into_iter().chain(like).collect();

@@ -1,4 +1,4 @@
-//! Who hosts what: the remote experts of every layer dealt to groups so that each has the same work on it.
+//! Dealing of experts: the remote experts of every layer go to groups so that each has the same work on it.
 
 use crate::search::tables::LayerTable;
 use remoe_plan::cost::lpt::longest_first;

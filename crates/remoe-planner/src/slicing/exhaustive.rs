@@ -58,8 +58,8 @@ fn problem(seed: u64) -> Problem {
     problem
 }
 
-/// Divides `left` experts at random over the layers of `problem`, at most `most` to each but the last, with any top-k and
-/// shares. Returns the bytes of all of them.
+/// Divides `left` experts at random over the layers of `problem`, at most `most` to each but the last, with any top-k
+/// and shares. Returns the bytes of all of them.
 fn divide(problem: &mut Problem, mut left: u32, most: u32, random: &mut Random) -> f64 {
     let layers = problem.layers.len();
     for (index, layer) in problem.layers.iter_mut().enumerate() {
@@ -95,7 +95,7 @@ fn tiny(seed: u64) -> Problem {
     problem
 }
 
-/// The same where groups may end by themselves, with experts that short requests rarely use.
+/// Returns a problem where groups may end by themselves, with experts that short requests rarely use.
 fn sleepy(seed: u64) -> Problem {
     let random = &mut Random::new(seed ^ 0x51ee9);
     let mut problem = problem(seed);
@@ -333,8 +333,8 @@ fn so_they_are_when_groups_may_end_by_themselves() {
     assert!(sample.is_enough(solved, 120) && sample.is_enough(sliced, 30), "{solved} {sliced}");
 }
 
-/// Of all plans that cost less than 2 % more than the cheapest one, none breaks limits in fewer wrong problems than the
-/// plan that is chosen, with groups, with single functions and with nothing remote.
+/// No plan that costs less than 2 % more than the cheapest one breaks limits in fewer wrong problems than the plan
+/// that is chosen, with groups, with single functions and with nothing remote.
 #[test]
 fn the_sturdiest_plan_within_two_percent_is_chosen() {
     const SHARE: f64 = 0.02;

@@ -8,7 +8,7 @@ use remoe_plan::model::sizing::Sizing;
 use std::collections::BinaryHeap;
 
 impl Slicing<'_, '_> {
-    /// The cheapest plan of `arrangement` that keeps every limit and is worth a look after so much `work`.
+    /// The cheapest plan of `arrangement` that keeps every limit and is worth a search after so much `work`.
     pub(super) fn explore(&mut self, arrangement: &Arrangement<'_>, work: usize) -> Option<Planned> {
         let model = self.model;
         let plan = self.plan(arrangement.candidate, arrangement.cut, arrangement.replicas);
@@ -48,8 +48,8 @@ impl Slicing<'_, '_> {
         best
     }
 
-    /// What a plan of an arrangement must cost at most: less than the best one of it, and no more than is worth
-    /// a look at all.
+    /// Returns the cost above which no plan of an arrangement is considered: less than the best one of it, and no
+    /// more than [`Self::limit`].
     fn worth(&self, own: Option<&Planned>, work: usize) -> f64 {
         let experts = self.model.experts();
         let gain = if experts > MANY_EXPERTS { COARSE_GAIN } else { -COST_TIE };
@@ -61,7 +61,8 @@ impl Slicing<'_, '_> {
         self.model.is_isotonic && remote
     }
 
-    /// What any pair of sizes between `low` and `high` costs at least; none where even `high` is too late.
+    /// Returns a lower bound of the cost of any pair of sizes between `low` and `high`; none where even `high` is too
+    /// late.
     fn cost_between(&self, sized: &Sizes<'_, '_>, low: (usize, usize), high: (usize, usize)) -> Option<f64> {
         // A corner speaks for smaller sizes only where it is never slower than they are.
         let least = low != high && !self.is_isotonic();

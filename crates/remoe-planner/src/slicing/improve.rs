@@ -77,7 +77,7 @@ impl Slicing<'_, '_> {
         })
     }
 
-    /// Whether experts are so few that moves may be tried which many of them would make too many.
+    /// Reports if experts are few: then moves may be tried that would be too many with more experts.
     pub(crate) fn is_small(&self) -> bool {
         self.model.experts() <= FEW_EXPERTS
     }
@@ -211,16 +211,16 @@ impl Slicing<'_, '_> {
         sizes.chain(fewer).chain(more).chain(other).map(with).collect()
     }
 
-    /// `plan` with every function of the least size that holds what is there, at the same vCPUs: what fewer experts need was
-    /// sized for more.
+    /// `plan` with every function of the least size that holds what is there, at the same vCPUs: what fewer experts
+    /// need was sized for more.
     fn snug(&self, plan: &Plan) -> Option<Plan> {
         let mut least = Plan { main_bytes: 0.0, ..plan.clone() };
         least.groups.iter_mut().for_each(|group| group.memory_bytes = 0.0);
         self.sized(least).filter(|snug| snug != plan)
     }
 
-    /// `plan` with every size and number of all its functions, and every choice of groups that end by themselves; none where
-    /// they are many.
+    /// `plan` with every size and number of all its functions, and every choice of groups that end by themselves; none
+    /// where they are many.
     pub(super) fn every_size(&self, plan: &Plan) -> Vec<Plan> {
         let mains = self.model.main_options(self.model.main_needed(&plan.remote_counts()));
         let replicas = self.model.problem.limits.max_replicas;
@@ -275,7 +275,7 @@ impl Slicing<'_, '_> {
     }
 }
 
-/// Whether the same groups have the same experts.
+/// Reports if the same groups have the same experts.
 fn is_dealt_alike(one: &Plan, other: &Plan) -> bool {
     one.groups.iter().map(|group| &group.experts).eq(other.groups.iter().map(|group| &group.experts))
 }

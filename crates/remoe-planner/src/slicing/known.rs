@@ -1,4 +1,4 @@
-//! What is known of layers while single experts, sizes and groups are moved: a move changes few of them.
+//! Times of layers that are kept while single experts, sizes and groups are moved: a move changes few layers.
 
 use super::{Planned, Slicing};
 use remoe_plan::cost::running::{Detail, Running, Times};
@@ -6,7 +6,7 @@ use remoe_plan::model::Model;
 use remoe_plan::plan::{Group, Plan};
 use std::collections::HashMap;
 
-/// Layers that are kept, at most: beyond, it begins anew.
+/// Layers that are kept, at most; beyond, all are dropped.
 const MOST_KEPT: usize = 40_000;
 
 /// Times of layers by what they depend on.
@@ -23,7 +23,7 @@ pub(super) struct KnownLayers {
 struct KnownLayer {
     prefill: f64,
     decode: f64,
-    /// Of a decode step at each batch but the first.
+    /// Decode step at each batch but the first.
     steps: Vec<f64>,
     /// Per group with experts of the layer, in order: seconds that are billed in the prefill and in a decode step,
     /// where groups are paid for what they work.
@@ -31,7 +31,7 @@ struct KnownLayer {
 }
 
 impl Slicing<'_, '_> {
-    /// Whether `plan` may keep the times and beat `other`: false only where its evaluation would say so too.
+    /// Reports if `plan` may keep the times and beat `other`: false only where its evaluation would say so too.
     pub(super) fn may_beat(&self, plan: &Plan, other: &Planned, known: &mut KnownLayers) -> bool {
         if plan.groups.is_empty() {
             return true;
@@ -44,7 +44,8 @@ impl Slicing<'_, '_> {
 }
 
 impl KnownLayers {
-    /// What the cost of `plan` follows from, without what quotas add to its times: more time never costs less.
+    /// Returns the figures that the cost of `plan` follows from, without what quotas add to its times: more time
+    /// never costs less.
     fn running(&mut self, model: &Model<'_>, plan: &Plan) -> Running {
         if self.batches.is_empty() {
             self.batches = model.batches();

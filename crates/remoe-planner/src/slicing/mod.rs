@@ -60,11 +60,11 @@ const MANY_EXPERTS: usize = 500;
 const COARSE_GAIN: f64 = 1e-3;
 /// Arrangements that a search without moves looks into, the most promising first.
 const COARSE_ARRANGEMENTS: usize = 8;
-/// The same of one that only asks whether something is cheap enough.
+/// Arrangements that are searched if the only question is whether something is cheap enough.
 const FEW_ARRANGEMENTS: usize = 3;
 /// Plans that moves start from, at most.
 const MOST_STARTS: usize = 24;
-/// The same of few experts.
+/// Plans that moves start from with few experts, at most.
 const MOST_STARTS_OF_FEW: usize = 100;
 /// Evaluations of moves, at most.
 const MOST_EVALUATIONS: usize = 150_000;
@@ -78,7 +78,7 @@ pub(crate) enum Family {
     Sliced,
 }
 
-/// What follows on the search over arrangements.
+/// Moves that follow the search over arrangements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Moves {
     /// Moves from the best of many arrangements.
@@ -132,16 +132,16 @@ pub(crate) struct Slicing<'s, 'm> {
     pub(crate) factors: Option<&'s [ErrorFactor]>,
     /// The limits that a plan does not keep, given its evaluation.
     pub(crate) violations: &'s dyn Fn(&Plan, &Evaluation) -> Vec<Violation>,
-    /// Whether experts may be remote.
+    /// Policy on remote experts.
     pub(crate) remote: Remote,
     /// Seconds after which groups end by themselves, where moves may have them do so.
     pub(crate) window: Option<f64>,
     pub(crate) best: Option<Planned>,
     /// Where nothing keeps the limits: the plans that come closest to it.
     pub(crate) late: Vec<(f64, Planned)>,
-    /// What no plan may cost to be worth a look, whatever else is known.
+    /// Cost above which no plan is considered, whatever else is known.
     pub(crate) cutoff: f64,
-    /// What is the same for every arrangement: of layers, and of every expert.
+    /// Figures that are the same for every arrangement: of layers, and of every expert.
     pub(crate) rest: RestOfLayers,
     pub(crate) terms: &'s OnceCell<Option<Vec<LayerTerms>>>,
     pub(crate) counters: Counters,
@@ -307,7 +307,7 @@ impl Slicing<'_, '_> {
         Planned { candidate: candidate.clone(), plan, evaluation }
     }
 
-    /// What a plan must cost at most to be worth a look.
+    /// Returns the cost above which no plan is considered.
     fn limit(&self, work: usize) -> f64 {
         let gain = PATIENCE.iter().filter(|(after, _)| work >= *after).map(|(_, gain)| *gain).next_back();
         let factor = gain.map_or(1.0 + COST_TIE, |gain| 1.0 - gain);

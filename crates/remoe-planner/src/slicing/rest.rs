@@ -5,13 +5,13 @@ use remoe_plan::cost::running::Times;
 use remoe_plan::model::{LayerModel, Model};
 use remoe_plan::problem::curve::Column;
 
-/// What everything but routed experts takes in all layers, over the vCPUs of the main function.
+/// Times of everything but routed experts in all layers, over the vCPUs of the main function.
 pub(crate) struct RestOfLayers {
     /// All vCPUs at which any layer was measured, ascending: between two of them every time is linear.
     vcpus: Vec<f64>,
     /// Seconds of a prefill, then of a decode step at each of [`Model::batches`], at each of these vCPUs.
     seconds: Vec<Vec<f64>>,
-    /// What of that the main function's CPUs compute.
+    /// Seconds of these that the main function's CPUs compute.
     computing: Vec<Vec<f64>>,
 }
 
@@ -40,7 +40,7 @@ impl RestOfLayers {
         self.at(&self.seconds, vcpus, least)
     }
 
-    /// What of that its CPUs compute.
+    /// Returns the part of [`Self::times`] that the main function's CPUs compute.
     pub(crate) fn work(&self, vcpus: f64, least: bool) -> Times {
         self.at(&self.computing, vcpus, least)
     }

@@ -16,17 +16,17 @@ use std::collections::BTreeSet;
 /// Experts of plans that are compared, at most, and how many plans that are at least and at most.
 const MOST_EXPERTS: usize = 60_000;
 const COMPARED: (usize, usize) = (48, 4_000);
-/// What plans may cost beyond the cheapest one for their neighbours to be looked at, as a share.
+/// Share by which a plan may cost more than the cheapest one for its neighbours to be tried.
 const STONES: f64 = 0.3;
 /// How many sizes a main function may be raised at once.
 const RAISES: [usize; 4] = [1, 2, 4, 8];
 
-/// What wrong figures do to a plan.
+/// Effect of wrong figures on a plan.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Sturdiness {
     /// Problems with one figure wrong that the plan was tried on.
     pub tried: usize,
-    /// Of those, the ones in which it breaks a limit.
+    /// Problems among these in which it breaks a limit.
     pub broken: usize,
     /// The largest share by which it costs more there than planned.
     pub worst_above: f64,
@@ -45,7 +45,7 @@ pub struct WrongCase {
     pub figure: WrongFigure,
     /// The limits that the plan breaks then.
     pub broken: Vec<String>,
-    /// Those that the cheapest plan breaks.
+    /// Limits that the cheapest plan breaks then.
     pub broken_of_cheapest: Vec<String>,
     /// Share by which the plan costs more than planned.
     pub above: f64,
@@ -57,7 +57,7 @@ pub(super) fn wrong_problems(problem: &Problem) -> Vec<(WrongFigure, Problem)> {
     WrongFigure::ALL.into_iter().filter_map(wrong).collect()
 }
 
-/// What plans are tried on.
+/// Problems that plans are tried on.
 pub(super) struct Trials<'t, 'm> {
     model: &'t Model<'m>,
     wrong: Vec<(WrongFigure, Model<'t>)>,
@@ -69,7 +69,7 @@ pub(super) struct Tried {
     evaluations: Vec<Evaluation>,
     /// On how many of them it breaks a limit.
     pub(super) broken: usize,
-    /// What it costs at its worst.
+    /// Cost in dollars at its worst.
     worst: f64,
 }
 
@@ -80,7 +80,7 @@ impl<'t, 'm> Trials<'t, 'm> {
         Self { model, wrong }
     }
 
-    /// None if the search ends meanwhile.
+    /// Returns `None` if the search ends meanwhile.
     pub(super) fn of(&self, plan: &Plan) -> Option<Tried> {
         let factors = self.model.problem.prediction_p95.as_ref();
         let mut evaluations = Vec::with_capacity(self.wrong.len());
@@ -106,22 +106,22 @@ impl<'t, 'm> Trials<'t, 'm> {
 struct Open {
     planned: Planned,
     tried: Tried,
-    /// Whether its neighbours are known.
+    /// Set if its neighbours are known.
     expanded: bool,
-    /// Whether it is too dear to be chosen, and only a step on the way to others; or cheaper than the plan that was found to
-    /// be the cheapest, which a search for sturdiness does not replace.
+    /// Set if it is too dear to be chosen, and only a step on the way to others; or if it is cheaper than the plan
+    /// that was found to be the cheapest, which a search for sturdiness does not replace.
     stone: bool,
 }
 
 impl Open {
-    /// None if the search ends meanwhile.
+    /// Returns `None` if the search ends meanwhile.
     fn new(planned: Planned, trials: &Trials<'_, '_>, (cheapest, dearest): (f64, f64)) -> Option<Self> {
         let stone = planned.cost() > dearest || planned.cost() < cheapest * (1.0 - COST_TIE);
         Some(Self { tried: trials.of(&planned.plan)?, planned, expanded: false, stone })
     }
 
-    /// Whether it breaks limits less often; of plans that never do, whether it costs less, of others, whether it does at
-    /// its worst.
+    /// Reports if it breaks limits less often. Of plans that never break any, the cheaper one stands better; of
+    /// others that break as many, the one that is cheaper at its worst.
     fn stands_better(&self, other: &Self) -> bool {
         let cheaper = |cost: f64, than: f64| cost < than * (1.0 - COST_TIE);
         match (self.tried.broken, other.tried.broken) {
@@ -134,9 +134,9 @@ impl Open {
 
 impl Slicing<'_, '_> {
     /// The plan within `share` of the cost of `best` that breaks limits in the fewest wrong problems; of equal
-    /// ones the one that costs least at its worst, or least where it breaks none. Plans are looked for move by move, from
-    /// the sturdiest that are known on; `others` are known beside `best`. Where the search ends before `best` is tried, it is
-    /// `best`, and how sturdy that is remains unknown.
+    /// ones the one that costs least at its worst, or least where it breaks none. Plans are looked for move by move,
+    /// from the sturdiest that are known on; `others` are known beside `best`. Where the search ends before `best` is
+    /// tried, it is `best`, and how sturdy that is remains unknown.
     pub(crate) fn sturdier(
         &self,
         best: &Planned,

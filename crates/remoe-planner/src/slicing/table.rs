@@ -50,7 +50,7 @@ struct Layer<'m> {
     batches: Vec<Vec<BatchWork>>,
 }
 
-/// What one function computes of a layer's prefill.
+/// Part of a layer's prefill that one function computes.
 struct Bin {
     group: usize,
     /// Seconds at each vCPU column.
@@ -110,8 +110,8 @@ impl Probabilities {
 }
 
 impl<'m> Table<'m> {
-    /// Of `plan`'s sets, whatever its sizes, with so many `replicas` of every group; none where the payload
-    /// limit forbids it. Shares are those of `model`.
+    /// Builds the table of `plan`'s sets, whatever its sizes, with so many `replicas` of every group; none where the
+    /// payload limit forbids it. Shares are those of `model`.
     /// `terms`: what is known of the experts, where it is kept.
     pub(crate) fn new(
         model: &'m Model<'m>,
@@ -271,7 +271,7 @@ impl<'m> Layer<'m> {
         self.slowed.steps[0] * main.of(self.model.curve.one())
     }
 
-    /// The same of a remote one.
+    /// Seconds of one remote expert with one token.
     fn one_away(&self, remote: Place) -> f64 {
         self.slowed.steps[0] * remote.of(self.model.remote_curve().one())
     }
@@ -383,7 +383,8 @@ fn times(factor: f64, mut values: Vec<f64>) -> Vec<f64> {
     values
 }
 
-/// What the functions of `group` compute of a layer's prefill; none where the payload limit forbids it.
+/// Returns the parts of a layer's prefill that the functions of `group` compute; none where the payload limit forbids
+/// it.
 fn bins_of(
     model: &Model<'_>,
     terms: &PathTerms,

@@ -1,4 +1,4 @@
-//! What every expert adds to the times of an arrangement, wherever it is: worked out once for all of them.
+//! Contribution of every expert to the times of an arrangement, wherever it is: computed once for all of them.
 
 use remoe_plan::model::Model;
 use remoe_plan::model::Used;
@@ -16,9 +16,9 @@ pub(crate) struct LayerTerms {
 
 /// Seconds of the experts of a layer where they are computed on one curve.
 pub(crate) struct PathTerms {
-    /// Of the prefill.
+    /// Prefill.
     pub(crate) prefill: Columns,
-    /// Of a decode step at each batch but the first: the mean, and the variance.
+    /// Decode step at each batch but the first: the mean, and the variance.
     pub(crate) batches: Vec<(Columns, Columns)>,
 }
 
@@ -75,7 +75,7 @@ impl LayerTerms {
         Self { here: curve(&parts.curve), away: parts.own_remote_curve().map(curve) }
     }
 
-    /// Of all layers, where that is not too much to keep.
+    /// Returns the terms of all layers, where that is not too much to keep.
     pub(crate) fn of_all(model: &Model<'_>) -> Option<Vec<Self>> {
         let numbers = 2 * model.batches().len() - 1;
         let kept = model.layers.iter().map(|layer| {
@@ -86,7 +86,7 @@ impl LayerTerms {
         fits.then(|| (0..model.layers.len()).map(|layer| Self::new(model, layer)).collect())
     }
 
-    /// Of experts in groups.
+    /// Returns the terms of experts in groups.
     pub(crate) fn away(&self) -> &PathTerms {
         self.away.as_ref().unwrap_or(&self.here)
     }

@@ -1,4 +1,4 @@
-//! Whether remote experts pay: every way to serve the model beside the others, in one sentence.
+//! Verdict on remote experts: every way to serve the model beside the others, in one sentence.
 
 mod turn;
 
@@ -15,7 +15,7 @@ use serde::Serialize;
 pub(crate) use turn::Turns;
 pub use turn::{Cause, Turn};
 
-/// Who is cheapest, and whether that has remote experts.
+/// The cheapest way to serve, and whether it has remote experts.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Verdict {
     /// Plans with remote experts are the cheapest that keep every limit.
@@ -26,7 +26,7 @@ pub struct Verdict {
     pub best: Option<Way>,
     /// All rivals.
     pub rivals: Vec<Rival>,
-    /// What would have to be different for the answer to be the other one, where that was asked.
+    /// Changes that would turn the verdict, where that was asked.
     pub turns: Vec<Turn>,
     /// Figures of which that is not known: finding out takes more work than it is worth.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -38,7 +38,7 @@ pub struct Verdict {
 pub struct Rival {
     /// Which.
     pub name: Way,
-    /// Whether it keeps every limit.
+    /// Set if it keeps every limit.
     pub feasible: bool,
     /// Dollars in an hour: while requests come as the problem says, else of requests one after another.
     pub dollars_per_hour: Option<f64>,
@@ -48,15 +48,15 @@ pub struct Rival {
     pub ttft_seconds: Option<f64>,
     /// Time per output token in seconds.
     pub tpot_seconds: Option<f64>,
-    /// What keeps it out, or by how much it is dearer than the best.
+    /// Reason that keeps it out, or share by which it is dearer than the best.
     pub why: String,
-    /// Whether costs are those of requests that come, not of one after another.
+    /// Set if costs are those of requests that come, not of one after another.
     #[serde(skip)]
     comes: bool,
 }
 
 impl Rival {
-    /// What it costs, in words: an hour while requests come as they do, else a million of them one by one.
+    /// Returns the price in words: of an hour while requests come as they do, else of a million of them one by one.
     #[must_use]
     pub fn price(&self) -> String {
         match (self.comes, self.dollars_per_hour, self.dollars_per_request) {
@@ -129,8 +129,8 @@ fn is_tie(cost: f64, least: f64) -> bool {
 
 /// Returns the cheapest feasible rival and the dollars of a request there.
 ///
-/// Of equal costs the lower time per output token counts, then the lower time to first token, then the way without remote
-/// experts, which is the simpler one.
+/// Between equal costs the lower time per output token counts, then the lower time to first token, then the way
+/// without remote experts, which is the simpler one.
 pub(crate) fn best(rivals: &[Rival]) -> Option<(Way, f64)> {
     let costs = || {
         let feasible = rivals.iter().filter(|rival| rival.feasible);
@@ -150,7 +150,7 @@ pub(crate) fn best(rivals: &[Rival]) -> Option<(Way, f64)> {
 }
 
 impl Verdict {
-    /// `turns`: what turns it, given whether remote experts pay; none where nobody asked.
+    /// `turns`: what turns it, given whether remote experts pay; none where that was not asked.
     pub(crate) fn new(rivals: Vec<Rival>, turns: Option<impl FnOnce(bool) -> Turns>) -> Self {
         let found = best(&rivals);
         let pays = found.is_some_and(|(way, _)| way.has_remote_experts());

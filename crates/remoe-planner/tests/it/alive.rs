@@ -1,5 +1,5 @@
-//! What is alive: the closed form against engines that run iteration by iteration, against known queues,
-//! and against recordings of the same arrivals.
+//! Time alive: the closed form against engines that run iteration by iteration, against known queues, and against
+//! recordings of the same arrivals.
 
 use crate::engine;
 use crate::generate;

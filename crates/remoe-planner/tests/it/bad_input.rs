@@ -1,4 +1,4 @@
-//! Problems and plans that cannot be: a named error each, and never a panic.
+//! Invalid problems and plans: a named error each, and never a panic.
 
 use proptest::prelude::*;
 use remoe_planner::{Arrivals, Options, PlanDraft, PlanError, Problem, Remote, evaluate, preallocate, solve};

@@ -20,7 +20,7 @@ fn tokens(problem: &Problem) -> (f64, f64) {
     (request.input_tokens + request.output_tokens, input + output)
 }
 
-/// The same memory for one request, whose answer is as long as it takes.
+/// Returns `problem` with the same memory for one request, whose answer is as long as it takes.
 fn one_as_large(problem: &Problem) -> Problem {
     let (typical, largest) = tokens(problem);
     let room = largest.max(f64::from(problem.request.concurrency) * typical);

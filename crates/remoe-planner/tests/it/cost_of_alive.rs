@@ -1,5 +1,5 @@
-//! What a plan costs, part by part, against seconds alive of engines that run iteration by iteration, times what
-//! the plan's functions cost a second.
+//! Cost of a plan, part by part, against seconds alive of engines that run iteration by iteration, times what the
+//! plan's functions cost a second.
 
 // Only how long functions are alive is read here.
 #[allow(dead_code)]

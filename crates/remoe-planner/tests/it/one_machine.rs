@@ -34,12 +34,12 @@ fn problem(contention: Option<Contention>) -> Value {
     })
 }
 
-/// Of a plan with `groups`, each with so many replicas.
+/// Evaluates a plan with `groups`, each with so many replicas.
 fn evaluated(problem: &Value, groups: &[(&str, u32)]) -> Evaluation {
     evaluated_with(problem, groups, [1.0, 1.0])
 }
 
-/// The same with so many vCPUs in the main function and in every remote one.
+/// As [`evaluated`], with so many vCPUs in the main function and in every remote one.
 fn evaluated_with(problem: &Value, groups: &[(&str, u32)], [main, vcpus]: [f64; 2]) -> Evaluation {
     let problem = Problem::from_json(&problem.to_string()).unwrap();
     let group = |(experts, replicas): &(&str, u32)| json!({"experts": experts, "memory_bytes": 1e9, "vcpus": vcpus, "replicas": replicas});
@@ -54,8 +54,8 @@ fn assert_close(evaluation: &Evaluation, prefill: f64, step: f64) {
     assert!(close(times.0, prefill) && close(times.1, step), "{times:?}, expected {prefill} and {step}");
 }
 
-/// Both experts of a token are on the same path with probability 1/2: the slower path has 1.5 experts in the mean, and a
-/// path is called with probability 3/4.
+/// Both experts of a token are on the same path with probability 1/2: the slower path has 1.5 experts in the mean, and
+/// a path is called with probability 3/4.
 #[test]
 fn experts_take_longer_where_other_functions_compute_theirs() {
     let (quiet, busy) = (problem(None), problem(Some(CONTENTION)));
@@ -65,7 +65,7 @@ fn experts_take_longer_where_other_functions_compute_theirs() {
         assert_close(&evaluated(&quiet, groups), 3.0, 1.5);
         assert_close(&evaluated(&busy, groups), 3.0 * prefill, 1.5 * step);
     }
-    // Nobody else computes; two replicas do so in a prefill, an expert each, and a third one has none.
+    // No other function computes; two replicas do so in a prefill, an expert each, and a third one has none.
     assert_close(&evaluated(&busy, &[("0:0-1", 1)]), 6.0, 2.0);
     assert_close(&evaluated(&busy, &[("0:0-1", 2)]), 3.0 * prefill, 2.0);
     assert_close(&evaluated(&busy, &[("0:0-1", 3)]), 3.0 * prefill, 2.0);
@@ -75,8 +75,8 @@ fn experts_take_longer_where_other_functions_compute_theirs() {
     assert_close(&evaluated(&elsewhere, &[("0:0", 1), ("0:1", 1)]), 3.0, 1.5);
 }
 
-/// With quotas of half a vCPU what a function computes takes twice as long, and the other one is in its way for half of that, which is a sixth of
-/// what four functions do to each other.
+/// With quotas of half a vCPU what a function computes takes twice as long, and the other one is in its way for half
+/// of that, which is a sixth of what four functions do to each other.
 #[test]
 fn quotas_bear_what_it_adds() {
     let mut busy = problem(Some(CONTENTION));
@@ -105,8 +105,8 @@ fn impossible_contention_is_named() {
     }
 }
 
-/// A main function with a quota that has most of a token's experts is held back by it; how many replicas share the work of the others
-/// does not matter, as all of them together compute no longer for that.
+/// A main function with a quota that has most of a token's experts is held back by it; how many replicas share the
+/// work of the others does not matter, as all of them together compute no longer for that.
 #[test]
 fn who_is_held_back_meets_others_for_as_long_as_they_compute() {
     let mut busy = problem(Some(CONTENTION));

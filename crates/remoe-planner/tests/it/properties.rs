@@ -1,4 +1,4 @@
-//! What holds for every problem.
+//! Properties of every problem.
 
 use crate::generate;
 
@@ -238,7 +238,7 @@ proptest! {
         prop_assert!(after <= before * (1.0 + 1e-9), "{after} after {before}");
     }
 
-    /// What is called the cheapest plan is not undercut by a flag that narrows what the search may choose.
+    /// The cheapest plan is not undercut by a flag that narrows what the search may choose.
     #[test]
     fn narrower_choices_undercut_no_plan(problem in problems(), which in 0..4, from in 0.0..1.0f64, to in 0.0..1.0f64) {
         let Some(wide) = cost(&problem) else { return Ok(()) };

@@ -124,7 +124,7 @@ fn a_group_is_alive_as_long_as_requests_that_use_it_keep_it() {
     let mut ends = problem.clone();
     ends.arrivals.as_mut().unwrap().idle_seconds = Some(300.0);
     assert_eq!(life(&ends, sleeps), None);
-    // A window that nobody states is asked for.
+    // A missing window is asked for.
     problem.remote_idle_seconds = None;
     let Err(PlanError::Plan(error)) = evaluate(&problem, &plan(sleeps), false) else { panic!() };
     assert!(error.to_string().contains("groups[0].idle_seconds"), "{error}");
@@ -134,7 +134,7 @@ fn a_group_is_alive_as_long_as_requests_that_use_it_keep_it() {
     }
 }
 
-/// What becomes of groups as requests come whose tokens choose experts one by one.
+/// Observed life of groups as requests come whose tokens choose experts one by one.
 struct Seen {
     used: f64,
     alive: f64,
@@ -142,7 +142,8 @@ struct Seen {
     cold: f64,
 }
 
-/// `groups` (experts of each layer), each of which takes its seconds of a start, and as much longer for who uses it before.
+/// `groups` (experts of each layer), each of which takes its seconds of a start, and as much longer for who uses it
+/// before.
 fn lived(
     problem: &Problem,
     groups: &[(Vec<Vec<u32>>, f64, f64)],

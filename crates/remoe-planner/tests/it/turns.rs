@@ -1,4 +1,4 @@
-//! What turns a verdict: that it does, and that finding it out is never much work.
+//! Changes that turn a verdict: that they do, and that finding them is never much work.
 
 use crate::generate;
 

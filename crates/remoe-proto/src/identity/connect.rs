@@ -19,7 +19,7 @@ use tonic::transport::Uri;
 /// A handshake that takes longer comes to nothing.
 pub(crate) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
 
-/// What is spoken within a connection. Both ends have to mean the same.
+/// Protocol within a connection. Both ends must expect the same one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Protocol {
     /// gRPC, over HTTP/2.
@@ -29,7 +29,7 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// As it is named in handshakes.
+    /// Returns its name in handshakes.
     pub(super) fn name(self) -> &'static [u8] {
         match self {
             Self::Grpc => b"h2",
@@ -38,10 +38,10 @@ impl Protocol {
     }
 }
 
-/// Who the other end of a connection has to be.
+/// Identity that the other end of a connection must have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Counterpart {
-    /// This one.
+    /// This identity.
     Named(Identity),
     /// A main function of the deployment whose remote function shows its certificate.
     OwnMain,
@@ -50,10 +50,10 @@ pub enum Counterpart {
 }
 
 impl Counterpart {
-    /// Who that is where `shown` is shown.
+    /// Returns the identity of the counterpart of a process that shows the identity `shown`.
     ///
     /// # Errors
-    /// It is not a certificate that somebody with such a counterpart has.
+    /// A process with that identity has no such counterpart.
     fn of(&self, shown: &Identity) -> Result<Identity, IdentityError> {
         match (self, shown) {
             (Self::Named(identity), _) => Some(identity.clone()),
@@ -68,19 +68,19 @@ impl Counterpart {
     }
 }
 
-/// What a process shows, and who the other end has to be. Both are looked up for every connection: certificates are
-/// renewed while processes run.
+/// Certificate that a process shows, and identity that the other end must have. Both are looked up for every
+/// connection: certificates are renewed while processes run.
 #[derive(Debug, Clone)]
 pub struct Trust {
-    /// What is shown.
+    /// Certificate and key that are shown.
     pub keyring: Arc<Keyring>,
-    /// Who the other end has to be.
+    /// Identity that the other end must have.
     pub peer: Counterpart,
 }
 
 impl Trust {
-    /// A main function's for its control port, with the certificate in `folder`: it takes orders from
-    /// `operator`.
+    /// Returns the trust of a main function for its control port, with the certificate in `folder`: it takes orders
+    /// from `operator`.
     ///
     /// # Errors
     /// The certificate cannot be used, or is no main function's.
@@ -90,20 +90,20 @@ impl Trust {
         Ok(Self { keyring, peer: Counterpart::Named(operator) })
     }
 
-    /// The same process's for its connections to the remote functions of its deployment.
+    /// Returns the trust of the same process for its connections to the remote functions of its deployment.
     #[must_use]
     pub fn to_remote(&self) -> Self {
         Self { keyring: self.keyring.clone(), peer: Counterpart::OwnRemote }
     }
 
-    /// The same process's for its HTTP port: it takes requests from `gateway`.
+    /// Returns the trust of the same process for its HTTP port: it takes requests from `gateway`.
     #[must_use]
     pub fn of_http(&self, gateway: Identity) -> Self {
         Self { keyring: self.keyring.clone(), peer: Counterpart::Named(gateway) }
     }
 
-    /// A remote function's for its port, with the certificate in `folder`: it answers to the main functions
-    /// of its deployment.
+    /// Returns the trust of a remote function for its port, with the certificate in `folder`: it answers to the main
+    /// functions of its deployment.
     ///
     /// # Errors
     /// The certificate cannot be used, or is no remote function's.
@@ -113,15 +113,15 @@ impl Trust {
         Ok(Self { keyring, peer: Counterpart::OwnMain })
     }
 
-    /// Makes `stream`, which was connected, one for gRPC whose other end is who it has to be.
+    /// Makes a gRPC connection of the connected `stream` after checking the identity of the other end.
     ///
     /// # Errors
-    /// The handshake fails or takes too long, or the other end is somebody else.
+    /// The handshake fails or takes too long, or the other end has another identity.
     pub async fn connect<S: AsyncRead + AsyncWrite + Unpin>(&self, stream: S) -> io::Result<Line<S>> {
         self.connect_for(Protocol::Grpc, stream).await
     }
 
-    /// The same for `protocol`.
+    /// As [`Self::connect`], for `protocol`.
     ///
     /// # Errors
     /// As [`Self::connect`].
@@ -133,7 +133,7 @@ impl Trust {
         let current = self.keyring.current();
         let needed = self.peer.of(current.identity()).map_err(io::Error::other)?;
         let connector = TlsConnector::from(current.client(protocol));
-        // Only the form needs a name here: the one in the certificate is looked at below.
+        // Only the form needs a name here: the one in the certificate is compared below.
         let name = ServerName::try_from("remoe").map_err(io::Error::other)?;
         let stream = timeout(HANDSHAKE_LIMIT, connector.connect(name, stream)).await??;
         let found = peer(stream.get_ref().1.peer_certificates()).map_err(io::Error::other)?;
@@ -144,10 +144,11 @@ impl Trust {
         Err(io::Error::new(io::ErrorKind::PermissionDenied, message))
     }
 
-    /// The same for a stream that was accepted; returns who is at its other end, and who has to be.
+    /// As [`Self::connect_for`], for a stream that was accepted. Returns the identity that the other end has, and the
+    /// one that it must have.
     ///
     /// # Errors
-    /// The handshake fails, the other end has no name of ours, or nobody could be at it.
+    /// The handshake fails, the other end has no valid identity, or this process has no such counterpart.
     pub(crate) async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
         &self,
         protocol: Protocol,
@@ -162,11 +163,11 @@ impl Trust {
     }
 }
 
-/// Who is at the other end of a connection that was accepted.
+/// Identities of the other end of an accepted connection.
 pub(crate) struct Ends {
-    /// Whoever it is.
+    /// Identity that it has.
     pub(crate) found: Identity,
-    /// Who it has to be.
+    /// Identity that it must have.
     pub(crate) needed: Identity,
 }
 

@@ -26,7 +26,7 @@ static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| {
     Arc::new(provider)
 });
 
-/// Who a process is and whom it believes, at one moment.
+/// Identity of a process and authorities that it trusts, at one moment.
 #[derive(Debug)]
 pub struct Credentials {
     identity: Identity,
@@ -36,7 +36,7 @@ pub struct Credentials {
     client: PerProtocol<ClientConfig>,
 }
 
-/// One configuration for each protocol that is spoken within.
+/// One configuration for each protocol within a connection.
 #[derive(Debug)]
 struct PerProtocol<C> {
     grpc: Arc<C>,
@@ -105,12 +105,12 @@ impl Credentials {
         self.server.of(protocol)
     }
 
-    /// How they are made.
+    /// Returns the configuration for connections that are made.
     pub(super) fn client(&self, protocol: Protocol) -> Arc<ClientConfig> {
         self.client.of(protocol)
     }
 
-    /// Whether the certificate is valid at `time` and signed by one of the authorities.
+    /// Reports if the certificate is valid at `time` and signed by one of the authorities.
     #[must_use]
     pub fn are_valid_at(&self, time: SystemTime) -> bool {
         let Ok(since) = time.duration_since(SystemTime::UNIX_EPOCH) else { return false };
@@ -122,7 +122,7 @@ impl Credentials {
         })
     }
 
-    /// The same `later` from now.
+    /// As [`Self::are_valid_at`], for the time `later` from now.
     #[must_use]
     pub fn are_valid_in(&self, later: Duration) -> bool {
         SystemTime::now().checked_add(later).is_some_and(|time| self.are_valid_at(time))

@@ -1,4 +1,4 @@
-//! What can be wrong with certificates and names.
+//! Errors of certificates and names.
 
 use std::io;
 use std::path::PathBuf;
@@ -25,24 +25,24 @@ pub enum IdentityError {
     /// The certificate, its key and its authorities do not go together.
     #[error("cannot use the certificate: {0}")]
     Unusable(String),
-    /// A name that is none of ours.
+    /// A name that is not an identity of Remoe.
     #[error("invalid identity {found:?}: expected a name such as spiffe://remoe/NAMESPACE/UID/main")]
     Name {
-        /// What stands there.
+        /// Name that was found.
         found: String,
     },
-    /// A certificate has no name of ours, or several.
+    /// A certificate has no name that is an identity of Remoe, or several.
     #[error("invalid certificate: expected one name spiffe://remoe/.., got {count}")]
     Names {
-        /// How many it has.
+        /// Number of such names.
         count: usize,
     },
-    /// A name that is of ours, but not one that can be here.
+    /// An identity of Remoe, but not of a role that is expected here.
     #[error("invalid certificate: expected that of {needed}, got that of {found}")]
     Role {
-        /// Whose it is.
+        /// Identity that was found.
         found: String,
-        /// What is needed.
+        /// Role that is needed.
         needed: &'static str,
     },
 }

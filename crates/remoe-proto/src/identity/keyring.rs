@@ -22,8 +22,8 @@ const FILE_BYTES: u64 = 1 << 20;
 /// Contents of the three files.
 type Files = [Vec<u8>; 3];
 
-/// What a process shows who it is with. What is wrong with newer files is logged, and those before stay in
-/// use.
+/// Certificate and key with which a process proves its identity. If newer files are faulty, the fault is logged and the
+/// previous ones stay in use.
 #[derive(Debug)]
 pub struct Keyring {
     folder: Option<PathBuf>,
@@ -38,7 +38,7 @@ struct State {
 }
 
 impl Keyring {
-    /// What lies in `folder`: `tls.crt`, `tls.key` and `ca.crt`.
+    /// Reads the keyring from `tls.crt`, `tls.key` and `ca.crt` in `folder`.
     ///
     /// # Errors
     /// A file cannot be read, or they do not go together.
@@ -50,7 +50,7 @@ impl Keyring {
         Ok(Arc::new(Self { folder: Some(folder), state: Mutex::new(state) }))
     }
 
-    /// `credentials`, until others are [held](Self::hold).
+    /// Returns a keyring with `credentials`, until others are [held](Self::hold).
     #[must_use]
     pub fn holding(credentials: Credentials) -> Arc<Self> {
         let state = State { current: Arc::new(credentials), seen: Files::default(), looked: Instant::now() };
@@ -62,8 +62,8 @@ impl Keyring {
         self.state().current = Arc::new(credentials);
     }
 
-    /// What is in use now. Reading three small files again takes microseconds: it is done where a connection
-    /// is made, which takes hundreds.
+    /// Returns the credentials in use now. To read three small files again takes microseconds: it is done where a
+    /// connection is made, which takes hundreds.
     #[must_use]
     pub fn current(&self) -> Arc<Credentials> {
         let mut state = self.state();

@@ -17,7 +17,7 @@ pub enum Line<S> {
 }
 
 impl<S> Line<S> {
-    /// What carries it.
+    /// Returns the stream that carries it.
     pub fn carrier(&self) -> &S {
         match self {
             Self::Plain(stream) => stream,

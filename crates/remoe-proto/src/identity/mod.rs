@@ -1,4 +1,4 @@
-//! Who is who between processes: names in certificates, and connections that are sure of them.
+//! Identities of processes: names in certificates, and connections that verify them.
 //!
 //! Every process has a certificate whose one name of the form `spiffe://remoe/..` says what it is
 //! ([`Identity`]). Both ends of a connection show theirs, signed by the same authority, and each looks at the

@@ -4,12 +4,12 @@ use super::IdentityError;
 use std::fmt;
 use std::str::FromStr;
 
-/// What every name begins with.
+/// Prefix of every name.
 const PREFIX: &str = "spiffe://remoe/";
 /// Longest part of a name in bytes: namespaces and identities of objects are shorter.
 const PART_BYTES: usize = 128;
 
-/// What a process is, as the one URI of this form among its certificate's names says.
+/// Identity of a process: the one URI of this form among the names of its certificate.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Identity {
     /// The operator of a release: `spiffe://remoe/NAMESPACE/operator`.
@@ -26,20 +26,21 @@ pub enum Identity {
     Main {
         /// The namespace of the deployment.
         namespace: String,
-        /// What the deployment is told apart by: its uid.
+        /// Uid of the deployment, which tells it apart.
         deployment: String,
     },
     /// A remote-expert function: `spiffe://remoe/NAMESPACE/DEPLOYMENT/remote`.
     Remote {
         /// The namespace of the deployment.
         namespace: String,
-        /// What the deployment is told apart by: its uid.
+        /// Uid of the deployment, which tells it apart.
         deployment: String,
     },
 }
 
 impl Identity {
-    /// The main functions of the same deployment; none for operators and gateways, which are of none.
+    /// Returns the identity of the main functions of the same deployment; `None` for operators and gateways, which
+    /// belong to no deployment.
     #[must_use]
     pub fn main(&self) -> Option<Self> {
         let (namespace, deployment) = self.deployment()?;

@@ -1,11 +1,12 @@
-//! What is heard of one who does not let us in.
+//! Refusals of a certificate by the other end.
 
 use rustls::{AlertDescription, Error as TlsError};
 use std::error::Error;
 use std::io;
 
-/// Whether `error`, or what it comes of, is that the other end does not take the certificate that was shown to it. With TLS 1.3 that is heard after
-/// the handshake is over here, in place of an answer; the other end has read nothing of what was sent by then.
+/// Reports if `error`, or one of its causes, is that the other end does not accept the certificate that was shown to
+/// it. With TLS 1.3 the alert arrives after the handshake is over here, in place of an answer; by then the other end
+/// has read nothing of what was sent.
 #[must_use]
 pub fn is_refusal(error: &(dyn Error + 'static)) -> bool {
     let mut cause = Some(error);
@@ -13,7 +14,7 @@ pub fn is_refusal(error: &(dyn Error + 'static)) -> bool {
         if error.downcast_ref().is_some_and(is_about_certificates) {
             return true;
         }
-        // What an I/O error was made of is not its source.
+        // `source` of an I/O error skips the error that it was made of.
         let within = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
         cause = within.map(|within| within as &(dyn Error + 'static)).or_else(|| error.source());
     }

@@ -335,12 +335,12 @@ mod tests {
         reader.poll_message(&mut Context::from_waker(Waker::noop())).is_pending()
     }
 
-    /// The code of what comes at once.
+    /// Returns the code of the next outcome.
     async fn code(reader: &mut MessageReader) -> Option<tonic::Code> {
         next(reader).await.map(|outcome| outcome.err().map_or(tonic::Code::Ok, |status| status.code()))
     }
 
-    /// Whether all of the room is free.
+    /// Reports if all of the room is free.
     fn is_free(intake: &Intake) -> bool {
         let (entry, answer) = intake.ask(&Peer::new(99), ROOM, &Ticket::new());
         intake.release(entry);

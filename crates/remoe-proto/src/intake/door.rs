@@ -1,4 +1,4 @@
-//! Who is let in.
+//! Admission of connections by identity.
 
 use crate::identity::{Ends, HANDSHAKE_LIMIT, Line, Protocol, PublicCertificate, Trust};
 use std::io;
@@ -6,14 +6,14 @@ use std::sync::Arc;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::timeout;
 
-/// Why a connection was not let in.
+/// Reason why a connection was not let in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
-    /// It showed no certificate that is believed, or spoke something else.
+    /// It showed no trusted certificate, or spoke another protocol.
     Handshake,
     /// It did not finish the handshake in time.
     Timeout,
-    /// It is somebody else: by gRPC its requests are answered with PERMISSION_DENIED, by HTTP it is not answered.
+    /// It has another identity: by gRPC its requests are answered with PERMISSION_DENIED, by HTTP it is not answered.
     Identity,
 }
 

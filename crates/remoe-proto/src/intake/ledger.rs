@@ -1,4 +1,4 @@
-//! Who has room for an unfinished message, and who gives way when there is none. Pure.
+//! Room for unfinished messages: which message gets it, and which one gives way when there is none. Pure.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
@@ -10,17 +10,17 @@ const SLOWEST: u64 = 8 << 20;
 /// So long a message waits for room.
 const WAIT_LIMIT: Duration = Duration::from_secs(10);
 
-/// How far a connection is trusted, best first: those of whose messages none had to be ended, and among
-/// them those that have finished one.
+/// Trust in a connection, best first: connections of which no message had to be ended, and among them those that have
+/// finished a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Rank {
-    /// Messages of it that were ended because they held others up.
+    /// Number of its messages that were ended because they held others up.
     pub(super) ended: u32,
-    /// Whether it has never finished a message.
+    /// Set if it has never finished a message.
     pub(super) unproven: bool,
 }
 
-/// What comes of asking for room.
+/// Outcome of a request for room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Answer {
     /// The room is there.
@@ -31,7 +31,7 @@ pub(super) enum Answer {
     Refused,
 }
 
-/// What a message hears later.
+/// Later notice to a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Notice {
     /// The room that it waited for is there.
@@ -170,7 +170,8 @@ impl<T: Clone> Ledger<T> {
         for (&id, entry) in &self.entries {
             let State::Held { due } = entry.state else { continue };
             let (count, held) = of_peer.get(&entry.peer).copied().unwrap_or_default();
-            // More than a share is several messages at a time: a single one is nobody's excess.
+            // Only several messages of a connection at a time can exceed its share: a single message never counts as
+            // excess.
             if due <= now || entry.rank > rank || (count > 1 && held > bytes) {
                 candidates.push((due, id, entry.bytes));
             }

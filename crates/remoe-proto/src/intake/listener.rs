@@ -1,7 +1,7 @@
-//! Accepting connections, no more than are allowed, from those who may be here.
+//! Accepts connections, up to the limit and only from peers that are let in.
 //!
-//! Handshakes are tasks of their own, so that one that takes its time keeps nobody waiting; a connection in
-//! one counts as any other, and is the first to give way.
+//! Each handshake is a task of its own, so that a slow one delays no other connection; a connection in its handshake
+//! counts as any other, and is the first to give way.
 
 use super::door::Door;
 use super::peer::{Peer, Socket};
@@ -32,9 +32,9 @@ pub struct Incoming {
     limit: usize,
     next: u64,
     peers: Vec<Arc<Peer>>,
-    /// Who is let in; everybody where there is none.
+    /// Admission by identity. Absent to let in every peer.
     door: Option<Door>,
-    /// None: it came to nothing.
+    /// Handshakes in progress; `None` is the result of a failed one.
     handshakes: JoinSet<Option<Line<Socket>>>,
 }
 
@@ -45,7 +45,7 @@ impl Incoming {
         Self { listener, pause: None, limit, next: 0, peers: Vec::new(), door, handshakes }
     }
 
-    /// Whether there is a place for one more, made by closing the least useful one if need be.
+    /// Reports if there is a place for one more connection, and closes the least useful one for it if need be.
     fn make_place(&mut self) -> bool {
         self.peers.retain(|peer| !peer.is_closed());
         self.peers.len() < self.limit || self.close_one()

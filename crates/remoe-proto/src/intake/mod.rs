@@ -1,5 +1,4 @@
-//! What a gRPC server takes in: bounds on connections, on streams and on the bytes of messages that are
-//! not complete.
+//! Limits on what a gRPC server takes in: connections, streams, and the bytes of messages that are not complete.
 //!
 //! A peer can begin a message and never finish it, on as many streams and connections as it likes. Here a
 //! message gets its room before it is read, out of one budget for all connections ([`ledger`]); until then
@@ -116,7 +115,7 @@ impl Intake {
         next.max(now + LOOK)
     }
 
-    /// Whether one more request of `peer` is read; [`Self::close_stream`] takes it back.
+    /// Reports if one more request of `peer` is read, and counts it; [`Self::close_stream`] takes that back.
     fn open_stream(&self, peer: &Peer) -> bool {
         let of_peer = peer.open_stream();
         let all = self.0.streams.fetch_add(1, Ordering::AcqRel) + 1;
@@ -147,7 +146,7 @@ impl<S> Layer<S> for Intake {
     }
 }
 
-/// A request's reader, for whoever reads it: tonic, or the service itself through [`Messages`].
+/// A request's reader, for tonic or for the service itself through [`Messages`].
 struct Inbound {
     reader: Mutex<Option<MessageReader>>,
 }

@@ -26,11 +26,11 @@ const PAUSED: u8 = 1;
 /// The connection is to end.
 const CLOSED: u8 = 2;
 
-/// Nobody knows yet who it is.
+/// The identity of the other end is not known yet.
 const STRANGER: u8 = 0;
-/// It is who may be here.
+/// The other end has an identity that is let in.
 const WELCOME: u8 = 1;
-/// It is somebody else.
+/// The other end has another identity.
 const REFUSED: u8 = 2;
 
 /// How useless a connection is, the least first.
@@ -52,7 +52,7 @@ pub(super) struct Peer {
     proven: AtomicBool,
     ended: AtomicU32,
     streams: AtomicUsize,
-    /// Of [`PAUSED`] and [`CLOSED`].
+    /// Bit set of [`PAUSED`] and [`CLOSED`].
     flags: AtomicU8,
     /// The task that reads the socket.
     reader: AtomicWaker,
@@ -73,12 +73,12 @@ impl Peer {
         })
     }
 
-    /// Notes whether it is who may be here.
+    /// Notes if the other end has an identity that is let in.
     pub(super) fn known(&self, welcome: bool) {
         self.standing.store(if welcome { WELCOME } else { REFUSED }, Ordering::Relaxed);
     }
 
-    /// Whether requests of it are taken.
+    /// Reports if its requests are taken.
     pub(super) fn is_welcome(&self) -> bool {
         self.standing.load(Ordering::Relaxed) == WELCOME
     }
@@ -150,7 +150,7 @@ impl Peer {
         if self.is_closed() { Poll::Ready(Err(closed())) } else { Poll::Pending }
     }
 
-    /// Whether the socket may be read.
+    /// Returns ready once the socket may be read.
     fn poll_open(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.flags.load(Ordering::Acquire) == 0 {
             return Poll::Ready(Ok(()));
@@ -168,7 +168,7 @@ fn closed() -> io::Error {
     io::Error::new(io::ErrorKind::ConnectionAborted, "connection closed in favour of another one")
 }
 
-/// What a request knows of its connection.
+/// A request's view of its connection.
 #[derive(Clone)]
 pub struct PeerInfo(pub(super) Arc<Peer>);
 
@@ -187,8 +187,8 @@ impl Socket {
         Self { stream, peer, read: 0, lingering: None }
     }
 
-    /// Reads what still comes, for nobody, until the other end closes. A socket that is dropped while
-    /// something lies unread is reset, and with it goes what the other end has not read yet.
+    /// Reads and discards data that still arrives until the other end closes. If a socket is dropped with unread data,
+    /// it is reset, and the other end loses what it has not read yet.
     fn poll_linger(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let deadline = self.lingering.get_or_insert_with(|| Box::pin(sleep(LINGER)));
         if deadline.as_mut().poll(context).is_ready() || self.peer.listen(context).is_ready() {

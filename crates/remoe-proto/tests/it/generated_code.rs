@@ -1,5 +1,5 @@
-//! The committed code is what the contracts in `proto/` generate. After a change of a contract,
-//! `make generate` (this test with REMOE_UPDATE_GENERATED=1) writes it anew.
+//! The committed code is what the contracts in `proto/` generate. After a change of a contract, `make generate` (this
+//! test with REMOE_UPDATE_GENERATED=1) rewrites it.
 
 use std::{env, fs, path::Path};
 

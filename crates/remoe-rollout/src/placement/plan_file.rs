@@ -88,7 +88,7 @@ pub(super) fn read(model: &[MoeLayer], json: &str) -> Result<Placement, Placemen
     Ok(Placement::of(sets.into_values().flatten().collect(), groups))
 }
 
-/// Whether layers are named by their position among the model's MoE layers.
+/// Reports if layers are named by their position among the model's MoE layers.
 fn by_position(model: &[MoeLayer], plan: &PlanFile) -> Result<bool, PlacementError> {
     let listed = plan.layers.len();
     let by_id = plan.layers.iter().filter(|entry| entry.layer.is_some()).count();
@@ -172,7 +172,7 @@ fn group(
 
 const EMPTY_FUNCTION: &str = "is 0, expected the memory of a function in bytes";
 
-/// What an entry of `layers` makes remote beside the groups; none where groups host all of it.
+/// Returns the experts that an entry of `layers` makes remote beside the groups; `None` if groups host all of them.
 fn remote_set(
     field: &str,
     moe: MoeLayer,

@@ -15,7 +15,7 @@ use scenes::{InForce, Is, SCENES, Scene, decided, place};
 /// When the scenes are, and everything in them has been for long.
 const NOW: Time = Time::from_secs(1000);
 
-/// What is to run: a function for each replica, by name.
+/// Returns the desired state: a function for each replica, by name.
 fn desired(scene: &Scene) -> Desired {
     let mut desired = wanted(scene.groups.iter().sum());
     let places = scene.groups.iter().enumerate();

@@ -201,7 +201,8 @@ fn starts_that_are_limited_follow_that_order_one_when_the_one_before_is_there() 
     assert_eq!(step(&desired, &instances, &mut memory, now), ["give up group-1-0", "start group-1-1"]);
 }
 
-/// Whoever waits is served by those that start with the main function; experts of the others it loads itself until they are there.
+/// Requests that wait are served by the functions that start with the main function; it loads the experts of the others
+/// itself until they are there.
 #[test]
 fn a_wake_with_limited_starts_serves_with_the_first_ones() {
     let limited = Desired { starts_at_once: Some(2), ..skewed() };

@@ -12,7 +12,7 @@ use remoe_rollout::{FunctionId, Phase};
 use scene::{ended, instance, listening, wanted};
 use std::time::Duration;
 
-/// What the world does to a function between two steps.
+/// Event that befalls a function between two steps.
 #[derive(Debug, Clone, Copy)]
 enum Fate {
     Progress,

@@ -234,7 +234,7 @@ fn no_function_survives_the_death_of_its_launcher() {
     }
 }
 
-/// Whether the process runs; one that has ended and was not waited for does not.
+/// Reports if the process runs; a process that has ended and was not waited for does not.
 fn is_alive(pid: Pid) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
     let ended = stat.is_ok_and(|stat| stat.contains(") Z ") || stat.contains(") X "));

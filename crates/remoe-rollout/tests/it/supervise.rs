@@ -154,8 +154,8 @@ async fn a_killed_main_function_comes_back() {
     supervisor.shutdown(Duration::ZERO).await;
 }
 
-/// Woken at any time, also while the old functions have not ended, everything runs anew; what was never
-/// stopped goes on.
+/// Woken at any time, also while the old functions have not ended, every function starts again; a function that was
+/// never stopped goes on.
 #[tokio::test]
 async fn what_sleeps_ends_and_comes_back_when_it_is_woken() {
     let folder = tempfile::tempdir().unwrap();
@@ -249,8 +249,8 @@ async fn a_main_function_that_started_before_the_placement_serves_under_it() {
     supervisor.shutdown(Duration::ZERO).await;
 }
 
-/// A placement that somebody else puts in force is noticed, said, and replaced by the deployment's own,
-/// also where a main function that is started later is far behind the numbers that were used.
+/// A placement that another process puts in force is noticed, reported, and replaced by the deployment's own, also if a
+/// main function that is started later is far behind the numbers that were used.
 #[tokio::test]
 async fn a_placement_of_somebody_else_does_not_last() {
     let folder = tempfile::tempdir().unwrap();

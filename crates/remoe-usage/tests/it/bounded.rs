@@ -12,7 +12,7 @@ const LAYERS: usize = 2;
 const EXPERTS: usize = 4;
 const VOCABULARY: u64 = 1000;
 const LIMIT: u64 = 64 << 10;
-/// What the memory of the process may grow by, once what is remembered has come to its limit: allocators keep some.
+/// Allowed growth of the process's memory once the training history is at its limit: allocators keep some.
 const SLACK: u64 = 16 << 20;
 
 fn foresight(folder: &Path) -> Foresight {

@@ -1,4 +1,4 @@
-//! What one gateway has learned the others learn from its file, once, whatever else lies there.
+//! Gateways learn from each other's files: each request once, whatever else lies there.
 
 use crate::model;
 
@@ -88,7 +88,7 @@ fn what_one_gateway_learns_another_one_knows() {
     assert_eq!(look(&mut other, &mut exchange, &files), 0, "nothing is learned twice");
     serve(&mut one, 3);
     assert_eq!(look(&mut other, &mut exchange, &files), 3, "what came since is");
-    // Whoever begins anew, and whoever comes when the other has ended.
+    // A gateway that starts again, and one that starts after the other has ended.
     drop((one, other));
     let mut other = gateway(&folders[1], LIMIT);
     assert_eq!(other.remembered().0, 0, "each stores what it has served itself");
@@ -99,7 +99,7 @@ fn what_one_gateway_learns_another_one_knows() {
     let copy = Store::file_in(&root.path().join("2"));
     std::fs::copy(&files[0], &copy).unwrap();
     assert_eq!(look(&mut other, &mut exchange, &[files[0].clone(), copy]), 0);
-    // A tenant that is not to be remembered is not, whoever tells of it.
+    // A tenant that is not to be remembered is not, whichever gateway served it.
     come(&mut other, 1, Keeps::Counts);
     assert_eq!(other.remembered().0, 0);
     let mut anew = other.exchange().unwrap();
@@ -125,8 +125,8 @@ fn a_file_that_is_written_anew_is_read_on_without_learning_twice() {
         learned += look(&mut other, &mut exchange, &files);
     }
     assert!(std::fs::metadata(&files[0]).unwrap().len() <= 4096, "it has room for some sixty");
-    // What was redundant when the file was written anew was not there to be read any more; what the other one has forgotten
-    // since it does not learn again.
+    // Redundant requests were removed when the file was rewritten, and cannot be read any more. The other gateway does
+    // not learn again what it has forgotten since.
     assert!((150..=300).contains(&learned), "{learned}");
     assert!(other.remembered().0 < 60);
 }
@@ -153,7 +153,7 @@ fn what_is_taken_at_a_time_is_bounded_and_the_rest_comes_later() {
     assert_eq!(looks.iter().sum::<usize>(), 2500);
     assert!(looks.iter().all(|taken| *taken <= 1024 + 64) && looks[3] == 0, "{looks:?}");
     assert!(pieces.iter().all(|piece| *piece <= 64), "{pieces:?}");
-    // Whoever does not want more gets no more.
+    // A reader that does not want more gets no more.
     let (mut told, mut again) = (0, other.exchange().unwrap());
     again.look(&files, |_| {
         told += 1;

@@ -68,7 +68,7 @@ fn serve(foresight: &mut Foresight, tenant: &str, topic: u32, true_topic: u32, n
     foresight.left(u64::from(number));
 }
 
-/// What a waiting request of `tenant` about `topic` is expected to use.
+/// Predicts the usage of a waiting request of `tenant` about `topic`.
 fn expected(foresight: &mut Foresight, tenant: &str, topic: u32) -> Option<Shares> {
     come(foresight, u64::MAX, tenant, &prompt(topic, 77));
     let mix = foresight.mix().unwrap();
@@ -189,7 +189,7 @@ fn of_a_prompt_whose_beginning_was_kept_the_rest_is_learned_from() {
     assert_eq!(foresight.remembered().0, 40);
 }
 
-/// Of a prompt that is longer than what predictions look at, what was computed may lie beyond that.
+/// If a prompt is longer than what predictions look at, the computed part may lie beyond that.
 #[test]
 fn of_a_long_prompt_only_what_is_known_of_the_rest_is_learned_from() {
     let mut foresight = foresight(None);
@@ -210,7 +210,7 @@ fn of_a_long_prompt_only_what_is_known_of_the_rest_is_learned_from() {
     assert!(work(&expected(&mut foresight, "a", 1).unwrap(), [2, 3]) > 0.7);
 }
 
-/// What docs/cost.md says of the largest models: neither layers nor experts are series.
+/// As docs/cost.md says of the largest models: neither layers nor experts are series.
 #[test]
 fn series_do_not_grow_with_the_model() {
     let header = RecordHeader { layers: (3..61).collect(), experts: 256, ..header() };
@@ -255,14 +255,14 @@ fn series_do_not_grow_with_the_model() {
     }
 }
 
-/// What a main function that lies tells: so many positions in both phases, all of them by experts 0 and 1.
+/// Forged report of a main function: so many positions in both phases, all of them by experts 0 and 1.
 fn forged(positions: u32) -> String {
     let weights = [1.0, 1.0, 0.0, 0.0].repeat(LAYERS);
     let shares = Shares::from_weights(EXPERTS, weights).unwrap().to_text(1000).unwrap();
     format!("3.{positions}.{shares}.{positions}.{shares}")
 }
 
-/// What is said of a request of `tenant` whose client does not say how long the answer may be.
+/// Predicts a request of `tenant` whose client does not limit the answer.
 fn said(foresight: &mut Foresight, tenant: &str) -> Mix {
     let body = serde_json::json!({"prompt": prompt(1, 77)}).to_string();
     let tenant = Tenant::named(tenant);
@@ -359,7 +359,7 @@ fn nothing_single_is_remembered_of_a_tenant_that_says_so() {
     let told = [Stored { number: 7, tenant: Tenant::named("a"), experience }];
     assert_eq!(foresight.share(&told), 0);
 
-    // One that leaves itself out is nowhere: nobody is expected to use anything.
+    // A tenant that leaves itself out is not predicted at all.
     come_and_keep(&mut foresight, 600, "c", Keeps::Nothing, &prompt(1, 5));
     assert_eq!(foresight.mix().unwrap(), None);
     let (counted, compared) = (foresight.observed().clone(), foresight.quality().compared);
@@ -368,7 +368,7 @@ fn nothing_single_is_remembered_of_a_tenant_that_says_so() {
     assert_eq!((foresight.remembered().0, stored()), (0, empty), "and its past goes");
     assert_eq!((foresight.observed(), foresight.quality().compared), (&counted, compared));
 
-    // Whoever changes its mind is remembered from then on, after a restart as before.
+    // A tenant that changes its mind is remembered from then on, after a restart as before.
     serve(&mut foresight, "a", 1, 1, 700);
     assert_eq!(foresight.remembered().0, 1);
     drop(foresight);

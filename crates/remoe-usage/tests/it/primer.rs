@@ -1,4 +1,4 @@
-//! What a main function tells of a model is enough to predict its requests.
+//! A main function's summary of a model is enough to predict its requests.
 
 use remoe_model::Checkpoint;
 use remoe_predictor::record::{ActivationRecord, RecordHeader};
@@ -148,7 +148,7 @@ fn gateway_with_a_whole_embedding_predicts_as_the_whole_one_does() {
     }
 }
 
-/// What is expected of a question, after an answer to one like it.
+/// Predicts the usage of a question, after an answer to a similar one.
 fn expected(mut foresight: Foresight, header: &RecordHeader) -> Vec<f32> {
     let mut activations = Activations::new(header.layers.len(), header.experts as usize);
     let used: Vec<(u32, f32)> = (0..header.top_k).map(|expert| (expert, 1.0)).collect();

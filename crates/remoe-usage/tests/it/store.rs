@@ -113,7 +113,7 @@ fn whoever_is_killed_while_the_file_is_written_anew_loses_nothing() {
         std::fs::write(&next, &whole[..cut]).unwrap();
         let (mut store, read) = open(folder.path(), limit).unwrap();
         assert_same(&read, 0..last);
-        // And when it is written anew by whoever comes after.
+        // And when it is rewritten by a later writer.
         store.append(&stored(next_one), || HashSet::from([last - 2, last - 1])).unwrap();
         drop(store);
         let (_, read) = open(folder.path(), limit).unwrap();

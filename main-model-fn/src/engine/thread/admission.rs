@@ -52,9 +52,9 @@ impl Engine {
         }
     }
 
-    /// Starts waiting requests while batch and cache have room and experts are placed: interactive ones before others, of
-    /// each class those that were preempted first, then in the order of arrival. Where one does not fit, others pass it
-    /// for a while; batch requests that run give way to interactive ones.
+    /// Starts waiting requests while batch and cache have room and experts are placed: interactive ones before
+    /// others, of each class those that were preempted first, then in the order of arrival. Where one does not fit,
+    /// others pass it for a while; batch requests that run give way to interactive ones.
     pub(super) fn admit(&mut self) {
         // What comes before the first placement waits for it; HTTP takes nothing until then.
         if self.experts.placement().generation == 0 {

@@ -59,8 +59,8 @@ impl Engine {
         self.paused.push_front(preempted);
     }
 
-    /// One forward for all sequences that decode, and a step for every request that took part. False where none does. Never
-    /// a part of another function's code: its instructions are counted by its name.
+    /// One forward for all sequences that decode, and a step for every request that took part. False where none does.
+    /// Never a part of another function's code: its instructions are counted by its name.
     #[inline(never)]
     pub(super) fn iterate(&mut self) -> bool {
         let rows = self.make_room();
@@ -93,8 +93,8 @@ impl Engine {
         true
     }
 
-    /// Accounts for the time since `started`, in which the requests with `shares` took part; it is theirs if the forward, or
-    /// the part of one, `succeeded`.
+    /// Accounts for the time since `started`, in which the requests with `shares` took part; it is theirs if the
+    /// forward, or the part of one, `succeeded`.
     pub(super) fn account(&mut self, shares: &[Share], started: Instant, succeeded: bool) {
         self.metrics.iteration_seconds.observe(started.elapsed().as_secs_f64());
         let passed = self.attribution.passed(Instant::now());
@@ -111,7 +111,7 @@ impl Engine {
         self.metrics.rows.inc_by(shares.iter().map(|share| share.rows as u64).sum());
     }
 
-    /// What is recorded of a forward for the requests with `rows`.
+    /// Returns the level of records of a forward for the requests with `rows`; `None` if nothing is recorded.
     pub(super) fn traced(&self, rows: &[Vec<usize>]) -> Option<InspectLevel> {
         let these = || self.running.iter().zip(rows).filter(|(_, rows)| rows.iter().any(|rows| *rows > 0));
         let inspect = these().filter_map(|(running, _)| running.request().inspect).max();
@@ -161,7 +161,7 @@ impl Engine {
             let all = pairs.of(link, all.clone());
             for (running, share) in self.running.iter_mut().zip(shares) {
                 let own = pairs.of(link, share.range());
-                // Where nothing was answered nobody knows whose the messages were: of all that took part.
+                // If nothing was answered, the owners of the messages are unknown: all requests that took part.
                 let took_part = own > 0 || (all == 0 && share.rows > 0);
                 if let Some(spans) = running.spans.as_mut().filter(|_| took_part) {
                     spans.asked(links[link].address(), calls, own, all);
@@ -170,7 +170,8 @@ impl Engine {
         }
     }
 
-    /// Takes on the requests with `shares` of a forward, whose rows' experts were computed as `tally` says and took `time`.
+    /// Takes on the requests with `shares` of a forward, whose rows' experts were computed as `tally` says and took
+    /// `time`.
     pub(super) fn advance(
         &mut self,
         output: Output,

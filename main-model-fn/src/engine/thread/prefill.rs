@@ -170,8 +170,8 @@ impl Engine {
         self.start_pass(chosen)
     }
 
-    /// Rows of the request at `index` in a prefill of at most `most`, after what others have computed of it meanwhile; none
-    /// where only one is left, which decodes.
+    /// Rows of the request at `index` in a prefill of at most `most`, after what others have computed of it
+    /// meanwhile; none where only one is left, which decodes.
     fn looked_up(&mut self, index: usize, most: usize) -> Option<Vec<usize>> {
         let running = &mut self.running[index];
         let found = running.look_up(&mut self.pages);
@@ -198,8 +198,8 @@ impl Engine {
         others.into_iter().map(|(_, index)| index).collect()
     }
 
-    /// Pauses a request so that `request` gets its pages: a batch request for an interactive one, else one of the same class
-    /// that came later.
+    /// Pauses a request so that `request` gets its pages: a batch request for an interactive one, else one of the
+    /// same class that came later.
     fn preempt_for(&mut self, request: u64) -> bool {
         let Some(index) = self.running.iter().position(|running| running.id == request) else { return false };
         let interactive = !self.running[index].is_batch();

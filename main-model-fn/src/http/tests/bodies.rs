@@ -175,8 +175,8 @@ async fn errors_quote_no_more_than_one_can_read() {
     }
 }
 
-/// Tokens are bytes, of which the context holds 100; what is no text in small letters takes until
-/// somebody opens the gate.
+/// Tokens are bytes, of which the context holds 100; text other than small letters takes until the test opens the
+/// gate.
 struct Slow {
     gate: std::sync::Mutex<std::sync::mpsc::Receiver<()>>,
     bound: Option<usize>,
@@ -226,7 +226,7 @@ async fn large_bodies_keep_small_ones_waiting_no_longer_than_themselves() {
 
 #[tokio::test]
 async fn what_cannot_fit_is_refused_before_it_is_tokenized() {
-    // Nobody opens the gate: reading an X would not end.
+    // The gate stays shut: reading an X would not end.
     let (front, _shut) = slow(Some(4));
     let long = "X".repeat(401);
     let message = json!([{"role": "user", "content": long}]);

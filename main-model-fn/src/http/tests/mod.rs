@@ -268,7 +268,7 @@ impl Front {
         self.answered("/v1/chat/completions", body, |_| say(0, "ok", FinishReason::Stop)).await
     }
 
-    /// What the engine was asked comes with the reply. The engine adds figures after `script`.
+    /// Returns the reply, and the requests that the engine was asked. The engine adds figures after `script`.
     async fn answered(
         &self,
         path: &str,
@@ -290,7 +290,7 @@ impl Front {
     }
 }
 
-/// What came back.
+/// Reply of the front.
 #[derive(Debug)]
 pub(super) struct Reply {
     pub(super) status: StatusCode,

@@ -1,4 +1,4 @@
-//! What answers must match: read, compiled beside everything else, and given to the engine.
+//! Forms that answers must match: read, compiled beside everything else, and given to the engine.
 
 use super::{Altered, BOS, Bytes, Front, TextFrontend, chat_with, figures, say, with};
 use crate::engine::RequestLimits;
@@ -112,7 +112,7 @@ async fn a_schema_cannot_become_large_in_memory() {
     assert!(error["message"].as_str().unwrap().contains("values"), "{error}");
 }
 
-/// Tokens of bytes that nobody is told before `open` is true.
+/// Tokens of bytes that are withheld before `open` is true.
 struct Held {
     open: Mutex<bool>,
     opened: Condvar,

@@ -138,8 +138,8 @@ async fn a_stream_has_openais_deltas() {
     assert_eq!(deltas.last().unwrap(), &&json!({}));
 }
 
-/// Whether markers are special tokens or texts like any other: strict functions are called rightly, and without
-/// parallel calls there is at most one.
+/// Strict functions are called rightly, and without parallel calls there is at most one, be markers special tokens or
+/// texts like any other.
 #[tokio::test]
 async fn calls_beside_text_are_bound_where_somebody_asks_for_it() {
     for family in &FAMILIES {

@@ -43,9 +43,9 @@ impl AnswerForm {
         calls.iter().copied().chain(thoughts.into_iter().flatten())
     }
 
-    /// Structure that an answer must match, behind its thoughts: calls where they are required; where the model decides, `answer`
-    /// or calls, right ones of functions that are strict, and one where they may not be parallel. `whitespace` is that of
-    /// arguments. `special` gives the id of a text that is a special token.
+    /// Structure that an answer must match, behind its thoughts: calls where they are required; where the model
+    /// decides, `answer` or calls, right ones of functions that are strict, and one where they may not be parallel.
+    /// `whitespace` is that of arguments. `special` gives the id of a text that is a special token.
     ///
     /// # Errors
     /// A function's parameters that are not supported, or an `answer` beside which there can be no calls, by name.

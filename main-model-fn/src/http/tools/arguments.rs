@@ -92,7 +92,7 @@ impl Head {
     }
 }
 
-/// What follows `expected`, before which white space may stand.
+/// Returns the text behind `expected`, before which white space may stand.
 fn literal<'a>(text: &'a str, expected: &str) -> Result<&'a str, Head> {
     let text = text.trim_start();
     match text.strip_prefix(expected) {

@@ -1,4 +1,4 @@
-//! What a chat says about tools.
+//! Fields of a chat that are about tools.
 
 use crate::http::fields::{Few, Json, Object};
 use crate::http::request_body::RequestBody;
@@ -70,18 +70,18 @@ impl<'de> Deserialize<'de> for ToolChoice {
 #[derive(Debug, Clone, PartialEq)]
 pub(in crate::http) struct Function {
     pub(super) name: String,
-    /// What its arguments are; any object where nothing is said.
+    /// Schema of its arguments; any object if absent.
     pub(super) parameters: Option<Value>,
-    /// Its arguments must be right whenever it is called.
+    /// Set if its arguments must be right whenever it is called.
     pub(super) strict: bool,
-    /// Its index in the request.
+    /// Index in the request.
     pub(super) place: usize,
 }
 
-/// Who decides about calls.
+/// Decision about calls.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Mode {
-    /// The model.
+    /// Left to the model.
     #[default]
     Auto,
     /// There is at least one.
@@ -93,7 +93,7 @@ pub(super) enum Mode {
 pub(in crate::http) struct Asked {
     /// As the request has them, for the template.
     pub(in crate::http) tools: Vec<Value>,
-    /// Those that may be called.
+    /// Functions that may be called.
     pub(super) functions: Vec<Function>,
     pub(super) mode: Mode,
     /// An answer may have several calls.
@@ -101,7 +101,7 @@ pub(in crate::http) struct Asked {
 }
 
 impl Asked {
-    /// What `body` asks for; nothing where no tool may be called.
+    /// Takes the tools that `body` asks for; `None` if no tool may be called.
     ///
     /// # Errors
     /// The first thing that is wrong or not supported, by name.
@@ -109,7 +109,7 @@ impl Asked {
         Self::of(body.tools.take(), body.tool_choice.take(), body.parallel_tool_calls)
     }
 
-    /// What `tools`, `tool_choice` and `parallel_tool_calls` ask for together.
+    /// Combines `tools`, `tool_choice` and `parallel_tool_calls`.
     ///
     /// # Errors
     /// As [`take`](Self::take).
@@ -165,7 +165,7 @@ impl Asked {
         Ok(Some(Self { tools, functions, mode, parallel }))
     }
 
-    /// Whether no function may be called.
+    /// Reports if no function may be called.
     pub(super) fn is_empty(&self) -> bool {
         self.functions.is_empty()
     }
@@ -175,7 +175,7 @@ impl Asked {
         self.functions.iter().find(|function| function.name == name)?.parameters.as_ref()
     }
 
-    /// Whether a function of this name may be called.
+    /// Reports if a function of this name may be called.
     pub(super) fn has(&self, name: &str) -> bool {
         self.functions.iter().any(|function| function.name == name)
     }

@@ -23,7 +23,7 @@ fn reader(format: &'static Format) -> Reader {
     Reader::new(format, asked(Mode::Auto), None)
 }
 
-/// What an answer says: content, reasoning, and the names and arguments of its calls.
+/// Parts of an answer: content, reasoning, and the names and arguments of its calls.
 #[derive(Debug, Default, PartialEq)]
 struct Heard {
     content: String,
@@ -45,7 +45,7 @@ impl Heard {
     }
 }
 
-/// What `reader` hears in `pieces`, after which the answer ends, or is cut off.
+/// Returns what `reader` hears in `pieces`, after which the answer ends, or is cut off.
 fn hear(mut reader: Reader, pieces: &[&str], is_cut: bool) -> Heard {
     let mut heard = Heard::default();
     for piece in pieces {

@@ -16,7 +16,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use tokio::time::sleep;
 
-/// Of the operator of these tests: main functions answer without certificates.
+/// Further arguments of the operator of these tests: main functions answer without certificates.
 const FURTHER: [&str; 2] = ["--signer", "none"];
 /// Looks without a write after which nothing more is coming: longer than the operator waits with what it tries again.
 const QUIET: u32 = 10;
@@ -80,7 +80,7 @@ impl Nodes {
     }
 }
 
-/// Whether the operator says of the present spec that all of it runs.
+/// Reports if the operator states that all of the present spec runs.
 async fn is_settled(server: &Server) -> bool {
     let owner = server.api::<MoEDeployment>().get("demo").await.unwrap();
     let generation = owner.metadata.generation;
@@ -110,7 +110,7 @@ async fn settled(server: &Server, nodes: &Nodes, operator: &Operator, proxy: &Pr
     .await;
 }
 
-/// What happens to a deployment, one after the other; it is made first.
+/// Changes of a deployment, one after the other; the first one is its creation.
 fn life() -> [Option<Value>; 3] {
     let other_plan = json!({"slo": {"ttft": "9s", "tpot": "140ms"}, "remoteExperts": {"maxReplicas": 2}});
     [None, Some(json!({"scaling": {"min": 3}})), Some(other_plan)]

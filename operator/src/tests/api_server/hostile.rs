@@ -1,5 +1,5 @@
-//! What a tenant writes that means harm, through a real API server: nothing of it makes the operator panic, and meanwhile
-//! somebody else's deployment is reconciled as always. What becomes of it is proved in memory (`tenants.rs`).
+//! Malicious writes of a tenant, through a real API server: none of them makes the operator panic, and meanwhile the
+//! deployment of another tenant is reconciled as always. Their effects are tested in memory (`tenants.rs`).
 
 use crate::names::DEPLOYMENT;
 use crate::testing::spoiled::Dice;
@@ -56,7 +56,7 @@ where
     Some(api.create(&PostParams::default(), &spoiled).await.is_ok())
 }
 
-/// What nodes say of a pod: anything.
+/// Makes nodes report anything as the status of a pod.
 async fn spoil_status(server: &Server, dice: &mut Dice<'_>) -> Option<bool> {
     let api = server.api::<Pod>();
     let list = api.list(&ListParams::default().labels("remoe.dev/deployment=demo")).await.unwrap().items;

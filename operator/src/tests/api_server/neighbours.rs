@@ -21,7 +21,7 @@ const SILENT: usize = 8;
 const SLOW: usize = 8;
 /// Main functions that accept and never answer; all of them, the healed deployment's too.
 const ADDRESS: &str = "127.79.0.1";
-/// What healing may take. Each silent main function alone would be waited for as long.
+/// Time limit of healing. Each silent main function alone would be waited for as long.
 const HEALED: Duration = Duration::from_secs(2);
 
 #[test]

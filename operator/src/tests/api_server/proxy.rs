@@ -26,7 +26,7 @@ const WATCH: Duration = Duration::from_millis(700);
 /// Every so-manieth request meets a fault then.
 const EVERY: u64 = 5;
 
-/// What may be asked for, as roles say it.
+/// Permission that a request needs, as roles name it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Asked {
     pub group: String,
@@ -35,10 +35,10 @@ pub struct Asked {
     pub verb: String,
 }
 
-/// What goes wrong.
+/// Fault of the API server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fault {
-    /// 409: somebody wrote meanwhile, or the name is taken.
+    /// 409: another writer was first, or the name is taken.
     Conflict,
     /// 429 with Retry-After.
     TooMany,
@@ -160,7 +160,7 @@ impl Proxy {
         self.between.day.lock().unwrap().met.clone()
     }
 
-    /// What was asked for.
+    /// Returns the permissions that were asked for.
     pub fn asked(&self) -> BTreeSet<Asked> {
         self.between.asked.lock().unwrap().clone()
     }
@@ -215,7 +215,7 @@ async fn pass(State(between): State<Arc<Between>>, request: Request) -> Response
     Response::from_parts(parts, Body::from(list))
 }
 
-/// What a request asks for; none where it is about no object.
+/// Returns the permission that a request needs; absent if it is about no object.
 fn asked(method: &Method, path: &str, query: &str) -> Option<Asked> {
     let mut parts = path.trim_matches('/').split('/');
     let group = match parts.next()? {

@@ -61,7 +61,7 @@ impl Budget {
         Self::of(Semaphore::MAX_PERMITS / 2)
     }
 
-    /// Whether the next write is held back.
+    /// Reports if the next write is held back.
     pub fn is_spent(&self) -> bool {
         self.left.available_permits() == 0
     }
@@ -142,7 +142,7 @@ impl Operator {
         Self::start_with(server, budget, &[]).await
     }
 
-    /// The same with further arguments.
+    /// As [`Self::start`], with further arguments.
     pub async fn start_with(server: &Server, budget: Budget, further: &[&str]) -> Self {
         Self::start_by(server, config().await, budget, further).await
     }
@@ -164,7 +164,7 @@ impl Operator {
         Self { task, budget, metrics }
     }
 
-    /// What it counts, as it says it.
+    /// Returns the operator's metrics as it serves them.
     pub async fn counts(&self) -> String {
         let mut stream = TcpStream::connect(self.metrics).await.unwrap();
         stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").await.unwrap();
@@ -210,7 +210,7 @@ pub async fn deploy(server: &Server) -> MoEDeployment {
     deploy_as(server, "demo").await
 }
 
-/// The same by another name.
+/// As [`deploy`], by another name.
 pub async fn deploy_as(server: &Server, name: &str) -> MoEDeployment {
     deploy_model(server, name, &facts()).await
 }
@@ -231,7 +231,7 @@ pub async fn run_pods(server: &Server) {
     run_pods_at(server, |index| format!("127.0.0.{}", index + 1)).await;
 }
 
-/// The same, at addresses of the test's choice by the number of the pod.
+/// As [`run_pods`], at addresses of the test's choice by the number of the pod.
 pub async fn run_pods_at(server: &Server, address: impl Fn(usize) -> String) {
     let pods = server.api::<Pod>();
     let list = pods.list(&ListParams::default()).await.unwrap();
@@ -351,7 +351,7 @@ where
     stay.map(value).collect()
 }
 
-/// Whether main functions would be told: everything else is done by then.
+/// Reports if main functions would be told: everything else is done by then.
 pub async fn is_routed(server: &Server) -> bool {
     let record = server.api::<MoERecord>().get_opt("demo-routing").await.unwrap();
     record.is_some_and(|record| !record.spec.generations.is_empty())

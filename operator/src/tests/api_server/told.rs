@@ -1,4 +1,4 @@
-//! What main functions are told of a plan of groups, by an operator that works on a real API server.
+//! Generations of a plan of groups, as main functions are told them by an operator that works on a real API server.
 
 use crate::facts::subject;
 use crate::manifests::plan_object;

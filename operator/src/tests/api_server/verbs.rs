@@ -24,7 +24,7 @@ use std::mem::{Discriminant, discriminant};
 use std::path::Path;
 use tokio::time::sleep;
 
-/// What is granted and cannot be seen to be asked for, and why.
+/// Permissions that are granted and that no test can see in use, with the reason.
 const UNSEEN: [(&str, &str, &str, &str); 1] = [(
     "remoe.dev",
     "moedeployments/finalizers",
@@ -32,7 +32,7 @@ const UNSEEN: [(&str, &str, &str, &str); 1] = [(
     "admission asks for it where OwnerReferencesPermissionEnforcement is on, and this API server has it off",
 )];
 
-/// What the chart grants the operator with all that it can be told to do, but for cert-manager's objects.
+/// Returns the permissions that the chart grants the operator with all settings, except for cert-manager's objects.
 fn granted() -> BTreeSet<Asked> {
     let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts/remoe/templates");
     let mut granted = BTreeSet::new();
@@ -74,7 +74,7 @@ fn without_actions(template: &str) -> String {
     text + rest
 }
 
-/// Who may write ConfigMaps everywhere may write what the cluster itself is told by them.
+/// A role that may write ConfigMaps everywhere may write the cluster's own settings.
 #[test]
 fn the_role_writes_no_config_map() {
     let of_maps = granted().into_iter().filter(|asked| asked.resource == "configmaps");
@@ -82,7 +82,8 @@ fn the_role_writes_no_config_map() {
     assert!(granted().iter().all(|asked| !asked.verb.contains('*') && !asked.resource.contains('*')));
 }
 
-/// What a write takes, as it is applied: what is kept may have to be made, looked for by name, or replaced as a whole.
+/// Returns the permissions that a write takes, as it is applied: a kept object may have to be made, looked for by name,
+/// or replaced as a whole.
 fn takes(write: &Write) -> BTreeSet<Asked> {
     const KEPT: &[&str] = &["get", "create", "patch", "update"];
     let (group, resource, verbs) = match write {
@@ -112,7 +113,7 @@ fn asked(group: &str, resource: &str, verbs: &[&str]) -> impl Iterator<Item = As
     })
 }
 
-/// What is asked for beside the writes of a look.
+/// Permissions that the operator needs beside the writes of a reconcile.
 const BESIDE: [(&str, &str, &[&str]); 15] = [
     // To be told when to look, and what there is.
     ("remoe.dev", "moedeployments", &["list", "watch"]),
@@ -157,7 +158,7 @@ fn every_verb_of_the_role_is_used_and_none_is_missing() {
     let (mut all, mut kinds) = (BTreeSet::new(), HashSet::new());
     let mut world = World::with_gateways(json!({"scaling": {"min": 2}}), &["g1"]);
     settle(&mut world, &mut all, &mut kinds);
-    // Somebody takes a label, measures the same, leaves, and keeps many plans.
+    // Another writer removes a label, another deployment measures the same, a gateway leaves, and many plans are kept.
     world.there.pods[0].metadata.labels.as_mut().unwrap().remove("app.kubernetes.io/part-of");
     for record in world.there.details.profiles.values_mut().flatten() {
         record.owner_references_mut().iter_mut().for_each(|owner| owner.uid = "another".to_owned());
@@ -184,8 +185,8 @@ fn every_verb_of_the_role_is_used_and_none_is_missing() {
     assert!(superfluous.is_empty(), "nothing that the operator does takes {superfluous:?}");
 }
 
-/// Takes the label away by which the operator finds the last object of this kind, and adds an owner that is none. Of records that is
-/// the routing: facts without their label are found out anew, by a pod that no node runs here.
+/// Removes the label by which the operator finds the last object of this kind, and adds an owner that is none. Of
+/// records that is the routing: facts without their label are found out again, by a pod that no node runs here.
 async fn meddle<K>(server: &Server)
 where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + Debug,
@@ -270,7 +271,7 @@ async fn everything(server: &Server) {
         another.spec.inputs = number.to_string();
         plans.create(&PostParams::default(), &another).await.unwrap();
     }
-    // A gateway that is gone, another name in HTTP, fewer main functions, and figures of somebody's own.
+    // A gateway that is gone, another name in HTTP, fewer main functions, and figures that a user supplies.
     let demands = server.api::<MoEDemand>();
     let gone = json!({"status": {"gateways": [{"uid": "gone", "pod": "gone", "waiting": 0, "inFlight": 0,
         "acknowledged": 0, "lastActive": "2026-01-01T00:00:00.000000Z", "sequence": 1}]}});

@@ -106,7 +106,7 @@ pub(crate) fn decoded(count: usize, seed: u64) -> Vec<ActivationRecord> {
     records
 }
 
-/// What the decode steps of [`decoded`] count where its prefill counts `prefill`.
+/// Returns the counts of the decode steps of [`decoded`] where its prefill counts `prefill`.
 pub(crate) fn decode_of(prefill: &[u32]) -> Vec<u32> {
     let place = |index: usize| index - index % EXPERTS + (index + EXPERTS - 3) % EXPERTS;
     (0..prefill.len()).map(|index| prefill[place(index)]).collect()

@@ -1,6 +1,6 @@
-//! Tries every call of a main function's control port and of a remote function's port, and the main function's HTTP port, and
-//! prints what each was answered: `stranger CONTROL EXPERTS HTTP MAIN [FOLDER]`. MAIN is who the main function has to be; FOLDER has
-//! a certificate to show, without one there is no TLS.
+//! Tries every call of a main function's control port and of a remote function's port, and the main function's HTTP
+//! port, and prints what each was answered: `stranger CONTROL EXPERTS HTTP MAIN [FOLDER]`. MAIN is the identity that
+//! the main function has to have; FOLDER has a certificate to show, without one there is no TLS.
 #![allow(clippy::expect_used, clippy::panic)]
 
 use remoe_proto::identity::{Counterpart, Identity, Keyring, Trust};

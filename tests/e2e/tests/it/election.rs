@@ -121,7 +121,7 @@ async fn a_leader_that_stood_still_writes_nothing_more() {
     .await;
 }
 
-/// Of the chart's two operators one works; when its pod is gone, the other goes on.
+/// One of the chart's two operators works; when its pod is gone, the other one goes on.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_operators_of_the_chart_share_one_lease() {
     Scene::run("two_operators_of_the_chart_share_one_lease", async |scene| {

@@ -56,7 +56,7 @@ async fn mains(scene: &Scene) -> BTreeSet<String> {
     pods.iter().map(|pod| pod.uid().unwrap()).collect()
 }
 
-/// What the plan that runs was made for.
+/// Returns the prediction for which the running plan was made.
 async fn expected(scene: &Scene, demo: &Deployment) -> Option<Value> {
     let running = demo.status().await["plan"].as_str()?.to_owned();
     let plan = scene.kubectl(&["get", "moeplan", &format!("demo-{running}"), "-o", "json"]).await;
@@ -115,7 +115,8 @@ async fn a_plan_follows_the_topic_and_those_who_wake_it() {
             release::operator_metrics(cluster).await.value("remoe_operator_replans_total{cause=\"drift\"}");
         assert!(replans >= 1, "{replans}");
 
-        // Who wakes it is planned for, if that is another plan; in any case the operator is told whom it is for.
+        // A plan is made for the request that wakes it, if that is another plan; in any case the operator is told of
+        // that request's usage.
         gateways::asleep(scene, &demo).await;
         let waking = tokio::spawn({
             let name = name.clone();

@@ -1,5 +1,5 @@
-//! Who is who on a cluster: pods that have no right to are not answered, wherever they run and whatever
-//! labels they have; certificates come, go with their deployment, and are missed where they may not be made.
+//! Identities on a cluster: pods without a right to an answer get none, wherever they run and whatever labels they
+//! have. Certificates come, go with their deployment, and a condition names them where they may not be made.
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Secret};
 use kube::ResourceExt;
@@ -52,7 +52,7 @@ async fn address(scene: &Scene, part: &str) -> String {
     pod.status.unwrap().pod_ip.unwrap()
 }
 
-/// What a pod `name` is answered that tries everything at `demo`, with `labels` and what lies in `secret`.
+/// Returns the answers to a pod `name` that tries everything at `demo`, with `labels` and the contents of `secret`.
 async fn tries(
     scene: &Scene,
     name: &str,
@@ -91,7 +91,7 @@ async fn only_the_operator_gateways_and_the_pods_of_a_deployment_are_answered() 
         let other = Deployment::apply(scene, "other", &spec("Advisory")).await;
         demo.settled().await;
         other.condition("Planned", "True").await;
-        // Who has the certificate of the gateways is answered, and the gateways are that.
+        // A caller with the certificate of the gateways is answered, as gateways are.
         let endpoint = demo.doors(scene).await[0];
         assert!(!demo.endpoints(scene).await.contains(&endpoint), "main functions know gateways");
         let answer = chat(endpoint, "demo", "Read Genesis 1:1.").await;
@@ -141,14 +141,14 @@ async fn only_the_operator_gateways_and_the_pods_of_a_deployment_are_answered() 
                 assert!(answer.ends_with("PermissionDenied"), "{secret}: {answer}");
             }
         }
-        // Who is let into the namespace of a deployment with its own Secrets is its main function to others.
+        // A pod in the namespace of a deployment that mounts its Secrets is its main function to others.
         let main = tries(scene, "main", &to, &json!({}), Some("demo-main-identity")).await;
         let answered = main.iter().filter(|answer| answer.ends_with("answered"));
         assert_eq!(answered.collect::<Vec<_>>(), ["Forward: answered", "Describe: answered"]);
         let again = chat(endpoint, "demo", "Read Genesis 1:1.").await;
         assert_eq!(again["choices"], answer["choices"]);
 
-        // What somebody takes away comes again, for the next pod.
+        // A Secret that is deleted is made again, for the next pod.
         secrets.delete("demo-main-identity", &DeleteParams::default()).await.unwrap();
         demo.patch(&json!({"spec": {"replicas": 2}})).await;
         demo.settled().await;
@@ -164,7 +164,7 @@ async fn only_the_operator_gateways_and_the_pods_of_a_deployment_are_answered() 
 
 /// Clients that stream one answer after the other until they are told to end.
 struct Clients {
-    /// Those in the middle of an answer.
+    /// Clients in the middle of an answer.
     running: Arc<AtomicUsize>,
     end: watch::Sender<bool>,
     tasks: JoinSet<usize>,
@@ -223,8 +223,8 @@ async fn certificates(scene: &Scene) -> BTreeMap<String, (Vec<u8>, i32)> {
     all.iter().map(of).collect()
 }
 
-/// Certificates are made anew while a hundred clients stream. All of them get their answers to the end, nothing is started
-/// again, and connections are made with the new ones.
+/// Certificates are renewed while a hundred clients stream. All of them get their answers to the end, no container is
+/// started again, and connections are made with the new certificates.
 #[tokio::test(flavor = "multi_thread")]
 async fn certificates_change_under_a_hundred_streams() {
     Scene::run("certificates_change_under_a_hundred_streams", async |scene| {
@@ -274,7 +274,7 @@ async fn certificates_change_under_a_hundred_streams() {
         let lives = |all: &BTreeMap<String, (Vec<u8>, i32)>, uid: &String| all.get(uid).map(|(_, lives)| *lives);
         assert!(after.keys().all(|uid| lives(&now, uid) == lives(&before, uid)), "something was started again");
 
-        // One that nobody can change any more is named, and made anew once it is gone.
+        // A Secret that can no longer be changed is named, and made again once it is gone.
         let spoiled = json!({"immutable": true, "data": {"tls.crt": "eA=="}});
         secrets.patch(SECRETS[0], &PatchParams::default(), &Patch::Merge(&spoiled)).await.unwrap();
         let degraded = demo.reason("Degraded", "IdentityNotWritten").await;

@@ -9,7 +9,7 @@ use remoe_test_support::http;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 
-/// What a pod that inspects prints is what the command prints here.
+/// `remoe inspect` prints in a pod what it prints here.
 #[tokio::test(flavor = "multi_thread")]
 async fn both_images_inspect_a_model() {
     Scene::run("both_images_inspect_a_model", async |scene| {

@@ -1,5 +1,5 @@
-//! While many ask, everything that serves them is killed: in the end the ledgers have what clients were told, and what was
-//! paid is what pods lived.
+//! While many ask, everything that serves them is killed: in the end the ledgers have what clients were told, and what
+//! was paid is what pods lived.
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
@@ -58,7 +58,8 @@ impl Victim {
         }
     }
 
-    /// Kills one of them, which `gone` is told, and waits until another one, or the same anew, is there in its place.
+    /// Kills one pod or its process, calls `gone` with the pod, and waits until another pod, or the same one started
+    /// again, is there in its place.
     async fn killed(self, of: &Scene, how: How, gone: impl FnOnce(&Pod)) {
         let before = pods::selected(of, self.selector()).await;
         let one = match self {
@@ -122,7 +123,7 @@ async fn the_ledgers_are_what_clients_were_told_whoever_is_killed() {
         let more = json!({
             "scaling": {"min": 0, "idleWindow": "40s"},
             "pricing": lives::pricing(),
-            // Who is killed is replaced, and nobody else is.
+            // Replaces what is killed, and nothing else.
             "prediction": {"replan": "Never"},
         });
         let demo = demo::serving(scene, &more).await;
@@ -136,7 +137,7 @@ async fn the_ledgers_are_what_clients_were_told_whoever_is_killed() {
             let of = if matches!(victim, Victim::Operator | Victim::Gateway) { &system } else { scene };
             victim
                 .killed(of, how, |one| {
-                    // As a Service would: a gateway whose pod is gone is asked by nobody.
+                    // As a Service would: clients no longer ask a gateway whose pod is gone.
                     let is_gone = |at: &SocketAddr| victim == Victim::Gateway && *at == gateways::address(one);
                     tell.send_modify(|gateways| gateways.retain(|gateway| !is_gone(gateway)));
                 })
@@ -189,7 +190,7 @@ async fn the_ledgers_are_what_clients_were_told_whoever_is_killed() {
         demo.delete().await;
         demo.gone(scene).await;
         alone.install(cluster, &["replicas=1"]).await;
-        // Waits until nobody uses it.
+        // Waits until no pod uses it.
         system.kubectl(&["delete", "persistentvolumeclaim", &ledgers]).await;
         cluster.kubectl(&["delete", "persistentvolume", &format!("{}-{ledgers}", release::NAMESPACE)]).await;
         std::fs::remove_dir_all(&folder).expect("the ledgers' folder can be removed");

@@ -7,7 +7,8 @@ use remoe_e2e::{demo, gateways, release, tool};
 use remoe_test_support::http;
 use serde_json::{Value, json};
 
-/// Both namespaces of the list are served, by operator and gateway; a third is none of theirs, and nothing of it is granted.
+/// Both namespaces of the list are served, by operator and gateway; a third is none of theirs, and nothing of it is
+/// granted.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_namespaces_are_served_and_no_other() {
     const TEST: &str = "two_namespaces_are_served_and_no_other";
@@ -32,7 +33,7 @@ async fn two_namespaces_are_served_and_no_other() {
                 );
             }
         }
-        // What nobody looks at is there first.
+        // The deployment that is not watched is there first.
         let unseen = Deployment::apply(other, "demo", &demo::spec(&json!({}))).await;
         let asleep = json!({"scaling": {"min": 0, "idleWindow": "3s"}});
         let served = join(demo::serving(one, &json!({})), demo::serving(two, &asleep)).await;

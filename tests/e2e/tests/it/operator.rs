@@ -13,7 +13,7 @@ use remoe_e2e::{audit, claim, figures, pods, release, tool};
 use remoe_test_support::deadline::{LONG, until};
 use serde_json::{Value, json};
 
-/// What the chart's role does not have is denied, and tests that look for denials see it.
+/// Requests for which the chart's role has no rule are denied, and tests that look for denials see them.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_account_reads_no_secret_and_no_claim() {
     Scene::run("the_account_reads_no_secret_and_no_claim", async |scene| {
@@ -137,7 +137,7 @@ async fn an_image_that_cannot_be_had_is_named() {
     .await;
 }
 
-/// Where experts live, as main functions were told last; without who hosts them now.
+/// Returns the placement of experts, as main functions were told last; without the functions that host them now.
 async fn placement(scene: &Scene) -> Value {
     let record = scene.kubectl(&["get", "moerecord", "demo-routing", "--output", "json"]).await;
     let record: Value = serde_json::from_str(&record).expect("kubectl prints JSON");
@@ -227,7 +227,7 @@ async fn a_verb_that_the_role_lacks_is_named() {
     Scene::run("a_verb_that_the_role_lacks_is_named", async |scene| {
         let cluster = &scene.cluster;
         let mut alone = release::exclusive(cluster, 1).await;
-        // The role is the chart's again for whoever comes next, also after a failure.
+        // The next test gets the chart's role again, also after a failure.
         alone.install(cluster, &["replicas=1"]).await;
         claim::with_demo_model(scene, "models").await;
         let role = forbid(cluster, release::FUNCTIONS_ROLE, "create", "pods").await;

@@ -103,8 +103,8 @@ async fn a_node_that_is_not_heard_for_two_minutes_loses_no_function() {
     .await;
 }
 
-/// The machine of a node is gone, and somebody takes the node out of the cluster. What ran there is made anew before there is
-/// another node, and serves as soon as there is one.
+/// The machine of a node is gone, and an administrator takes the node out of the cluster. Pods that ran there are
+/// replaced before there is another node, and serve as soon as there is one.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_functions_of_a_node_that_is_gone_for_good_are_replaced() {
     Scene::run("the_functions_of_a_node_that_is_gone_for_good_are_replaced", async |scene| {

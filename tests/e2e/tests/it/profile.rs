@@ -70,7 +70,7 @@ async fn hardware_is_measured_once_for_all_that_run_on_it() {
     .await;
 }
 
-/// A profile that somebody supplies is used from the start, and nothing is measured.
+/// A profile that the user supplies is used from the start, and nothing is measured.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_supplied_profile_is_used_and_named_when_it_is_wrong() {
     Scene::run("a_supplied_profile_is_used_and_named_when_it_is_wrong", async |scene| {

@@ -1,4 +1,4 @@
-//! Functions that follow load: more of them while many ask, and fewer when nobody does.
+//! Functions that follow load: more of them while there are many requests, and fewer when there are none.
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
@@ -46,7 +46,8 @@ async fn functions_follow_load_and_no_answer_is_lost_or_another() {
         let _release = release::shared(cluster).await;
         let gateway = gateways::address(&gateways::pods(cluster, 1).await[0]);
         let more = json!({
-            // So little that a few clients are a load: 3.2 requests at the same time, a tenth of a second's work a second.
+            // So little that a few clients are a load: 3.2 requests at the same time, a tenth of a second's work a
+            // second.
             "scaling": {"min": 1, "max": 3, "targetPercent": 10, "window": "10s", "remote": {"max": 2}},
             "prediction": {"replan": "Never"},
         });

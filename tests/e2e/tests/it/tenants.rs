@@ -124,7 +124,7 @@ async fn naming(victim: &Tenant<'_>, rival: &Tenant<'_>, gateway: SocketAddr) {
         line(
             "name",
             &format!("the rival's servedName: {name}"),
-            applied.as_ref().map_or_else(|it| it, |it| it),
+            applied.as_ref().unwrap_or_else(|it| it),
         );
         assert!(applied.is_ok(), "{applied:?}");
         let settled = [("Ready", "True"), ("Progressing", "False")];
@@ -203,7 +203,7 @@ async fn locking_out(victim: &Tenant<'_>, rival: &Tenant<'_>, gateway: SocketAdd
     let object = json!({"apiVersion": "remoe.dev/v1alpha1", "kind": "MoEDeployment",
         "metadata": {"name": "dear", "namespace": rival.scene.namespace}, "spec": spec});
     let dear = rival.apply(&object).await;
-    line("lock out", "a deployment for $1,000 an hour", dear.as_ref().map_or_else(|it| it, |it| it));
+    line("lock out", "a deployment for $1,000 an hour", dear.as_ref().unwrap_or_else(|it| it));
     let before = spent(gateway, "victim").await;
     let answer = victim.ask(gateway, &chat(&rival.model("dear"), "")).await;
     answered("lock out", "the victim asks it by mistake", &answer, 404);

@@ -28,7 +28,7 @@ fn spec() -> Value {
     })
 }
 
-/// What is recorded, by name.
+/// Returns the MoERecords, by name.
 async fn records(scene: &Scene) -> BTreeMap<String, Value> {
     let listed = scene.kubectl(&["get", "moerecords", "--output", "json"]).await;
     let listed: Value = serde_json::from_str(&listed).expect("kubectl prints JSON");
@@ -36,7 +36,7 @@ async fn records(scene: &Scene) -> BTreeMap<String, Value> {
     records.map(|record| (record["metadata"]["name"].as_str().unwrap().to_owned(), record.clone())).collect()
 }
 
-/// What `record` says, as that release kept it.
+/// Returns `record` as the earlier release kept it.
 fn config_map(record: &Value) -> ConfigMap {
     let spec = &record["spec"];
     let mut labels = record["metadata"]["labels"].clone();
@@ -68,8 +68,8 @@ async fn functions(scene: &Scene) -> BTreeMap<String, i32> {
     all.iter().map(|pod: &Pod| (pod.uid().unwrap(), pods::restarts(pod))).collect()
 }
 
-/// What that release stored is read once the chart is this one, and recorded as this one does. No pod is made or ended, nothing is asked or measured
-/// again, and a client that streams does not notice.
+/// Records that an earlier release stored in ConfigMaps are read once the chart is this one, and stored as this release
+/// does. No pod is made or ended, nothing is asked or measured again, and a client that streams does not notice.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_an_earlier_release_kept_in_config_maps_is_taken_over() {
     Scene::run("what_an_earlier_release_kept_in_config_maps_is_taken_over", async |scene| {

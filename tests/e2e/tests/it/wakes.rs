@@ -1,4 +1,4 @@
-//! Sleep and wake at the worst moments: whoever is killed, nobody who asked is lost.
+//! Scale to zero and wake at the worst moments: no request is lost, whatever is killed.
 
 use futures_util::future::join_all;
 use k8s_openapi::api::core::v1::Pod;
@@ -94,8 +94,8 @@ async fn whoever_is_killed_while_functions_start_nobody_is_lost() {
     .await;
 }
 
-/// Who asks while functions are about to end is answered by the same; asking again and again around that moment wakes
-/// and sleeps, and nobody is lost.
+/// Requests that come while functions are about to end are answered by the same functions. Requests again and again
+/// around that moment wake functions and let them sleep, and none is lost.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_asks_while_functions_are_about_to_end_keeps_them() {
     Scene::run("who_asks_while_functions_are_about_to_end_keeps_them", async |scene| {
@@ -133,22 +133,22 @@ const WAKES: u64 = 20;
 /// Deployments that do so beside each other.
 const SLEEPERS: usize = 5;
 
-/// A step on the way from awake to asleep and back at which somebody asks.
+/// A step on the way from awake to asleep and back at which clients send requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Moment {
     /// The phase was just told.
     Phase(&'static str),
-    /// Nobody has asked for as long as the window lasts, less or more some milliseconds.
+    /// The window has lasted since the last request, less or more some milliseconds.
     WindowCloses(i64),
     /// The first function was asked to end.
     FirstEnds,
-    /// None is left.
+    /// No function is left.
     AllGone,
     /// A main function that starts has an address.
     MainHasAddress,
 }
 
-/// Those at which functions are woken; while they start, others ask at the moments after them.
+/// Moments at which functions are woken; while they start, further requests come at the moments after them.
 const WORST: [(Moment, &[Moment]); 8] = [
     (Moment::Phase("Draining"), &[]),
     (Moment::Phase("Asleep"), &[Moment::Phase("Waking")]),
@@ -162,8 +162,8 @@ const WORST: [(Moment, &[Moment]); 8] = [
 
 const WINDOW: Duration = Duration::from_secs(1);
 
-/// Waits for `moment` of the deployment `name`, which was asked last when `answered` and had been woken `woken` times by
-/// then. Most last for a moment only: one that has passed will do.
+/// Waits for `moment` of the deployment `name`, which was asked last when `answered` and had been woken `woken` times
+/// by then. Most last for a moment only: one that has passed will do.
 async fn reached(scene: &Scene, name: &str, moment: Moment, (answered, woken): (Instant, u64)) {
     let functions =
         || ListParams::default().labels(&format!("remoe.dev/deployment={name},{}", pods::FUNCTIONS));
@@ -212,8 +212,8 @@ async fn reached(scene: &Scene, name: &str, moment: Moment, (answered, woken): (
     }
 }
 
-/// A hundred wakes of five deployments, with requests at the worst moments of each: all are answered, no deployment stays
-/// where it is, and nothing is left of any.
+/// A hundred wakes of five deployments, with requests at the worst moments of each: all are answered, no deployment
+/// stays where it is, and nothing is left of any.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hundred_wakes_with_requests_at_the_worst_moments_lose_nobody() {
     Scene::run("a_hundred_wakes_with_requests_at_the_worst_moments_lose_nobody", async |scene| {
@@ -278,9 +278,9 @@ async fn a_hundred_wakes_with_requests_at_the_worst_moments_lose_nobody() {
     .await;
 }
 
-/// Of three gateways one stands still, or cannot reach the API server, and loses its Lease, and the leader of two operators is
-/// killed while it waits for what gateways say before functions end: who asks elsewhere is answered meanwhile, and who asked
-/// that one is answered when it is back.
+/// One of three gateways stands still, or cannot reach the API server, and loses its Lease. The leader of two operators
+/// is killed while it waits for what gateways say before functions end. Other gateways answer their requests meanwhile,
+/// and that one answers its requests when it is back.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gateway_cut_off_and_a_leader_killed_while_draining_lose_nobody() {
     Scene::run("a_gateway_cut_off_and_a_leader_killed_while_draining_lose_nobody", async |scene| {
@@ -300,8 +300,8 @@ async fn a_gateway_cut_off_and_a_leader_killed_while_draining_lose_nobody() {
             } else {
                 signal(stopped, Signal::STOP);
             }
-            // Cut off it goes on with what it knew, until functions may end without its word. From then on nobody hears of who
-            // asks there.
+            // Cut off, it goes on with what it knew, until functions may end without its word. From then on no other
+            // part hears of requests there.
             let enough = Arc::new(AtomicBool::new(!is_cut_off));
             let held = tokio::spawn({
                 let (address, name, enough) = (at[2], name.clone(), enough.clone());
@@ -321,7 +321,7 @@ async fn a_gateway_cut_off_and_a_leader_killed_while_draining_lose_nobody() {
             gateways::phase(scene, "demo", "Draining").await;
             signal(release::leader(cluster).await.process, Signal::KILL);
             if round == 1 {
-                // Somebody comes while nobody leads.
+                // A request comes while no operator leads.
                 gateways::ask(at[0], at[1], &name).await;
             }
             gateways::asleep(scene, &demo).await;
@@ -352,8 +352,8 @@ fn computed(answer: &Answered, how: &str) -> u64 {
     answer.body["usage"]["remoe"]["experts"][how].as_u64().expect("a count")
 }
 
-/// Remote functions sleep one by one while the main function runs, and who asks for them wakes them; whoever is killed
-/// meanwhile, every answer is the same. The main function sleeps last, and all wake together.
+/// Remote functions sleep one by one while the main function runs, and requests for them wake them. Every answer is the
+/// same, whatever is killed meanwhile. The main function sleeps last, and all wake together.
 #[tokio::test(flavor = "multi_thread")]
 async fn groups_that_sleep_wake_for_who_asks_and_lose_nobody() {
     Scene::run("groups_that_sleep_wake_for_who_asks_and_lose_nobody", async |scene| {
@@ -428,7 +428,7 @@ async fn groups_that_sleep_wake_for_who_asks_and_lose_nobody() {
     .await;
 }
 
-/// What a wake takes beside what the node takes to start the same containers: printed, for the docs.
+/// Prints, for the docs, what a wake takes beside what the node takes to start the same containers.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wake_beside_the_start_of_its_pods() {
     Scene::run("a_wake_beside_the_start_of_its_pods", async |scene| {
@@ -454,7 +454,7 @@ async fn a_wake_beside_the_start_of_its_pods() {
     .await;
 }
 
-/// A pod with the same containers that belongs to nobody.
+/// Returns a pod with the same containers, without an owner.
 fn copy(pod: &Pod) -> Pod {
     let mut spec = pod.spec.clone().unwrap();
     spec.node_name = None;

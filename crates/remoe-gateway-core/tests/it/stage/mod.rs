@@ -32,9 +32,9 @@ use tokio_util::sync::CancellationToken;
 /// Longer than anything takes.
 pub(crate) const LONG: Duration = Duration::from_secs(30);
 
-/// What functions do, and what was done with them.
+/// Behaviour of functions, and what was done with them.
 pub(crate) struct Functions {
-    /// What a function takes to start.
+    /// Time that a function takes to start.
     pub(crate) start: Mutex<Duration>,
     /// Answers that may be given: tests let functions work one by one.
     pub(crate) turns: Semaphore,
@@ -233,7 +233,7 @@ impl Stage {
             && self.model.phase() == remoe_gateway_core::Phase::Active
     }
 
-    /// From now on the test says what runs, and nobody else does.
+    /// Stops the launcher: from now on only the test says what runs.
     pub(crate) async fn takes_over(&mut self) {
         self.launcher.abort();
         assert!((&mut self.launcher).await.is_err_and(|error| error.is_cancelled()));
@@ -276,7 +276,7 @@ impl Stage {
         tokio::time::timeout(LONG, self.client.request(request)).await.expect("an answer").unwrap()
     }
 
-    /// What is at `path`, for who presents `key`.
+    /// Gets `path` with `key`.
     pub(crate) async fn get(&self, path: &str, key: Option<&str>) -> (Response<()>, String) {
         let mut request = Request::get(format!("http://{}{path}", self.address));
         if let Some(key) = key {

@@ -1,4 +1,4 @@
-//! What the tests of profiles plan: a model, its profile, and what is wished of it.
+//! Inputs of the tests of profiles: a model, its profile, and the wishes for it.
 
 use remoe_hardware::{Origin, Prices, Profile, Wishes};
 use remoe_model::Inspection;

@@ -1,5 +1,6 @@
 #![allow(dead_code, reason = "every test binary uses a part of it")]
-//! An expert written down naively from the crate's documentation, without panels, vectors or threads, and data to try it on.
+//! An expert written down naively from the crate's documentation, without panels, vectors or threads, and data to try
+//! it on.
 
 use remoe_kernels::activations::{activate, factor};
 use remoe_kernels::numerics::{add, flush, fma, from_bf16, mul, round_bf16, to_bf16};
@@ -30,10 +31,10 @@ impl Random {
     }
 }
 
-/// What the numbers are like.
+/// Distribution of the numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Data {
-    /// Of ordinary size.
+    /// Numbers of ordinary size.
     Ordinary,
     /// Products and sums around the smallest normal number, denormals among them.
     Tiny,
@@ -102,7 +103,7 @@ pub(crate) struct Expert {
     pub(crate) gate: Vec<f32>,
     pub(crate) up: Vec<f32>,
     pub(crate) down: Vec<f32>,
-    /// Of gate, up and down; empty where the shape has none.
+    /// Biases of gate, up and down; empty where the shape has none.
     pub(crate) biases: [Vec<f32>; 3],
     pub(crate) packed: PackedExpert,
 }

@@ -1,4 +1,4 @@
-//! Numbers of remote experts of every layer that are worth a look, where experts are too many to try their sets.
+//! Numbers of remote experts of every layer that are worth a search, where experts are too many to try their sets.
 //!
 //! With a multiplier on the bytes of local experts every layer chooses its number by itself, so that some layers
 //! become wholly local and others wholly remote where that is cheapest. What the multiplier leaves of the main
@@ -43,8 +43,8 @@ struct Pricing {
 }
 
 impl<'m> Mixed<'m, 'm> {
-    /// Has `search` look at the most promising choices, starting from the best plan that it knows. The first round looks at
-    /// the whole range; without it the search stays near that plan.
+    /// Has `search` look at the most promising choices, starting from the best plan that it knows. The first round
+    /// looks at the whole range; without it the search stays near that plan.
     pub(crate) fn spread(&self, search: &mut Search<'m>, near: bool) {
         for round in (usize::from(near)..ROUNDS).take_while(|_| !self.model.ends()) {
             let before = search.best.as_ref().map(|best| best.evaluation.total_cost);

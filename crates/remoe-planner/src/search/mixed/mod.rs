@@ -3,7 +3,7 @@
 //! The local experts of all layers share the main function's memory, which is all that ties layers together beside
 //! the limits of times. So a plan is one option per layer (a set of experts, a size, a number of functions) within
 //! three sums. Few experts are searched to the end here (`sets.rs`, `bound.rs`, `merge.rs`); of many, multipliers
-//! say which numbers of remote experts are worth a look (`counts.rs`).
+//! say which numbers of remote experts are worth a search (`counts.rs`).
 
 mod bound;
 mod counts;

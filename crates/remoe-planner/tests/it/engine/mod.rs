@@ -38,7 +38,7 @@ pub(crate) enum Lengths {
     Lognormal(f64),
 }
 
-/// What was seen, in the mean.
+/// Observed figures, in the mean.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Observed {
     pub(crate) share: f64,
@@ -50,11 +50,11 @@ pub(crate) struct Observed {
     pub(crate) service_seconds: f64,
     pub(crate) tpot_seconds: f64,
     pub(crate) wait_seconds: f64,
-    /// Of requests that found functions ready, ascending.
+    /// Times of requests that found functions ready, ascending.
     pub(crate) ttft: Vec<f64>,
-    /// Of all requests, ascending.
+    /// Times of all requests, ascending.
     pub(crate) ttft_with_starts: Vec<f64>,
-    /// Of each request, ascending.
+    /// Times of each request, ascending.
     pub(crate) tpot: Vec<f64>,
 }
 

@@ -32,8 +32,8 @@ impl Sample {
         all.step_by(self.stride as usize)
     }
 
-    /// Returns whether `found` in the sample are enough where `least` are asked of all: half of their share, as a small sample
-    /// has more or fewer by chance.
+    /// Returns whether `found` in the sample are enough where `least` are asked of all: half of their share, as a
+    /// small sample has more or fewer by chance.
     pub(crate) fn is_enough(&self, found: usize, least: usize) -> bool {
         let share = if self.stride == 1 { least } else { least / (2 * self.stride as usize) };
         found >= share.max(1)
@@ -117,7 +117,7 @@ fn layer(random: &mut Random, experts: u32, top_k: u32, expert_bytes: f64, scale
     }
 }
 
-/// The same work on machines that take `factor` times as long, measured at other points.
+/// Returns the profile of the same work on machines that take `factor` times as long, measured at other points.
 fn elsewhere(profile: &CpuProfile, factor: f64) -> CpuProfile {
     let slower = |row: &Vec<f64>| row[1..].iter().map(|seconds| seconds * factor).collect();
     CpuProfile {
@@ -386,8 +386,8 @@ pub(crate) const BEYOND: [(&str, Beyond); 4] = [
 /// Terms that may be summed for what turns a verdict: half a second, at some 20 to 50 ns each.
 pub(crate) const MOST_TURN_WORK: usize = 18_000_000;
 
-/// Shares that follow `last`: of three one is drawn anew, one has the last ones in another order, and one changes them a
-/// little.
+/// Returns shares that follow `last`: of three one is drawn without the last ones, one has them in another order, and
+/// one changes them a little.
 pub(crate) fn next_shares(random: &mut Random, last: &[Vec<f64>], index: usize) -> Vec<Vec<f64>> {
     let alpha = 10f64.powf(random.between(-1.0, 1.0));
     let next = |random: &mut Random, shares: &Vec<f64>| match index % 3 {

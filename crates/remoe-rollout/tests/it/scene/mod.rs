@@ -1,4 +1,4 @@
-//! What the pure step sees, written shortly.
+//! Short forms of the pure step's input.
 
 #![allow(dead_code)] // Each test program uses some of it.
 

@@ -61,7 +61,7 @@ async fn groups_are_pods_with_vcpus_of_their_own() {
             }
         }
 
-        // Scaling is no other plan, and nobody leaves.
+        // Scaling does not change the plan, and no pod leaves.
         let before = uids(scene).await;
         scene.kubectl(&["scale", "moedeployment", "demo", "--replicas=2"]).await;
         let scaled = demo.settled().await;
@@ -86,7 +86,7 @@ async fn plan(scene: &Scene, status: &Value) -> Value {
     serde_json::from_str::<Value>(&plan).expect("kubectl prints JSON")["spec"].clone()
 }
 
-/// What the pod asks for and may have.
+/// Returns the CPU that the pod requests, which is also its limit, in millicores.
 fn millicores(pod: &Pod) -> u64 {
     let resources = pod.spec.as_ref().unwrap().containers[0].resources.as_ref().unwrap();
     assert_eq!(resources.requests, resources.limits);

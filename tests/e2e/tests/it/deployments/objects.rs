@@ -1,4 +1,4 @@
-//! Objects of a deployment that somebody deletes or edits: they come back as they were.
+//! Objects of a deployment that are deleted or edited by hand: they come back as they were.
 
 use crate::deployments::remote;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -14,8 +14,8 @@ use std::collections::BTreeMap;
 
 const KINDS: &str = "services,networkpolicies,poddisruptionbudgets,moerecords,moeplans,pods";
 
-/// What the operator has made, without what the API server adds and what differs from one life of an
-/// object to the next.
+/// Returns the objects that the operator has made, without what the API server adds and what differs from one life of
+/// an object to the next.
 async fn made(scene: &Scene) -> BTreeMap<String, Value> {
     let listed =
         scene.kubectl(&["get", KINDS, "--selector", "remoe.dev/deployment=demo", "--output", "json"]).await;

@@ -1,4 +1,4 @@
-//! What a person must mend: named in a condition, in words that say what, and over once it is mended.
+//! Faults that a person must mend: a condition names each and says what is wrong, until it is mended.
 
 use crate::deployments::local;
 use k8s_openapi::api::core::v1::{LimitRange, ResourceQuota, Secret};
@@ -106,7 +106,7 @@ async fn credentials_that_are_not_there() {
     .await;
 }
 
-/// What the plan is made of changes while its pods are refused: the next plan is taken up at once.
+/// The inputs of the plan change while its pods are refused: the next plan is taken up at once.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_size_that_a_quota_does_not_allow() {
     Scene::run("a_size_that_a_quota_does_not_allow", async |scene| {
