@@ -3,18 +3,18 @@
 //! It reads `MoEDemand`s and nothing else: the operator says there which models there are, whether functions run, where, and
 //! what they cost. What clients see is [`remoe_gateway_core`]'s.
 
-mod cashier;
 mod catalogue;
+mod cost_recorder;
 mod experience;
 mod lease;
 mod mains;
 mod notes;
 mod probes;
 mod run;
-mod seer;
 mod served;
 mod settings;
 mod shared_budgets;
+mod usage_learner;
 
 use clap::Parser;
 use remoe_process::{Role, init_logs, shutdown_on_signal};

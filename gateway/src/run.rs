@@ -3,9 +3,9 @@
 use crate::catalogue::Catalogue;
 use crate::experience::Experience;
 use crate::lease::{self, Holder};
-use crate::seer::Means;
 use crate::settings::{NameScope, Settings};
 use crate::shared_budgets;
+use crate::usage_learner::Means;
 use kube::{Client, Config};
 use remoe_billing::{Ledger, LedgerLimits};
 use remoe_gateway_core::{

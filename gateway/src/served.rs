@@ -1,10 +1,10 @@
 //! One deployment behind the gateway: it goes where the operator says, and says what there is to do.
 
-use crate::cashier::{Cashier, billing};
+use crate::cost_recorder::{CostRecorder, billing};
 use crate::mains::place;
 use crate::notes::{Notes, Said, due, request_load, timeline};
 use crate::probes::Probes;
-use crate::seer::{Seer, pause};
+use crate::usage_learner::{UsageLearner, pause};
 use http::HeaderValue;
 use remoe_api::{DemandPhase, GroupDemand, MainFunction, MoEDemandSpec, WakeTimeline, tier};
 use remoe_gateway_core::{ApartGroup, Backend, Books, ColdStart, Directive, Model, Phase, WakeMarks};
@@ -24,39 +24,39 @@ pub(crate) struct Served {
     pub(crate) model: Arc<Model>,
     told: watch::Sender<MoEDemandSpec>,
     over: watch::Sender<bool>,
-    cashier: Cashier,
+    recorder: CostRecorder,
     tasks: JoinSet<()>,
 }
 
 impl Served {
-    /// Begins to serve `model`, which `told` describes, to write down in `books` what that costs, and to have `seer`
+    /// Begins to serve `model`, which `told` describes, to write down in `books` what that costs, and to have `learner`
     /// find out what requests use. `lease` says whether this gateway is counted on, `keyring` has what it shows to main
     /// functions.
     pub(crate) fn new(
         model: Arc<Model>,
         told: MoEDemandSpec,
         books: Arc<Books>,
-        (notes, seer): (Notes, Arc<Seer>),
+        (notes, learner): (Notes, Arc<UsageLearner>),
         lease: watch::Receiver<bool>,
         keyring: Option<Arc<Keyring>>,
     ) -> Self {
-        model.tell(seer.clone());
-        let mut cashier = Cashier::new(books.clone(), model.name());
-        cashier.look(&told.functions);
+        model.tell(learner.clone());
+        let mut recorder = CostRecorder::new(books.clone(), model.name());
+        recorder.look(&told.functions);
         let (told, telling) = watch::channel(told);
         let (over, ends) = watch::channel(false);
         let mut tasks = JoinSet::new();
         let clock = model.clone();
         tasks.spawn(async move { clock.keep_time().await });
         tasks.spawn(steer(model.clone(), telling.clone(), lease, keyring));
-        tasks.spawn(seer.clone().keep(telling.clone()));
-        tasks.spawn(note((model.clone(), seer, books), telling, notes, ends));
-        Self { model, told, over, cashier, tasks }
+        tasks.spawn(learner.clone().keep(telling.clone()));
+        tasks.spawn(note((model.clone(), learner, books), telling, notes, ends));
+        Self { model, told, over, recorder, tasks }
     }
 
     /// Takes note of what the operator tells now.
     pub(crate) fn tell(&mut self, told: MoEDemandSpec) {
-        self.cashier.look(&told.functions);
+        self.recorder.look(&told.functions);
         let length = usize::try_from(told.context_length).unwrap_or(usize::MAX);
         self.model.describe(short_names(self.model.name(), &told), length);
         self.told.send_if_modified(|known| {
@@ -70,7 +70,7 @@ impl Served {
     pub(crate) fn end(mut self) {
         self.tasks.abort_all();
         self.model.end();
-        self.cashier.look(&[]);
+        self.recorder.look(&[]);
     }
 
     /// Takes back what was said about it.
@@ -172,12 +172,12 @@ fn backend(told: &MoEDemandSpec, main: &MainFunction) -> Option<Backend> {
 
 /// Says what there is to do when that is due, until it is `over`.
 async fn note(
-    (model, seer, books): (Arc<Model>, Arc<Seer>, Arc<Books>),
+    (model, learner, books): (Arc<Model>, Arc<UsageLearner>, Arc<Books>),
     mut told: watch::Receiver<MoEDemandSpec>,
     mut notes: Notes,
     mut over: watch::Receiver<bool>,
 ) {
-    let (mut loads, mut answered) = (model.loads(), seer.answered());
+    let (mut loads, mut answered) = (model.loads(), learner.answered());
     // What was said, and when.
     let mut said: Option<(Said, Instant)> = None;
     // The latest wake after which a request was answered, and what is reported of it. It is known before the end of
@@ -203,7 +203,7 @@ async fn note(
         }
         if wait == Some(Duration::ZERO) {
             answered.mark_unchanged();
-            let mix = seer.mix(now.phase, load.waiting + load.in_flight).await;
+            let mix = learner.mix(now.phase, load.waiting + load.in_flight).await;
             let took = now.follows_load.then(|| request_load(model.occupied()));
             if notes
                 .write(load, quiet, books.saved(model.name()), (mix, took, woken.map(|(_, wake)| wake)))
@@ -219,7 +219,7 @@ async fn note(
         tokio::select! {
             told = told.changed() => if told.is_err() { return },
             load = loads.changed() => if load.is_err() { return },
-            // Its other end lives as long as the seer.
+            // Its other end lives as long as the learner.
             _more = answered.changed(), if pause(&now).is_some() && wait.is_none() => answered.mark_changed(),
             _over = over.changed() => {}
             () = sleep(wait.unwrap_or(Duration::MAX)), if wait.is_some() => {}

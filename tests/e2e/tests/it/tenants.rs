@@ -121,11 +121,7 @@ async fn naming(victim: &Tenant<'_>, rival: &Tenant<'_>, gateway: SocketAddr) {
     forbidden("name", "a MoEDeployment in the victim's namespace", taken);
     let apply = async |name: &str| {
         let applied = rival.apply(&object(&rival.scene.namespace, named(name))).await;
-        line(
-            "name",
-            &format!("the rival's servedName: {name}"),
-            applied.as_ref().unwrap_or_else(|it| it),
-        );
+        line("name", &format!("the rival's servedName: {name}"), applied.as_ref().unwrap_or_else(|it| it));
         assert!(applied.is_ok(), "{applied:?}");
         let settled = [("Ready", "True"), ("Progressing", "False")];
         Deployment::existing(rival.scene, "demo").conditions(&settled).await;

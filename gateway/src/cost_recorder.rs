@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Writer of ledger records for the pods of one deployment.
-pub(crate) struct Cashier {
+pub(crate) struct CostRecorder {
     books: Arc<Books>,
     model: String,
     /// Pods that are paid for, by their uids.
@@ -24,7 +24,7 @@ struct Known {
     is_replaced: bool,
 }
 
-impl Cashier {
+impl CostRecorder {
     /// Makes the writer for the deployment `model`; nothing is written yet.
     pub(crate) fn new(books: Arc<Books>, model: &str) -> Self {
         Self { books, model: model.to_owned(), known: BTreeMap::new(), tiers: BTreeSet::new() }
@@ -125,16 +125,16 @@ mod tests {
     #[test]
     fn pods_are_paid_for_until_they_are_gone() {
         let books = Arc::new(Books::open(None, "p", &Registry::new()).unwrap());
-        let mut cashier = Cashier::new(books.clone(), "ns/m");
+        let mut recorder = CostRecorder::new(books.clone(), "ns/m");
         let hour = 3_600_000_000_000;
         let (main, far) = (pod("a", None, hour), pod("b", Some("10.0.0.2:9001"), hour));
-        cashier.look(&[main.clone(), far.clone()]);
-        cashier.look(&[main.clone(), far.clone()]);
+        recorder.look(&[main.clone(), far.clone()]);
+        recorder.look(&[main.clone(), far.clone()]);
         let now = books.added_up().unwrap();
         assert_eq!((now.alive, now.per_hour), (2, 2 * hour));
         let replaced = FunctionPod { replaced: Some(time(100)), ..far };
-        cashier.look(&[main, replaced]);
-        cashier.look(&[]);
+        recorder.look(&[main, replaced]);
+        recorder.look(&[]);
         let before = Books::now();
         let account = books.added_up().unwrap();
         assert_eq!((account.alive, account.per_hour, account.residual), (0, 0, 0));

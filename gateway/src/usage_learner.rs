@@ -79,7 +79,7 @@ impl Means {
 }
 
 /// Follows the requests of one deployment.
-pub(crate) struct Seer {
+pub(crate) struct UsageLearner {
     /// Absent until there is a primer.
     watch: RwLock<Option<Following>>,
     /// With the model that the answers were of.
@@ -94,14 +94,14 @@ struct Following {
     order: PredictionOrder,
 }
 
-impl Drop for Seer {
+impl Drop for UsageLearner {
     /// The last request to the deployment is over.
     fn drop(&mut self) {
         self.metrics.forget();
     }
 }
 
-impl Witness for Seer {
+impl Witness for UsageLearner {
     fn came(&self, id: u64, tenant: &str, privacy: Privacy, body: &Bytes) -> bool {
         let keeps = match privacy {
             Privacy::Shared => Keeps::Shared,
@@ -151,7 +151,7 @@ fn is_same(one: &PredictionOrder, other: &PredictionOrder) -> bool {
     (&one.model, one.counts_only) == (&other.model, other.counts_only)
 }
 
-impl Seer {
+impl UsageLearner {
     /// Makes the follower of the deployment `name`, which keeps in `folder` what it knows.
     pub(crate) fn new(name: &str, folder: Option<PathBuf>, means: Means) -> Arc<Self> {
         let metrics = means.metrics.of_model(name);
@@ -307,17 +307,17 @@ impl Seer {
                 }),
             }
         });
-        let seer = Arc::downgrade(self);
+        let learner = Arc::downgrade(self);
         let model = order.model.clone();
         let opened = spawn_blocking(move || -> Result<Watch, Unprimed> {
             let opened = opening.open(primer)?;
             let learned = move |foresight: &remoe_usage::Foresight, news| {
-                let Some(seer) = seer.upgrade() else { return };
-                seer.metrics.show(foresight);
+                let Some(learner) = learner.upgrade() else { return };
+                learner.metrics.show(foresight);
                 if news == News::Answered
                     && let Ok(Some(mix)) = foresight.observed().mix()
                 {
-                    seer.answered.send_replace(Some((model.clone(), mix)));
+                    learner.answered.send_replace(Some((model.clone(), mix)));
                 }
             };
             // What is in the folder is opened again when a request comes.

@@ -91,18 +91,18 @@ fn told(main: &Main, phase: DemandPhase, model: &str) -> MoEDemandSpec {
 }
 
 /// One that has the part `0` of `folder`.
-fn seer(folder: &Path, mebibytes: u64) -> Arc<Seer> {
-    seer_of(&folder.join("0").join(UID), mebibytes)
+fn learner(folder: &Path, mebibytes: u64) -> Arc<UsageLearner> {
+    learner_of(&folder.join("0").join(UID), mebibytes)
 }
 
-fn seer_of(folder: &Path, mebibytes: u64) -> Arc<Seer> {
+fn learner_of(folder: &Path, mebibytes: u64) -> Arc<UsageLearner> {
     let metrics = ForesightMetrics::register(&Registry::new()).unwrap();
     let means = Means::new((mebibytes << 20, 1 << 20), Duration::from_millis(5), metrics, None);
-    Seer::new("ns/demo", Some(folder.to_owned()), means)
+    UsageLearner::new("ns/demo", Some(folder.to_owned()), means)
 }
 
-fn came(seer: &Seer, id: u64, tenant: &str, privacy: Privacy) -> bool {
-    seer.came(id, tenant, privacy, &Bytes::from_static(BODY))
+fn came(learner: &UsageLearner, id: u64, tenant: &str, privacy: Privacy) -> bool {
+    learner.came(id, tenant, privacy, &Bytes::from_static(BODY))
 }
 
 /// Returns what a main function reports of a request that used these experts.
@@ -135,7 +135,7 @@ const BODY: &[u8] = br#"{"prompt": "And the LORD spake unto Moses", "max_tokens"
 #[tokio::test]
 async fn what_requests_use_is_said_and_survives_the_gateway() {
     let (main, folder) = (main(), tempfile::tempdir().unwrap());
-    let first = seer(folder.path(), 128);
+    let first = learner(folder.path(), 128);
     assert!(!came(&first, 1, "", Privacy::None), "nothing is known of the model");
     let (tell, telling) = watch::channel(told(&main, DemandPhase::Active, &main.header.model));
     let keeping = tokio::spawn(first.clone().keep(telling));
@@ -164,7 +164,7 @@ async fn what_requests_use_is_said_and_survives_the_gateway() {
     drop(first);
 
     // The next one knows what it knew, without a main function to ask, and predicts the usage of waiting requests.
-    let second = seer(folder.path(), 128);
+    let second = learner(folder.path(), 128);
     let (_tell, telling) = watch::channel(told(&main, DemandPhase::Asleep, &main.header.model));
     let _keeping = tokio::spawn(second.clone().keep(telling));
     until("what was kept", || second.order().is_some()).await;
@@ -178,13 +178,13 @@ async fn what_requests_use_is_said_and_survives_the_gateway() {
 #[tokio::test]
 async fn a_model_that_is_another_or_finds_no_room_is_served_without() {
     let (main, folder) = (main(), tempfile::tempdir().unwrap());
-    let seer_of = |mebibytes| seer(folder.path(), mebibytes);
+    let learner_of = |mebibytes| learner(folder.path(), mebibytes);
     let order = told(&main, DemandPhase::Active, "another");
-    let other = seer_of(128);
+    let other = learner_of(128);
     let refused = other.begin(order.prediction.as_ref().unwrap(), &order, 0).await;
     assert!(matches!(refused, Err(Unprimed::OtherModel { .. })), "{refused:?}");
     let order = told(&main, DemandPhase::Active, &main.header.model);
-    let cramped = seer_of(1);
+    let cramped = learner_of(1);
     let refused = cramped.begin(order.prediction.as_ref().unwrap(), &order, 0).await;
     assert!(matches!(refused, Err(Unprimed::Memory { left: 1, .. })), "{refused:?}");
     assert!(!came(&cramped, 1, "", Privacy::None));
@@ -197,61 +197,61 @@ async fn a_model_that_is_another_or_finds_no_room_is_served_without() {
 #[tokio::test]
 async fn model_without_requests_takes_no_memory() {
     let (main, folder) = (main(), tempfile::tempdir().unwrap());
-    let seer = seer(folder.path(), 128);
-    let left = || seer.means.memory.available_permits();
+    let learner = learner(folder.path(), 128);
+    let left = || learner.means.memory.available_permits();
     let (_tell, telling) = watch::channel(told(&main, DemandPhase::Active, &main.header.model));
-    let _keeping = tokio::spawn(seer.clone().keep(telling));
-    until("a primer", || seer.order().is_some()).await;
-    assert_eq!((left(), seer.watch().unwrap().is_open()), (128, false));
-    assert!(came(&seer, 1, "t", Privacy::None));
-    until("what is known", || seer.watch().unwrap().is_open()).await;
+    let _keeping = tokio::spawn(learner.clone().keep(telling));
+    until("a primer", || learner.order().is_some()).await;
+    assert_eq!((left(), learner.watch().unwrap().is_open()), (128, false));
+    assert!(came(&learner, 1, "t", Privacy::None));
+    until("what is known", || learner.watch().unwrap().is_open()).await;
     assert!(left() < 128);
-    seer.told(1, &activations(&main));
-    seer.left(1);
-    assert!(came(&seer, 2, "t", Privacy::None));
-    assert!(seer.mix(DemandPhase::Asleep, 1).await.is_some_and(|mix| mix.of == MixOf::Waiting));
+    learner.told(1, &activations(&main));
+    learner.left(1);
+    assert!(came(&learner, 2, "t", Privacy::None));
+    assert!(learner.mix(DemandPhase::Asleep, 1).await.is_some_and(|mix| mix.of == MixOf::Waiting));
 }
 
 #[tokio::test]
 async fn new_tenant_is_predicted_by_tenants_that_share() {
     let (main, folder) = (main(), tempfile::tempdir().unwrap());
-    let seer = seer(folder.path(), 128);
+    let learner = learner(folder.path(), 128);
     let (_tell, telling) = watch::channel(told(&main, DemandPhase::Active, &main.header.model));
-    let _keeping = tokio::spawn(seer.clone().keep(telling));
-    until("a primer", || seer.order().is_some()).await;
+    let _keeping = tokio::spawn(learner.clone().keep(telling));
+    until("a primer", || learner.order().is_some()).await;
     for (privacy, is_known) in [(Privacy::None, false), (Privacy::Shared, true), (Privacy::None, false)] {
         for id in 1..=6 {
-            assert!(came(&seer, id, "t", privacy));
-            seer.told(id, &activations(&main));
-            seer.left(id);
+            assert!(came(&learner, id, "t", privacy));
+            learner.told(id, &activations(&main));
+            learner.left(id);
         }
-        assert!(came(&seer, 7, "new", Privacy::None));
-        let said = seer.mix(DemandPhase::Asleep, 1).await.unwrap();
+        assert!(came(&learner, 7, "new", Privacy::None));
+        let said = learner.mix(DemandPhase::Asleep, 1).await.unwrap();
         assert_eq!(said.of == MixOf::Waiting, is_known, "{privacy:?}");
-        seer.left(7);
+        learner.left(7);
     }
 }
 
 #[tokio::test]
 async fn who_is_told_to_keep_counts_only_forgets() {
     let (main, folder) = (main(), tempfile::tempdir().unwrap());
-    let seer = seer(folder.path(), 128);
+    let learner = learner(folder.path(), 128);
     let (tell, telling) = watch::channel(told(&main, DemandPhase::Active, &main.header.model));
-    let _keeping = tokio::spawn(seer.clone().keep(telling));
-    until("a primer", || seer.order().is_some()).await;
+    let _keeping = tokio::spawn(learner.clone().keep(telling));
+    until("a primer", || learner.order().is_some()).await;
     let past = folder.path().join("0").join(UID).join(&main.header.model);
     assert!(past.exists());
     tell.send_modify(|told| told.prediction.as_mut().unwrap().counts_only = true);
-    until("the other order", || seer.order().is_some_and(|order| order.counts_only)).await;
+    until("the other order", || learner.order().is_some_and(|order| order.counts_only)).await;
     assert!(!past.exists());
 }
 
 #[tokio::test]
 async fn what_one_gateway_serves_another_one_predicts_by() {
     let (main, folder) = (main(), tempfile::tempdir().unwrap());
-    let [one, other] = ["0", "1"].map(|part| seer_of(&folder.path().join(part).join(UID), 128));
+    let [one, other] = ["0", "1"].map(|part| learner_of(&folder.path().join(part).join(UID), 128));
     let (_tell, telling) = watch::channel(told(&main, DemandPhase::Active, &main.header.model));
-    let _keeping = [&one, &other].map(|seer| tokio::spawn(seer.clone().keep(telling.clone())));
+    let _keeping = [&one, &other].map(|learner| tokio::spawn(learner.clone().keep(telling.clone())));
     until("a primer", || one.order().is_some() && other.order().is_some()).await;
     assert!(came(&other, 1, "t", Privacy::None));
     assert_eq!(other.mix(DemandPhase::Asleep, 1).await, None, "it knows nothing");
@@ -279,16 +279,16 @@ async fn what_a_gateway_that_has_ended_kept_of_a_tenant_goes_when_that_says_so()
     let (main, folder) = (main(), tempfile::tempdir().unwrap());
     let file = {
         let ended = Experience::take(folder.path()).unwrap();
-        let seer = seer_of(&ended.of(UID), 128);
+        let learner = learner_of(&ended.of(UID), 128);
         let (_tell, telling) = watch::channel(told(&main, DemandPhase::Active, &main.header.model));
-        let keeping = tokio::spawn(seer.clone().keep(telling));
-        until("a primer", || seer.order().is_some()).await;
+        let keeping = tokio::spawn(learner.clone().keep(telling));
+        until("a primer", || learner.order().is_some()).await;
         for (id, tenant) in [(1, "t"), (2, "u"), (3, "t")] {
-            assert!(came(&seer, id, tenant, Privacy::None));
-            seer.told(id, &activations(&main));
+            assert!(came(&learner, id, tenant, Privacy::None));
+            learner.told(id, &activations(&main));
         }
         let file = Store::file_in(&ended.of(UID).join(&main.header.model));
-        let mut answered = seer.answered();
+        let mut answered = learner.answered();
         answered.wait_for(|said| said.as_ref().is_some_and(|(_, mix)| mix.requests > 2.5)).await.unwrap();
         keeping.abort();
         let _aborted = keeping.await;
@@ -300,12 +300,12 @@ async fn what_a_gateway_that_has_ended_kept_of_a_tenant_goes_when_that_says_so()
     let parts = [(); 2].map(|()| Experience::take(folder.path()).unwrap());
     let [inherited, other] = parts;
     assert!(file.starts_with(inherited.of(UID)));
-    let seer = seer_of(&other.of(UID), 128);
+    let learner = learner_of(&other.of(UID), 128);
     let (_tell, telling) = watch::channel(told(&main, DemandPhase::Active, &main.header.model));
-    let _keeping = tokio::spawn(seer.clone().keep(telling));
-    until("a primer", || seer.order().is_some()).await;
-    assert!(came(&seer, 1, "t", Privacy::CountsOnly));
-    assert_eq!(seer.mix(DemandPhase::Asleep, 1).await, None, "and it is not read again");
+    let _keeping = tokio::spawn(learner.clone().keep(telling));
+    until("a primer", || learner.order().is_some()).await;
+    assert!(came(&learner, 1, "t", Privacy::CountsOnly));
+    assert_eq!(learner.mix(DemandPhase::Asleep, 1).await, None, "and it is not read again");
     // A gateway that has a part removes the tenant from it itself; once no gateway has the part, the others do.
     assert_eq!(bytes(), before);
     drop(inherited);
@@ -316,31 +316,31 @@ async fn what_a_gateway_that_has_ended_kept_of_a_tenant_goes_when_that_says_so()
         std::fs::metadata(own).unwrap().len(),
         "as in its own part: the other tenant's is there"
     );
-    seer.left(1);
-    assert!(came(&seer, 2, "u", Privacy::None));
-    assert!(seer.mix(DemandPhase::Asleep, 1).await.is_some_and(|mix| mix.of == MixOf::Waiting));
+    learner.left(1);
+    assert!(came(&learner, 2, "u", Privacy::None));
+    assert!(learner.mix(DemandPhase::Asleep, 1).await.is_some_and(|mix| mix.of == MixOf::Waiting));
 }
 
 #[tokio::test]
 async fn of_a_tenant_that_leaves_itself_out_nothing_is_said() {
     let (main, folder) = (main(), tempfile::tempdir().unwrap());
-    let seer = seer(folder.path(), 128);
+    let learner = learner(folder.path(), 128);
     let (_tell, telling) = watch::channel(told(&main, DemandPhase::Active, &main.header.model));
-    let _keeping = tokio::spawn(seer.clone().keep(telling));
-    until("a primer", || seer.order().is_some()).await;
-    let mut answered = seer.answered();
-    assert!(came(&seer, 1, "t", Privacy::None));
-    seer.told(1, &activations(&main));
+    let _keeping = tokio::spawn(learner.clone().keep(telling));
+    until("a primer", || learner.order().is_some()).await;
+    let mut answered = learner.answered();
+    assert!(came(&learner, 1, "t", Privacy::None));
+    learner.told(1, &activations(&main));
     answered.wait_for(Option::is_some).await.unwrap();
-    assert!(came(&seer, 2, "t", Privacy::None));
-    assert!(seer.mix(DemandPhase::Asleep, 1).await.is_some_and(|mix| mix.of == MixOf::Waiting));
-    seer.left(2);
+    assert!(came(&learner, 2, "t", Privacy::None));
+    assert!(learner.mix(DemandPhase::Asleep, 1).await.is_some_and(|mix| mix.of == MixOf::Waiting));
+    learner.left(2);
     // It waits, and the report has only what is known without it: nothing of waiting requests.
-    assert!(!came(&seer, 3, "t", Privacy::LeftOut));
-    let mix = seer.mix(DemandPhase::Asleep, 1).await.unwrap();
+    assert!(!came(&learner, 3, "t", Privacy::LeftOut));
+    let mix = learner.mix(DemandPhase::Asleep, 1).await.unwrap();
     assert_eq!((mix.of, mix.requests), (MixOf::Answered, 1));
     // Its past is gone.
-    assert!(came(&seer, 4, "t", Privacy::CountsOnly));
-    let mix = seer.mix(DemandPhase::Asleep, 1).await.unwrap();
+    assert!(came(&learner, 4, "t", Privacy::CountsOnly));
+    let mix = learner.mix(DemandPhase::Asleep, 1).await.unwrap();
     assert_eq!(mix.of, MixOf::Answered, "nothing is known of its like");
 }
