@@ -18,8 +18,8 @@ use std::process::Command;
 /// Compiler with which these were counted.
 const COMPILER: &str = "rustc 1.95.0";
 
-/// Function whose instructions, and those of its callees, are counted.
-const COUNTED: &str = "main_model_fn::engine::thread::iteration::*::iterate*";
+/// Function whose instructions, and those of its callees, are counted: prefill is no part of an iteration.
+const COUNTED: &str = "main_model_fn::engine::thread::Engine::run";
 
 /// Instructions of functions that are named as the kernels', and of everything else.
 #[derive(Debug, Clone, Copy)]
@@ -50,14 +50,14 @@ const CASES: &[Case] = &[
     Case {
         name: "bfloat16",
         options: &[("--dtype", "bfloat16")],
-        decoded: Counts { kernels: 98_599_400, rest: 1_149_000 },
-        read: Counts { kernels: 67_757_300, rest: 791_100 },
+        decoded: Counts { kernels: 99_167_800, rest: 310_400 },
+        read: Counts { kernels: 66_600_900, rest: 79_600 },
     },
     Case {
         name: "int4",
         options: &[("--experts-dtype", "int4")],
-        decoded: Counts { kernels: 32_276_200, rest: 1_149_000 },
-        read: Counts { kernels: 25_955_900, rest: 797_200 },
+        decoded: Counts { kernels: 33_070_700, rest: 315_600 },
+        read: Counts { kernels: 26_348_600, rest: 73_400 },
     },
 ];
 
@@ -113,12 +113,15 @@ fn parse(output: &str) -> Counts {
     counts
 }
 
-/// How far a figure may be from what is written here: its noise is below a tenth of a percent, but another C
-/// library copies memory in another way, and another compiler has other ideas.
+/// Share by which the instructions of kernels may differ from what is written here: their noise is below a tenth of a
+/// percent, but another C library copies memory in another way, and another compiler has other ideas.
 fn tolerance() -> f64 {
     let version = Command::new("rustc").arg("--version").output().expect("there is a compiler");
     if String::from_utf8_lossy(&version.stdout).starts_with(COMPILER) { 0.05 } else { 0.25 }
 }
+
+/// As [`tolerance`] for everything else in the engine's loop, which also polls while it waits: runs differ by a tenth.
+const TOLERANCE_OF_REST: f64 = 0.25;
 
 #[tokio::test]
 #[ignore = "needs valgrind: make instructions"]
@@ -130,12 +133,14 @@ async fn a_token_takes_the_instructions_that_it_took() {
     let mut wrong = Vec::new();
     for case in CASES {
         let base = count(case, PROMPT, 1).await;
-        assert!(base.kernels > 0, "nothing was counted: is {COUNTED} still what an iteration is called?");
+        assert!(base.kernels > 0, "nothing was counted: is {COUNTED} still the engine's loop?");
         let decoded = count(case, PROMPT, ANSWER).await.for_each(base, ANSWER as usize - 1);
         let read = count(case, LONGER, 1).await.for_each(base, LONGER - PROMPT);
         for (what, found, before) in [("decoded", decoded, case.decoded), ("read", read, case.read)] {
             println!("{}, for each token that is {what}: {found:?}, before: {before:?}", case.name);
-            for (found, before) in [(found.kernels, before.kernels), (found.rest, before.rest)] {
+            for (found, before, tolerance) in
+                [(found.kernels, before.kernels, tolerance), (found.rest, before.rest, TOLERANCE_OF_REST)]
+            {
                 if (found as f64 / before as f64 - 1.0).abs() > tolerance {
                     wrong.push(format!("{}, {what}: {found} and not {before}", case.name));
                 }
@@ -144,6 +149,6 @@ async fn a_token_takes_the_instructions_that_it_took() {
     }
     assert!(
         wrong.is_empty(),
-        "by more than {tolerance}: {wrong:?}; what is meant to be otherwise is written here anew, fewer as well"
+        "{wrong:?}; where a change means to change them, write the new figures here, lower ones as well"
     );
 }
