@@ -112,13 +112,13 @@ pub struct RunSettings {
     /// and scale to zero works. Default: clients reach main functions directly.
     #[arg(long, env = "REMOE_GATEWAY", value_name = "NAME")]
     pub gateway: Option<String>,
-    /// Those gateways serve TLS: status.url begins with https.
+    /// Gateways serve TLS: status.url begins with https.
     #[arg(long, env = "REMOE_GATEWAY_TLS", requires = "gateway")]
     pub gateway_tls: bool,
-    /// Those gateways take requests without keys: the condition Exposed says so.
+    /// Gateways take requests without keys: the condition Exposed says so.
     #[arg(long, env = "REMOE_GATEWAY_OPEN", requires = "gateway")]
     pub gateway_open: bool,
-    /// Any namespace can take a short name at those gateways: the condition Exposed says so.
+    /// Any namespace can take a short name at the gateways: the condition Exposed says so.
     #[arg(long, env = "REMOE_GATEWAY_ANY_SHORT_NAME", requires = "gateway")]
     pub gateway_any_short_name: bool,
     /// Collector of request traces, by OTLP over gRPC, as http://HOST:PORT. Default: none.

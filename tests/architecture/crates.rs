@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use remoe_test_support::binaries::workspace;
 use serde_json::Value;
 
 use crate::graph::{self, Graph};
@@ -25,17 +26,13 @@ const BEGIN: &str =
     "<!-- crates: written by the test of the same name, REMOE_UPDATE_ARCHITECTURE=1 rewrites it -->\n";
 const END: &str = "<!-- end of crates -->\n";
 
-pub(crate) fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().unwrap()
-}
-
 pub(crate) fn members() -> Vec<Member> {
     let cargo = std::env::var_os("CARGO")
         .filter(|cargo| Path::new(cargo).is_absolute())
         .unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
         .args(["metadata", "--no-deps", "--offline", "--format-version", "1"])
-        .current_dir(root())
+        .current_dir(workspace())
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -94,7 +91,7 @@ fn folders_are_named_as_their_packages() {
 
 #[test]
 fn folders_at_the_top_are_at_most_18() {
-    let files = Command::new("git").args(["ls-files"]).current_dir(root()).output().unwrap();
+    let files = Command::new("git").args(["ls-files"]).current_dir(workspace()).output().unwrap();
     let listed = String::from_utf8(files.stdout).unwrap();
     let top: BTreeSet<&str> = listed
         .lines()
@@ -118,8 +115,8 @@ fn programs_are_used_by_no_library() {
 
 #[test]
 fn crates_readme_has_a_line_for_each() {
-    let text = fs::read_to_string(root().join("crates/README.md")).unwrap();
-    for member in members().iter().filter(|member| member.folder.starts_with(root().join("crates"))) {
+    let text = fs::read_to_string(workspace().join("crates/README.md")).unwrap();
+    for member in members().iter().filter(|member| member.folder.starts_with(workspace().join("crates"))) {
         assert!(
             text.contains(&format!("[`{0}`]({0}/)", member.name)),
             "crates/README.md has no line of {}",
@@ -130,7 +127,7 @@ fn crates_readme_has_a_line_for_each() {
 
 #[test]
 fn picture_of_architecture_is_the_present_one() {
-    let path = root().join("ARCHITECTURE.md");
+    let path = workspace().join("ARCHITECTURE.md");
     let text = fs::read_to_string(&path).unwrap();
     let (before, rest) = text.split_once(BEGIN).expect("ARCHITECTURE.md has the mark of the picture");
     let (shown, after) = rest.split_once(END).expect("ARCHITECTURE.md has the end of the picture");
@@ -174,7 +171,7 @@ fn pure_crates_use_no_clock_file_or_network() {
 /// Names of tests that ARCHITECTURE.md gives for an invariant are names of tests.
 #[test]
 fn invariants_name_tests_that_exist() {
-    let text = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+    let text = fs::read_to_string(workspace().join("ARCHITECTURE.md")).unwrap();
     let (_, invariants) = text.split_once("## Invariants").unwrap();
     let (invariants, _) = invariants.split_once("\n## ").unwrap();
     let is_test = |name: &&str| {

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use quote::ToTokens;
-use syn::{Attribute, Item, UseTree};
+use remoe_test_support::binaries::workspace;
+use syn::{Attribute, File, Item, UseTree};
 
 use crate::crates;
 use crate::graph::{self, Graph};
@@ -65,9 +66,8 @@ fn leaves(tree: &UseTree, first: Option<&str>, into: &mut Vec<(String, String)>)
     }
 }
 
-fn exports(root: &Path) -> Exports {
-    let Ok(text) = fs::read_to_string(root) else { return Exports::new() };
-    let file = syn::parse_file(&text).unwrap();
+fn exports(root: Option<&File>) -> Exports {
+    let Some(file) = root else { return Exports::new() };
     let mut found = Vec::new();
     for item in &file.items {
         if let Item::Use(item) = item {
@@ -131,10 +131,9 @@ fn firsts(list: TokenStream, into: &mut Vec<String>) {
 }
 
 /// Files of modules that are declared for tests alone.
-fn for_tests(folder: &Path) -> BTreeSet<PathBuf> {
+fn for_tests(parsed: &BTreeMap<PathBuf, File>) -> BTreeSet<PathBuf> {
     let mut found = BTreeSet::new();
-    for path in sources(folder) {
-        let file = syn::parse_file(&fs::read_to_string(&path).unwrap()).unwrap();
+    for (path, file) in parsed {
         let is_root = ["lib.rs", "main.rs", "mod.rs"].iter().any(|root| path.ends_with(root));
         let below = if is_root { path.parent().unwrap().to_owned() } else { path.with_extension("") };
         for item in &file.items {
@@ -153,10 +152,15 @@ fn for_tests(folder: &Path) -> BTreeSet<PathBuf> {
 /// Dependencies among the top-level modules of the crate whose sources are in `folder`, without those of its tests.
 /// A name that the root re-exports counts as its module's.
 fn modules(folder: &Path) -> Graph {
-    let exports = exports(&folder.join("lib.rs"));
+    let parse = |path: PathBuf| {
+        let file = syn::parse_file(&fs::read_to_string(&path).unwrap()).unwrap();
+        (path, file)
+    };
+    let parsed: BTreeMap<PathBuf, File> = sources(folder).into_iter().map(parse).collect();
+    let exports = exports(parsed.get(&folder.join("lib.rs")));
     let mut found = Graph::new();
-    let for_tests = for_tests(folder);
-    for path in sources(folder) {
+    let for_tests = for_tests(&parsed);
+    for (path, file) in &parsed {
         let relative = path.strip_prefix(folder).unwrap();
         let mut parts: Vec<&str> =
             relative.iter().map(|part| part.to_str().unwrap().trim_end_matches(".rs")).collect();
@@ -168,10 +172,9 @@ fn modules(folder: &Path) -> Graph {
         if parts.last() == Some(&"mod") {
             parts.pop();
         }
-        if for_tests.contains(&path) {
+        if for_tests.contains(path) {
             continue;
         }
-        let file = syn::parse_file(&fs::read_to_string(&path).unwrap()).unwrap();
         let mut names = Vec::new();
         for item in file.items.iter().filter(|item| !is_test(attributes(item))) {
             named(item.to_token_stream(), parts.len(), &mut names);
@@ -218,7 +221,7 @@ fn describe(name: &str, circle: &BTreeSet<String>, modules: &Graph) -> String {
 
 #[test]
 fn modules_of_main_model_fn_engine_uses_dispatch() {
-    let root = crates::root().join("main-model-fn/src");
+    let root = workspace().join("main-model-fn/src");
     let found = modules(&root);
     assert!(found.len() > 15 && found["engine"].contains("dispatch"), "{found:?}");
 }

@@ -296,7 +296,7 @@ mod tests {
             }
             running.clear();
             prop_assert_eq!(pages.held(), 0);
-            prop_assert!(pages.make_free(limit / needs.of_block()), "a page that nobody holds does not become free");
+            prop_assert!(pages.make_free(limit / needs.of_block()), "a page without a holder does not become free");
         }
     }
 

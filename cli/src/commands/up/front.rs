@@ -136,10 +136,11 @@ impl Front {
         self.models.iter().for_each(Model::close);
         let left =
             || self.models.iter().map(|model| model.load()).map(|(waiting, running)| waiting + running).sum();
-        if left() > 0 {
+        let at_first = left();
+        if at_first > 0 {
             progress.doing("draining");
         }
-        progress.line(&format!("{}; press Ctrl-C again to stop at once", drain_begins(left())));
+        progress.line(&format!("{}; press Ctrl-C again to stop at once", drain_begins(at_first)));
         let all_ended = async {
             while left() > 0 {
                 tokio::time::sleep(LOOK).await;

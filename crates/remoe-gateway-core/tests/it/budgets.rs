@@ -59,7 +59,7 @@ async fn a_models_budget_warns_and_ends() {
     assert_eq!(head.status().as_u16(), 429);
     assert!(head.headers().contains_key("retry-after"));
     assert!(text.contains("Daily budget of model m exhausted; resets at 00:00 UTC."), "{text}");
-    assert!(!text.contains('$'), "nobody is told what others have spent: {text}");
+    assert!(!text.contains('$'), "a tenant reads what others have spent: {text}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
