@@ -1,6 +1,6 @@
 //! How the command ends.
 
-use crate::remedies::infeasible;
+use crate::remedies::{by_flag, infeasible};
 use remoe_model::CheckpointError;
 use remoe_planner::PlanError;
 use remoe_proto::{ErrorCode, ServiceError};
@@ -83,6 +83,7 @@ impl From<PlanError> for CliError {
         match error {
             PlanError::Infeasible(why) => Self::new(Code::Infeasible, infeasible(&why, false)),
             PlanError::Problem(error) | PlanError::Plan(error) => {
+                let error = by_flag(error);
                 Self { field: Some(error.field.clone()), ..Self::new(Code::Arguments, error.to_string()) }
             }
             PlanError::Cancelled => Self::new(Code::Runtime, error.to_string()),

@@ -152,6 +152,7 @@ impl PlanningArgs {
         }
         let text = read("--profile", &path)?;
         let profile = Profile::from_json(&text).map_err(|error| in_file("--profile", &path, &error))?;
+        profiling::doubts(&profile).iter().for_each(|doubt| print_warning(doubt));
         Ok(Some(profile))
     }
 

@@ -1,6 +1,6 @@
 //! Reasons why there is no plan, with the flags that would allow one.
 
-use remoe_planner::{Infeasible, Remedy, amount, limit_name, rounded_up};
+use remoe_planner::{FieldError, Infeasible, Remedy, amount, limit_name, rounded_up};
 
 /// Explains why there is no plan. Remedies are flags, or with `of_file` fields of the problem.
 pub(crate) fn infeasible(why: &Infeasible, of_file: bool) -> String {
@@ -9,6 +9,36 @@ pub(crate) fn infeasible(why: &Infeasible, of_file: bool) -> String {
     } else {
         why.with_remedies(flag)
     }
+}
+
+/// Names the flag that states the field of `error`, for a problem that flags state and no file.
+pub(crate) fn by_flag(error: FieldError) -> FieldError {
+    match flag_of_field(&error.field) {
+        Some(flag) => FieldError::new(flag, error.message),
+        None => error,
+    }
+}
+
+/// Returns the flag of `remoe plan` and `remoe up` that states a field of the problem; none for fields that the model
+/// and its profile state.
+fn flag_of_field(field: &str) -> Option<&'static str> {
+    const FLAGS: [(&str, &str); 12] = [
+        ("specs.remote_vcpus", "--remote-cpu"),
+        ("specs.remote", "--remote-memory-mb"),
+        ("specs.main_vcpus", "--main-cpu"),
+        ("specs.main", "--main-memory-mb"),
+        ("limits.max_replicas", "--max-replicas"),
+        ("pricing", "--pricing"),
+        ("request.concurrency", "--concurrency"),
+        ("request", "--workload"),
+        ("arrivals", "--workload"),
+        ("slo.ttft_seconds", "--ttft"),
+        ("slo.tpot_seconds", "--tpot"),
+        ("slo.cold_ttft_seconds", "--cold-ttft"),
+    ];
+    let of =
+        |name: &str| field.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+    FLAGS.into_iter().find_map(|(name, flag)| of(name).then_some(flag))
 }
 
 /// Returns the flag that makes room.
@@ -40,6 +70,17 @@ fn flag(remedy: &Remedy) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn fields_of_a_problem_become_the_flags_that_state_them() {
+        let flag = |field: &str| by_flag(FieldError::new(field, "is wrong")).field;
+        assert_eq!(flag("specs.remote.max_bytes"), "--remote-memory-mb");
+        assert_eq!(flag("specs.remote_vcpus.min"), "--remote-cpu");
+        assert_eq!(flag("request.input_tokens"), "--workload");
+        assert_eq!(flag("request.concurrency"), "--concurrency");
+        assert_eq!(flag("layers[0].top_k"), "layers[0].top_k");
+        assert_eq!(flag("requests"), "requests");
+    }
 
     #[test]
     fn remedies_are_flags_that_can_be_given() {

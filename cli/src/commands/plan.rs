@@ -15,7 +15,7 @@ use crate::output::progress::print_error;
 use crate::plan_report;
 use crate::plan_words;
 use crate::planning::{self, Asked, PlanningArgs};
-use crate::remedies::infeasible;
+use crate::remedies::{by_flag, infeasible};
 use crate::workload::ConcurrencyArgs;
 use clap::Args;
 use nodes::{NodesArgs, Question};
@@ -333,7 +333,10 @@ impl Command<'_> {
                 }
                 Ok(ExitCode::from(Code::Infeasible as u8))
             }
-            Err(PlanError::Problem(error)) => Err(in_file(error, args.problem.as_deref())),
+            Err(PlanError::Problem(error)) => Err(match args.problem.as_deref() {
+                Some(path) => in_file(error, Some(path)),
+                None => in_file(by_flag(error), None),
+            }),
             Err(PlanError::Plan(error)) => {
                 let path = args.evaluate.as_ref().or(args.previous.as_ref()).or(args.problem.as_ref());
                 Err(in_file(error, path.map(PathBuf::as_path)))

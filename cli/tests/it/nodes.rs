@@ -304,6 +304,12 @@ fn readme_states_what_the_planner_answers() {
     assert_eq!(answer["nodes"][0]["count"], json!(1), "{answer}");
     let ttft = answer["expected"]["met"]["ttft_seconds"].as_f64().unwrap();
     assert!(ttft < 7.0, "{ttft}");
+    // The row about money names clouds, lists and dates, and the command stands below it.
+    let row = readme.lines().find(|line| line.starts_with("| What can remote experts save?")).unwrap();
+    for source in ["Google us-central1 (2026-07-30)", "[Azure eastus](examples/nodes/azure-eastus.yaml)"] {
+        assert!(row.contains(source), "{source} in {row}");
+    }
+    assert!(readme.contains("remoe plan hf://mistralai/Mixtral-8x22B-v0.1"));
 }
 
 #[test]
@@ -381,6 +387,10 @@ fn quantile_prices_and_forms_reach_the_answer() {
     assert!(dollars(&late) >= dollars(&mean));
     let met = &late["expected"]["met"]["latency"];
     assert!(met["ttft"]["p99"].as_f64().unwrap() <= 10.0 && met["tpot"]["p99"].as_f64().unwrap() <= 0.2);
+    let table =
+        run(&["plan", &model, "--nodes", &few, "--workload", &workload, "--quantile", "p99", "--verbose"]);
+    let table = String::from_utf8(table.stdout).unwrap();
+    assert!(table.contains("p50 / p95 / p99"), "{table}");
     assert!(dollars(&with(&["--commitment", "three-years"])) <= dollars(&mean));
     // As it is published, in fp8, and with all weights in bfloat16.
     let bytes = |answer: &Value| answer["model"]["total_bytes"].as_f64().unwrap();

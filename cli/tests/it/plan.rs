@@ -164,6 +164,40 @@ fn what_is_infeasible_is_said_with_units_and_a_flag_that_helps() {
     assert!(message.contains("--model") && message.contains("--problem"), "{message}");
 }
 
+#[test]
+fn plan_on_a_disturbed_profile_says_to_measure_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = profile(folder.path(), false);
+    let mut figures: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let said = |figures: &Value| {
+        std::fs::write(&path, figures.to_string()).unwrap();
+        let output = run(&["plan", "--model", &workspace("demo/model"), "--profile", &path]);
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    assert!(!said(&figures).contains("other programs"));
+    figures["disturbed"] = json!(0.3);
+    let warning = said(&figures);
+    assert!(warning.contains("other programs used 30 % of the CPUs"), "{warning}");
+    assert!(warning.contains("measure again on an idle machine"), "{warning}");
+}
+
+/// Limits of a problem file mean nothing to those who plan for a model.
+#[test]
+fn plan_of_a_model_names_no_field_of_a_problem_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let profile = profile(folder.path(), false);
+    let model = workspace("demo/model");
+    for more in [&[][..], &["--tpot", "0.1ms"], &["--remote-memory-mb", "1:2:1", "--remote", "always"]] {
+        let output = run(&[&["plan", "--model", &model, "--profile", &profile][..], more].concat());
+        let said = [output.stdout, output.stderr].concat();
+        let said = String::from_utf8(said).unwrap();
+        for field in ["limits.", "slo.", "specs.", "problem file"] {
+            assert!(!said.contains(field), "{more:?}: {field} in {said}");
+        }
+    }
+}
+
 /// Flags are never dropped silently: a problem in a file has its own limits, prices and sizes.
 #[test]
 fn a_problem_in_a_file_takes_nothing_from_flags() {
