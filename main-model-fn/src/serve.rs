@@ -11,12 +11,13 @@ use crate::placer::{Placer, PlacerParts};
 use crate::records::Recorder;
 use crate::{Backend, Error, Settings};
 use prometheus::Registry;
-use remoe_http::serve_probes;
+use remoe_http::Probes;
 use remoe_kernels::NumericsClass;
 use remoe_model::ModelConfig;
 use remoe_otel::Traces;
 use remoe_process::{
-    Announcement, Role, beside, function_registry, listen, refused_connections, serve_metrics,
+    Announcement, Role, beside, function_registry, listen, load_unless_stopped, refused_connections,
+    serve_metrics,
 };
 use remoe_proto::identity::Trust;
 use remoe_proto::v1::main_model_server::MainModelServer;
@@ -105,25 +106,12 @@ async fn serve<B: Backend>(
 ) -> Result<(), Error> {
     let trust = settings.identity_dir.as_deref().zip(settings.operator_identity.clone());
     let trust = trust.map(|(folder, operator)| Trust::of_control(folder, operator)).transpose()?;
-    let (loaded, has_loaded) = watch::channel(false);
     let placed = watch::Sender::new(false);
-    let health = listeners.health.as_ref().map(TcpListener::local_addr).transpose()?;
-    // From the start to the very end, the drain included.
-    let ended = CancellationToken::new();
-    if let Some(listener) = listeners.health {
-        let probes = serve_probes(listener, has_loaded, placed.subscribe(), ended.clone());
-        beside("health server stopped", probes);
-    }
-    let _servers_end_with_this = ended.clone().drop_guard();
+    let probes = Probes::start(listeners.health, placed.subscribe())?;
     tracing::info!(model = %settings.source.model, "loading");
-    // In a thread of its own: signals are heard meanwhile.
     let wanted = settings.clone();
-    let model = tokio::select! {
-        loaded = tokio::task::spawn_blocking(move || Loaded::new::<B>(&wanted)) => loaded.map_err(io::Error::other)??,
-        () = shutdown.cancelled() => {
-            tracing::info!("stopped while loading");
-            return Ok(());
-        }
+    let Some(model) = load_unless_stopped(&shutdown, move || Loaded::new::<B>(&wanted)).await? else {
+        return Ok(());
     };
     let registry = registry_of(&model)?;
     traces.register(&registry)?;
@@ -144,7 +132,7 @@ async fn serve<B: Backend>(
         grpc: listeners.control.local_addr()?,
         http: listeners.http.as_ref().map(TcpListener::local_addr).transpose()?,
         metrics: listeners.metrics.as_ref().map(TcpListener::local_addr).transpose()?,
-        health,
+        health: probes.address(),
         start_us: u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX),
     };
     let (card, description) = (model.card()?, model.description(announcement.start_us));
@@ -169,7 +157,7 @@ async fn serve<B: Backend>(
     let (account, shown) = (watch::Sender::new(None), watch::Sender::default());
     let (lost, mut lost_experts) = mpsc::unbounded_channel();
     if let Some(listener) = listeners.metrics {
-        let pages = serve_metrics(listener, registry.clone(), ended);
+        let pages = serve_metrics(listener, registry.clone(), probes.end());
         beside("metrics server stopped", pages);
     }
     let not_ready = placed.clone();
@@ -238,7 +226,7 @@ async fn serve<B: Backend>(
             Some(listener) => http::serve(listener, http_door, http_state, http_stop).await,
         }
     });
-    loaded.send_replace(true);
+    probes.has_loaded();
     ready(&announcement)?;
     tracing::info!(control = %announcement.grpc, http = ?announcement.http, start_us = announcement.start_us, "listening");
     let served = async {

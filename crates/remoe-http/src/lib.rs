@@ -31,7 +31,7 @@ pub use fallback::{unknown_route, wrong_method};
 pub use host::check_host;
 pub use lanes::{Lanes, Pass};
 pub use messages::{MessagesError, is_messages_path, messages_error, shape_messages_errors};
-pub use probes::serve_probes;
+pub use probes::Probes;
 pub use query::query;
 pub use request_id::{REQUEST_ID, RequestId, stamp_request_id};
 pub use route::route_name;

@@ -4,16 +4,59 @@ use super::{ConnectionLimits, ConnectionMetrics, serve};
 use axum::http::StatusCode;
 use axum::{Router, routing::get};
 use std::io;
+use std::net::SocketAddr;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// Serves `/healthz`, 200 once the function has `loaded`, and `/readyz`, 200 while it is `ready`, both 503
-/// else, on `listener` until `stop`. Connections that ask for nothing cannot keep it from answering.
-///
-/// # Errors
-/// The server fails.
-pub async fn serve_probes(
+/// Probe endpoints of a function, served from its start until this is dropped, the drain included.
+pub struct Probes {
+    address: Option<SocketAddr>,
+    loaded: watch::Sender<bool>,
+    end: CancellationToken,
+    _end_with_this: DropGuard,
+}
+
+impl Probes {
+    /// Serves on `listener` in a task: `/healthz`, 200 once the function has loaded, and `/readyz`, 200 while it is
+    /// `ready`, both 503 else. Without a listener nothing is served. Within a runtime.
+    ///
+    /// # Errors
+    /// The listener has no address.
+    pub fn start(listener: Option<TcpListener>, ready: watch::Receiver<bool>) -> io::Result<Self> {
+        let address = listener.as_ref().map(TcpListener::local_addr).transpose()?;
+        let (loaded, has_loaded) = watch::channel(false);
+        let end = CancellationToken::new();
+        if let Some(listener) = listener {
+            let probes = serve_probes(listener, has_loaded, ready, end.clone());
+            tokio::spawn(async move {
+                if let Err(error) = probes.await {
+                    tracing::error!(%error, "health server stopped");
+                }
+            });
+        }
+        Ok(Self { address, loaded, _end_with_this: end.clone().drop_guard(), end })
+    }
+
+    /// Where probes are answered.
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.address
+    }
+
+    /// The function has loaded: it is alive from here on.
+    pub fn has_loaded(&self) {
+        self.loaded.send_replace(true);
+    }
+
+    /// Cancelled when this is dropped: the end of servers that go on through the drain.
+    pub fn end(&self) -> CancellationToken {
+        self.end.clone()
+    }
+}
+
+/// Serves `/healthz` and `/readyz` on `listener` until `stop`. Connections that ask for nothing cannot keep it from
+/// answering.
+async fn serve_probes(
     listener: TcpListener,
     loaded: watch::Receiver<bool>,
     ready: watch::Receiver<bool>,

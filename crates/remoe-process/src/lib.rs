@@ -7,6 +7,7 @@ mod beside;
 mod duration;
 mod guard;
 mod listen;
+mod loading;
 mod logs;
 mod metrics;
 mod shortage;
@@ -22,6 +23,7 @@ pub use duration::{
 };
 pub use guard::{GuardError, end_with_launcher};
 pub use listen::listen;
+pub use loading::load_unless_stopped;
 pub use logs::init_logs;
 pub use metrics::{
     function_registry, program_registry, refused_connections, render as render_metrics, serve_metrics,

@@ -99,9 +99,8 @@ async fn probes_are_answered_on_a_listener_of_their_own() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (ready, is_ready) = tokio::sync::watch::channel(false);
-    let stop = tokio_util::sync::CancellationToken::new();
-    let (loaded, has_loaded) = tokio::sync::watch::channel(false);
-    let server = tokio::spawn(remoe_http::serve_probes(listener, has_loaded, is_ready, stop.clone()));
+    let probes = remoe_http::Probes::start(Some(listener), is_ready).unwrap();
+    assert_eq!(probes.address(), Some(address));
     // More than there may be, all silent.
     let mut silent = Vec::new();
     for _ in 0..100 {
@@ -114,16 +113,20 @@ async fn probes_are_answered_on_a_listener_of_their_own() {
         String::from_utf8(ends(&mut client).await).unwrap()
     };
     assert!(ask("/healthz").await.starts_with("HTTP/1.1 503"), "it has not loaded");
-    loaded.send_replace(true);
+    probes.has_loaded();
     for (is_ready, health) in [(false, "503"), (true, "200"), (false, "503")] {
         ready.send_replace(is_ready);
         assert!(ask("/readyz").await.starts_with(&format!("HTTP/1.1 {health}")), "{is_ready}");
         assert!(ask("/healthz").await.starts_with("HTTP/1.1 200"));
         assert!(ask("/metrics").await.starts_with("HTTP/1.1 404"), "nothing else is there");
     }
-    stop.cancel();
-    drop(silent);
-    tokio::time::timeout(Duration::from_secs(20), server).await.expect("it stops").unwrap().unwrap();
+    drop((probes, silent));
+    let closed = async {
+        while TcpStream::connect(address).await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), closed).await.expect("it stops with its owner");
 }
 
 #[tokio::test]

@@ -1,0 +1,291 @@
+//! The life of the function: load, listen, serve, drain.
+
+use crate::admission::Admission;
+use crate::compute::Computer;
+use crate::host::{self, Host};
+use crate::metrics::Metrics;
+use crate::service::Service;
+use crate::spans::Spans;
+use crate::{Error, Listeners, Settings};
+use prometheus::Registry;
+use remoe_http::Probes;
+use remoe_kernels::{NumericsClass, Pool, PoolConfig, wrong_paths};
+use remoe_otel::Traces;
+use remoe_process::{
+    Announcement, Role, function_registry, load_unless_stopped, refused_connections, serve_metrics,
+};
+use remoe_proto::identity::Trust;
+use remoe_proto::v1::FunctionDescription;
+use remoe_proto::v1::expert_function_server::ExpertFunctionServer;
+use remoe_proto::{Door, Intake, MAX_MESSAGE, Refusal, STREAM_WINDOW, WIRE_VERSION, parse_listing};
+use remoe_weights::{checked_experts_class, default_dtype};
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::{mpsc, watch};
+use tokio::task::{JoinError, JoinHandle};
+use tokio_util::sync::CancellationToken;
+use tonic_health::ServingStatus;
+use tonic_health::server::HealthReporter;
+
+/// From the signal to the end, whatever is still open.
+const DRAIN_LIMIT: Duration = Duration::from_secs(30);
+
+/// The health service's names beside the empty one.
+const HEALTH_SERVICES: [&str; 3] = ["", "readiness", "liveness"];
+
+/// Serves with traces, which are sent to their end.
+pub(crate) async fn traced(
+    settings: Settings,
+    listeners: Listeners,
+    started: Instant,
+    shutdown: CancellationToken,
+    ready: fn(&Announcement) -> io::Result<()>,
+) -> Result<(), Error> {
+    let traces = Traces::from_environment("remoe-expert")?;
+    let spans = Spans::new(traces.clone());
+    let keeping = tokio::spawn(spans.clone().keep());
+    let outcome = serve(settings, listeners, started, shutdown, &traces, &spans, ready).await;
+    keeping.abort();
+    spans.end();
+    traces.shut_down().await;
+    outcome
+}
+
+async fn serve(
+    settings: Settings,
+    mut listeners: Listeners,
+    started: Instant,
+    shutdown: CancellationToken,
+    traces: &Traces,
+    spans: &Spans,
+    ready: fn(&Announcement) -> io::Result<()>,
+) -> Result<(), Error> {
+    let trust = settings.identity_dir.as_deref().map(Trust::of_experts).transpose()?;
+    let serving = watch::Sender::new(false);
+    let probes = Probes::start(listeners.health.take(), serving.subscribe())?;
+    tracing::debug!(model = %settings.source.model, "loading");
+    // Not even the runtime's own threads could start.
+    host::within_address_space(host::BASE_BYTES).map_err(Error::Host)?;
+    let wanted = settings.clone();
+    let Some(loaded) = load_unless_stopped(&shutdown, move || Loaded::new(&wanted)).await? else {
+        return Ok(());
+    };
+    let registry = loaded.registry()?;
+    traces.register(&registry)?;
+    let announcement = Announcement {
+        role: Role::Remote,
+        grpc: listeners.grpc.local_addr()?,
+        http: None,
+        metrics: Some(listeners.metrics.local_addr()?),
+        health: probes.address(),
+        start_us: u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX),
+    };
+    let description = loaded.description(settings.memory_bytes, announcement.start_us);
+    let function = Function::start(&settings, loaded, description, &registry, spans)?;
+    let servers = function.listen(listeners, trust, registry).await?;
+    probes.has_loaded();
+    serving.send_replace(true);
+    ready(&announcement)?;
+    tracing::info!(address = %announcement.grpc, start_us = announcement.start_us, "ready");
+    servers.run(serving, shutdown).await
+}
+
+/// A function that computes what it is told, and has no connections yet.
+struct Function {
+    service: Service,
+    admission: Arc<Admission>,
+    computing: JoinHandle<Result<(), JoinError>>,
+    closing: CancellationToken,
+}
+
+impl Function {
+    fn start(
+        settings: &Settings,
+        loaded: Loaded,
+        description: FunctionDescription,
+        registry: &Registry,
+        spans: &Spans,
+    ) -> Result<Self, Error> {
+        let metrics = Metrics::new(registry)?;
+        metrics.memory.set(i64::try_from(loaded.host.memory_bytes()).unwrap_or(i64::MAX));
+        metrics.experts.set(description.hosted.iter().map(|set| set.experts.len() as i64).sum());
+        metrics.start.set(description.start_us as f64 / 1e6);
+        let row_bytes = loaded.hidden * loaded.class.dtype.bytes();
+        let host = Arc::new(loaded.host);
+        let in_flight_bytes = host.in_flight_bytes(settings.max_in_flight_bytes);
+        metrics.in_flight_limit.set(i64::try_from(in_flight_bytes).unwrap_or(i64::MAX));
+        let admission = Admission::new(settings.max_in_flight, in_flight_bytes, metrics.in_flight.clone());
+        let (orders, queue) = mpsc::unbounded_channel();
+        let computer = Computer::new(
+            host.clone(),
+            loaded.pool,
+            row_bytes,
+            Duration::from_micros(settings.poll_us),
+            metrics.clone(),
+            spans.clone(),
+        );
+        let computing = tokio::spawn(computer.run(queue));
+        let closing = CancellationToken::new();
+        let service = Service {
+            host,
+            description,
+            row_bytes,
+            admission: admission.clone(),
+            orders,
+            metrics,
+            spans: spans.clone(),
+            closing: closing.clone(),
+        };
+        Ok(Self { service, admission, computing, closing })
+    }
+
+    /// Accepts connections of main functions that `trust` names, of all without one, and of scrapers.
+    async fn listen(
+        self,
+        listeners: Listeners,
+        trust: Option<Trust>,
+        registry: Registry,
+    ) -> Result<Servers, Error> {
+        let Self { service, admission, computing, closing } = self;
+        let (health, health_service) = tonic_health::server::health_reporter();
+        for name in HEALTH_SERVICES {
+            health.set_service_status(name, ServingStatus::Serving).await;
+        }
+        let refused = refused_connections(&registry, Refusal::ALL.map(Refusal::name))?;
+        let door = trust
+            .map(|trust| Door::new(trust, move |refusal| refused.with_label_values(&[refusal.name()]).inc()));
+        let metrics = tokio::spawn(serve_metrics(listeners.metrics, registry, closing.clone()));
+        let intake = Intake::new(host::INTAKE);
+        let server = intake
+            .server()
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(STREAM_WINDOW)
+            .add_service(health_service)
+            .add_service(
+                ExpertFunctionServer::new(service)
+                    .max_decoding_message_size(MAX_MESSAGE)
+                    .max_encoding_message_size(MAX_MESSAGE),
+            )
+            .serve_with_incoming_shutdown(
+                intake.listen(listeners.grpc, door),
+                closing.clone().cancelled_owned(),
+            );
+        Ok(Servers { grpc: tokio::spawn(server), metrics, health, admission, computing, closing })
+    }
+}
+
+/// A function that takes orders.
+struct Servers {
+    grpc: JoinHandle<Result<(), tonic::transport::Error>>,
+    metrics: JoinHandle<io::Result<()>>,
+    health: HealthReporter,
+    admission: Arc<Admission>,
+    computing: JoinHandle<Result<(), JoinError>>,
+    closing: CancellationToken,
+}
+
+impl Servers {
+    /// Serves until `shutdown`, and drains: `serving` turns false, and what was accepted is computed.
+    async fn run(self, serving: watch::Sender<bool>, shutdown: CancellationToken) -> Result<(), Error> {
+        let Self { grpc, metrics, mut health, admission, computing, closing } = self;
+        let served = async {
+            let served = grpc.await.map_err(io::Error::other)?;
+            metrics.await.map_err(io::Error::other)??;
+            Ok::<_, Error>(served?)
+        };
+        let drain = async {
+            shutdown.cancelled().await;
+            tracing::info!(in_flight = admission.in_flight(), "draining");
+            serving.send_replace(false);
+            for name in HEALTH_SERVICES {
+                // Alive until the end; only no longer ready.
+                if name != "liveness" {
+                    health.set_service_status(name, ServingStatus::NotServing).await;
+                }
+            }
+            admission.drain();
+            admission.idle().await;
+            closing.cancel();
+            // A client that watches the health would hold the server open.
+            for name in HEALTH_SERVICES {
+                health.clear_service_status(name).await;
+            }
+            std::future::pending::<()>().await;
+        };
+        // It goes on for as long as the server takes orders, unless a computation panics.
+        let broken = async {
+            match computing.await {
+                Ok(Ok(())) => std::future::pending().await,
+                Ok(Err(_)) | Err(_) => Error::Computer,
+            }
+        };
+        let limit = async {
+            shutdown.cancelled().await;
+            tokio::time::sleep(DRAIN_LIMIT).await;
+            tracing::warn!(limit_s = DRAIN_LIMIT.as_secs(), "drain timeout: connections open");
+        };
+        tokio::select! {
+            served = served => served,
+            () = drain => Ok(()),
+            () = limit => Ok(()),
+            error = broken => Err(error),
+        }
+    }
+}
+
+/// Parts of the function that take time to load.
+struct Loaded {
+    /// Elements of a hidden state.
+    hidden: usize,
+    fingerprint: String,
+    class: NumericsClass,
+    host: Host,
+    pool: Arc<Pool>,
+}
+
+impl Loaded {
+    fn new(settings: &Settings) -> Result<Self, Error> {
+        let checkpoint = settings.source.open()?.checkpoint;
+        let dtype = settings.dtype.map_or_else(|| default_dtype(&checkpoint), |dtype| dtype.0);
+        let class = checked_experts_class(&checkpoint, dtype, settings.experts_dtype)?;
+        let threads = settings.threads.unwrap_or(PoolConfig::default().threads);
+        let sets = parse_listing(&settings.experts)?;
+        let host = Host::load(&checkpoint, &sets, class, settings.memory_bytes, threads)?;
+        let config = PoolConfig { threads, path: settings.instruction_path, ..PoolConfig::default() };
+        for (path, class) in wrong_paths(&[class]) {
+            tracing::warn!(%path, %class, "instruction path disabled: wrong results on this CPU");
+        }
+        let pool = Arc::new(Pool::new(config)?);
+        tracing::info!(threads, pinned = pool.is_pinned(), "kernel threads started");
+        Ok(Self {
+            hidden: checkpoint.config().hidden_size,
+            fingerprint: checkpoint.fingerprint()?.to_string(),
+            class,
+            host,
+            pool,
+        })
+    }
+    /// The registry of the process, with how its experts are computed.
+    fn registry(&self) -> Result<Registry, Error> {
+        let (pool, class) = (self.pool.clone(), self.class);
+        let paths = pool.paths(class).to_string();
+        Ok(function_registry(class.name(), &paths, move || pool.paths(class).of_rows(1).name())?)
+    }
+
+    fn description(&self, memory_limit: Option<u64>, start_us: u64) -> FunctionDescription {
+        FunctionDescription {
+            wire_version: WIRE_VERSION,
+            checkpoint: self.fingerprint.clone(),
+            dtype: self.class.dtype.to_string(),
+            numerics_class: self.class.name().to_owned(),
+            instruction_path: self.pool.paths(self.class).to_string(),
+            hidden_size: u32::try_from(self.hidden).unwrap_or(u32::MAX),
+            hosted: self.host.listing(),
+            memory_limit_bytes: memory_limit.unwrap_or(0),
+            memory_bytes: self.host.memory_bytes(),
+            start_us,
+            draining: false,
+        }
+    }
+}
