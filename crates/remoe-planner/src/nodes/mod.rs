@@ -161,8 +161,9 @@ pub struct MetTimes {
 pub fn rent(rental: &Rental) -> Result<NodesAnswer, FieldError> {
     rental.check()?;
     let compiled = Compiled::new(rental);
-    let all: Vec<(Arrangement, Best)> =
-        Arrangement::ALL.map(|name| (name, compiled.best(name, f64::INFINITY, false))).into();
+    let all = on_threads(Arrangement::ALL.into(), |name| {
+        (name, Compiled::new(rental).best(name, f64::INFINITY, false))
+    });
     let verdict = verdict::verdict(&compiled, &all);
     let found = |name: Arrangement| all.iter().find(|(one, _)| *one == name)?.1.found.as_ref();
     let best = verdict.rivals.iter().find(|rival| Some(rival.name) == verdict.best);
@@ -193,6 +194,20 @@ pub fn cheapest_nodes(rental: &Rental) -> Result<Option<RivalNodes>, FieldError>
     let rivals =
         Arrangement::ALL.map(|name| compiled.rival(name, &compiled.best(name, f64::INFINITY, false)));
     Ok(rivals.into_iter().filter(|rival| rival.feasible).min_by(RivalNodes::order))
+}
+
+/// Results of `search` for each of `subjects`, in their order, each on a thread of its own.
+fn on_threads<S: Send, R: Send>(subjects: Vec<S>, search: impl Fn(S) -> R + Sync) -> Vec<R> {
+    std::thread::scope(|scope| {
+        let search = &search;
+        let running: Vec<_> =
+            subjects.into_iter().map(|subject| scope.spawn(move || search(subject))).collect();
+        let ended = running.into_iter().map(|thread| match thread.join() {
+            Ok(found) => found,
+            Err(panic) => std::panic::resume_unwind(panic),
+        });
+        ended.collect()
+    })
 }
 
 impl Compiled<'_> {

@@ -2,7 +2,7 @@
 
 use super::compiled::{Compiled, Setting};
 use super::found::{Arrangement, Best, Miss, cheaper_then_faster};
-use super::{ExpectedTimes, NodesLayout, RentedNodes};
+use super::{ExpectedTimes, NodesLayout, RentedNodes, on_threads};
 use crate::words::{amount, apart, dollars, limit_name};
 use serde::Serialize;
 use std::cmp::Ordering;
@@ -259,20 +259,22 @@ impl Compiled<'_> {
         pays.or(whole.map(|(_, name)| name))
     }
 
-    /// The nearest changes that turn a verdict of `pays`.
+    /// The nearest changes that turn a verdict of `pays`. Each search starts from the rental: what searches remember is
+    /// not shared between threads.
     fn flips(&self, pays: bool) -> Vec<Flip> {
-        let now = self.setting;
-        let mut flips = Vec::new();
+        let rental = self.rental;
         let with_rate = |cause: &FlipCause| *cause != FlipCause::RequestRateFactor || self.arrivals.is_some();
-        for cause in FlipCause::ALL.into_iter().filter(with_rate) {
-            for direction in [1.0, -1.0] {
-                let Some((factor, best)) = self.flip(cause, direction, pays) else { continue };
-                let value = if cause == FlipCause::TpotSeconds { now.tpot } else { 1.0 };
-                let at = value * factor;
-                flips.push(Flip { cause, now: value, at, best, sentence: words(cause, at, best) });
-            }
-        }
-        flips
+        let causes = FlipCause::ALL.into_iter().filter(with_rate);
+        let searches = causes.flat_map(|cause| [(cause, 1.0), (cause, -1.0)]).collect();
+        let found = on_threads(searches, |(cause, direction)| {
+            Some((cause, Compiled::new(rental).flip(cause, direction, pays)?))
+        });
+        let flip = |(cause, (factor, best)): (FlipCause, (f64, Arrangement))| {
+            let now = if cause == FlipCause::TpotSeconds { self.setting.tpot } else { 1.0 };
+            let at = now * factor;
+            Flip { cause, now, at, best, sentence: words(cause, at, best) }
+        };
+        found.into_iter().flatten().map(flip).collect()
     }
 
     /// The factor in one direction that turns the verdict, nearest to 1, and what is the cheapest there.
