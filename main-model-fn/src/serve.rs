@@ -2,7 +2,7 @@
 
 use crate::control::Control;
 use crate::dispatch::ExpertMetrics;
-use crate::engine::{self, EngineParts, EngineSettings, EngineStop, RequestLimits};
+use crate::engine::{self, EngineHandle, EngineParts, EngineSettings, EngineStop, RequestLimits};
 use crate::http::{self, HttpOptions, HttpState, PlacementView, PrimerSource, TextFrontend};
 use crate::loaded::Loaded;
 use crate::memory;
@@ -22,15 +22,18 @@ use remoe_process::{
 use remoe_proto::identity::Trust;
 use remoe_proto::v1::main_model_server::MainModelServer;
 use remoe_proto::{Door, Intake, IntakeLimits, MAX_CONTROL_MESSAGE, MAX_CONTROL_REQUEST, Refusal};
+use remoe_weights::LoadError;
 use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle as TaskHandle;
 use tokio_util::sync::CancellationToken;
 use tonic::server::NamedService;
 use tonic_health::ServingStatus;
+use tonic_health::server::HealthReporter;
 
 /// After the drain, for errors to reach clients and for the engine to end.
 const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -98,7 +101,7 @@ pub async fn run<B: Backend>(
 
 async fn serve<B: Backend>(
     settings: Settings,
-    listeners: Listeners,
+    mut listeners: Listeners,
     started: Instant,
     shutdown: CancellationToken,
     traces: Traces,
@@ -107,170 +110,229 @@ async fn serve<B: Backend>(
     let trust = settings.identity_dir.as_deref().zip(settings.operator_identity.clone());
     let trust = trust.map(|(folder, operator)| Trust::of_control(folder, operator)).transpose()?;
     let placed = watch::Sender::new(false);
-    let probes = Probes::start(listeners.health, placed.subscribe())?;
-    tracing::info!(model = %settings.source.model, "loading");
-    let wanted = settings.clone();
-    let Some(model) = load_unless_stopped(&shutdown, move || Loaded::new::<B>(&wanted)).await? else {
-        return Ok(());
-    };
-    let registry = registry_of(&model)?;
-    traces.register(&registry)?;
-    let prefill_rows = most_prefill_rows(model.checkpoint.config(), model.class).min(settings.iteration_rows);
-    let limits = model.limits(&settings, prefill_rows);
-    let metrics = EngineMetrics::new(&registry)?;
-    let cache_bytes = limits.cache_pages.saturating_mul(model.page_bytes());
-    metrics.cache_limit.set(i64::try_from(cache_bytes).unwrap_or(i64::MAX));
-    let refused = refused_connections(&registry, Refusal::ALL.map(Refusal::name))?;
-    let recorder = match &settings.record_activations {
-        None => None,
-        Some(path) => Some(Recorder::open(path, model.record_header(&settings), &registry)?),
-    };
-    let expert_metrics = ExpertMetrics::new(&registry)?;
-    let (activity, arriving) = (expert_metrics.activity.clone(), expert_metrics.arriving.clone());
+    let probes = Probes::start(listeners.health.take(), placed.subscribe())?;
+    let process = Process { settings, trust, traces, started, shutdown, placed, probes };
+    tracing::info!(model = %process.settings.source.model, "loading");
+    let wanted = process.settings.clone();
+    let loading = load_unless_stopped(&process.shutdown, move || Loaded::new::<B>(&wanted));
+    let Some(model) = loading.await? else { return Ok(()) };
     let announcement = Announcement {
         role: Role::Main,
         grpc: listeners.control.local_addr()?,
         http: listeners.http.as_ref().map(TcpListener::local_addr).transpose()?,
         metrics: listeners.metrics.as_ref().map(TcpListener::local_addr).transpose()?,
-        health: probes.address(),
+        health: process.probes.address(),
         start_us: u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX),
     };
-    let (card, description) = (model.card()?, model.description(announcement.start_us));
-    let (expected, vocabulary) = (model.expected(trust.as_ref()), model.vocabulary());
-    let http_options = http_options(&settings, &model, traces);
-    let Loaded { checkpoint, class, threads, text, pool, model, rest, .. } = model;
-    let parts = EngineParts {
-        model,
-        pool,
-        checkpoint: checkpoint.clone(),
-        class,
-        vocabulary,
-        expected,
-        expert_metrics,
-        metrics,
-        recorder,
-    };
-    // The engine stops after the servers: they finish what they have accepted.
-    let stop = EngineStop::default();
-    let (engine, switches, engine_thread) =
-        engine::start(engine_settings(&settings, limits), parts, stop.clone())?;
-    let (account, shown) = (watch::Sender::new(None), watch::Sender::default());
-    let (lost, mut lost_experts) = mpsc::unbounded_channel();
-    if let Some(listener) = listeners.metrics {
-        let pages = serve_metrics(listener, registry.clone(), probes.end());
-        beside("metrics server stopped", pages);
-    }
-    let not_ready = placed.clone();
-    if let Some(name) =
-        http_options.template_variables.keys().find(|name| text.as_ref().is_none_or(|text| !text.reads(name)))
-    {
-        return Err(Error::TemplateVariable(name.clone()));
-    }
-    let http_state = HttpState::new(
-        engine.clone(),
-        text.clone().map(|text| text as Arc<dyn TextFrontend>),
-        http_options,
-        placed.subscribe(),
-        account.subscribe(),
-        PlacementView::new(shown.subscribe(), activity.clone(), card),
-        registry,
-    )?;
-    let control = Control {
-        engine: engine.clone(),
-        placer: Placer::new(PlacerParts {
-            switches,
-            checkpoint: checkpoint.clone(),
-            class,
-            threads,
-            memory_bytes: memory::limit(settings.memory_bytes),
-            placed,
-            account,
-            shown,
-            shutdown: shutdown.clone(),
-            arriving,
-            rest,
-            lost,
-            started,
-        }),
-        text: text.clone(),
-        description,
-        activity,
-        started,
-    };
-    let (mut health, health_service) = tonic_health::server::health_reporter();
-    health.set_serving::<MainModelServer<Control>>().await;
-    let intake = Intake::new(CONTROL_INTAKE);
-    let door = |trust| {
-        let refused = refused.clone();
-        Door::new(trust, move |refusal: Refusal| refused.with_label_values(&[refusal.name()]).inc())
-    };
-    let gateways = trust.as_ref().zip(settings.gateway_identity.clone());
-    let http_door = gateways.map(|(trust, gateway)| door(trust.of_http(gateway)));
-    let control_server = intake
-        .server()
-        .add_service(health_service)
-        .add_service(
-            MainModelServer::new(control)
-                .max_decoding_message_size(MAX_CONTROL_REQUEST)
-                .max_encoding_message_size(MAX_CONTROL_MESSAGE),
-        )
-        .serve_with_incoming_shutdown(
-            intake.listen(listeners.control, trust.map(door)),
-            shutdown.clone().cancelled_owned(),
-        );
-    let control_server = tokio::spawn(control_server);
-    let http_stop = shutdown.clone();
-    let http_server = tokio::spawn(async move {
-        match listeners.http {
-            None => Ok(()),
-            Some(listener) => http::serve(listener, http_door, http_state, http_stop).await,
-        }
-    });
-    probes.has_loaded();
+    let function = process.start(model, announcement.start_us)?;
+    let servers = process.listen(function, listeners).await?;
+    process.probes.has_loaded();
     ready(&announcement)?;
     tracing::info!(control = %announcement.grpc, http = ?announcement.http, start_us = announcement.start_us, "listening");
-    let served = async {
-        control_server.await.map_err(io::Error::other)??;
-        http_server.await.map_err(io::Error::other)??;
-        Ok::<_, Error>(())
-    };
-    let drain = async {
-        shutdown.cancelled().await;
-        // `/health` and new requests on open connections answer 503 from here on.
-        not_ready.send_replace(false);
-        // A client that watches the health would hold the server open.
-        for service in ["", MainModelServer::<Control>::NAME] {
-            health.set_service_status(service, ServingStatus::NotServing).await;
-            health.clear_service_status(service).await;
+    process.run(servers).await
+}
+
+/// State of the process that is there before the model is.
+struct Process {
+    settings: Settings,
+    /// Trust in launchers; absent without identities.
+    trust: Option<Trust>,
+    traces: Traces,
+    started: Instant,
+    shutdown: CancellationToken,
+    /// True while requests are taken.
+    placed: watch::Sender<bool>,
+    probes: Probes,
+}
+
+/// A function that has loaded, and has no connections yet.
+struct Function {
+    http: HttpState,
+    control: Control,
+    registry: Registry,
+    engine: RunningEngine,
+}
+
+/// The engine's thread, and how to end it.
+struct RunningEngine {
+    handle: EngineHandle,
+    thread: JoinHandle<()>,
+    stop: EngineStop,
+    lost_experts: mpsc::UnboundedReceiver<LoadError>,
+}
+
+/// A function that takes requests.
+struct Servers {
+    control: TaskHandle<Result<(), tonic::transport::Error>>,
+    http: TaskHandle<io::Result<()>>,
+    health: HealthReporter,
+    engine: RunningEngine,
+}
+
+impl Process {
+    /// Starts the engine of `model`, which was loaded `start_us` microseconds after the process began.
+    fn start(&self, model: Loaded, start_us: u64) -> Result<Function, Error> {
+        let settings = &self.settings;
+        let registry = registry_of(&model)?;
+        self.traces.register(&registry)?;
+        let prefill_rows =
+            most_prefill_rows(model.checkpoint.config(), model.class).min(settings.iteration_rows);
+        let limits = model.limits(settings, prefill_rows);
+        let metrics = EngineMetrics::new(&registry)?;
+        let cache_bytes = limits.cache_pages.saturating_mul(model.page_bytes());
+        metrics.cache_limit.set(i64::try_from(cache_bytes).unwrap_or(i64::MAX));
+        let recorder = match &settings.record_activations {
+            None => None,
+            Some(path) => Some(Recorder::open(path, model.record_header(settings), &registry)?),
+        };
+        let expert_metrics = ExpertMetrics::new(&registry)?;
+        let (activity, arriving) = (expert_metrics.activity.clone(), expert_metrics.arriving.clone());
+        let (card, description) = (model.card()?, model.description(start_us));
+        let (expected, vocabulary) = (model.expected(self.trust.as_ref()), model.vocabulary());
+        let http_options = http_options(settings, &model, self.traces.clone());
+        let Loaded { checkpoint, class, threads, text, pool, model, rest, .. } = model;
+        if let Some(name) = http_options
+            .template_variables
+            .keys()
+            .find(|name| text.as_ref().is_none_or(|text| !text.reads(name)))
+        {
+            return Err(Error::TemplateVariable(name.clone()));
         }
-        tracing::info!(in_flight = engine.in_flight(), "draining");
-        tokio::time::sleep(Duration::from_secs(settings.drain_seconds)).await;
-    };
-    tokio::pin!(served);
-    let in_time = tokio::select! {
-        served = &mut served => Some(served),
-        () = drain => None,
-        // Cancelled from inside: the engine's thread has ended without being asked to.
-        () = stop.finish.cancelled() => return Err(Error::Engine),
-        Some(error) = lost_experts.recv() => return Err(Error::Expert(error)),
-    };
-    match in_time {
-        Some(served) => served?,
-        None => {
-            tracing::warn!(
-                limit_s = settings.drain_seconds,
-                in_flight = engine.in_flight(),
-                "drain timeout: requests in flight"
+        let parts = EngineParts {
+            model,
+            pool,
+            checkpoint: checkpoint.clone(),
+            class,
+            vocabulary,
+            expected,
+            expert_metrics,
+            metrics,
+            recorder,
+        };
+        // The engine stops after the servers: they finish what they have accepted.
+        let stop = EngineStop::default();
+        let (engine, switches, thread) =
+            engine::start(engine_settings(settings, limits), parts, stop.clone())?;
+        let (account, shown) = (watch::Sender::new(None), watch::Sender::default());
+        let (lost, lost_experts) = mpsc::unbounded_channel();
+        let http = HttpState::new(
+            engine.clone(),
+            text.clone().map(|text| text as Arc<dyn TextFrontend>),
+            http_options,
+            self.placed.subscribe(),
+            account.subscribe(),
+            PlacementView::new(shown.subscribe(), activity.clone(), card),
+            registry.clone(),
+        )?;
+        let control = Control {
+            engine: engine.clone(),
+            placer: Placer::new(PlacerParts {
+                switches,
+                checkpoint,
+                class,
+                threads,
+                memory_bytes: memory::limit(settings.memory_bytes),
+                placed: self.placed.clone(),
+                account,
+                shown,
+                shutdown: self.shutdown.clone(),
+                arriving,
+                rest,
+                lost,
+                started: self.started,
+            }),
+            text,
+            description,
+            activity,
+            started: self.started,
+        };
+        let engine = RunningEngine { handle: engine, thread, stop, lost_experts };
+        Ok(Function { http, control, registry, engine })
+    }
+
+    /// Accepts launchers, users and scrapers.
+    async fn listen(&self, function: Function, listeners: Listeners) -> Result<Servers, Error> {
+        let Function { http, control, registry, engine } = function;
+        let refused = refused_connections(&registry, Refusal::ALL.map(Refusal::name))?;
+        if let Some(listener) = listeners.metrics {
+            beside("metrics server stopped", serve_metrics(listener, registry, self.probes.end()));
+        }
+        let (health, health_service) = tonic_health::server::health_reporter();
+        health.set_serving::<MainModelServer<Control>>().await;
+        let door = |trust| {
+            let refused = refused.clone();
+            Door::new(trust, move |refusal: Refusal| refused.with_label_values(&[refusal.name()]).inc())
+        };
+        let gateways = self.trust.as_ref().zip(self.settings.gateway_identity.clone());
+        let http_door = gateways.map(|(trust, gateway)| door(trust.of_http(gateway)));
+        let intake = Intake::new(CONTROL_INTAKE);
+        let control = intake
+            .server()
+            .add_service(health_service)
+            .add_service(
+                MainModelServer::new(control)
+                    .max_decoding_message_size(MAX_CONTROL_REQUEST)
+                    .max_encoding_message_size(MAX_CONTROL_MESSAGE),
+            )
+            .serve_with_incoming_shutdown(
+                intake.listen(listeners.control, self.trust.clone().map(door)),
+                self.shutdown.clone().cancelled_owned(),
             );
-            // Their clients are told, between two iterations.
-            stop.halt.cancel();
-            if let Ok(served) = tokio::time::timeout(LAST_WORDS, &mut served).await {
-                served?;
+        let control = tokio::spawn(control);
+        let shutdown = self.shutdown.clone();
+        let http = tokio::spawn(async move {
+            match listeners.http {
+                None => Ok(()),
+                Some(listener) => http::serve(listener, http_door, http, shutdown).await,
+            }
+        });
+        Ok(Servers { control, http, health, engine })
+    }
+
+    /// Serves until the shutdown, drains, and ends the engine.
+    async fn run(self, servers: Servers) -> Result<(), Error> {
+        let Servers { control, http, mut health, engine } = servers;
+        let RunningEngine { handle: engine, thread, stop, mut lost_experts } = engine;
+        let limit_s = self.settings.drain_seconds;
+        let served = async {
+            control.await.map_err(io::Error::other)??;
+            http.await.map_err(io::Error::other)??;
+            Ok::<_, Error>(())
+        };
+        let drain = async {
+            self.shutdown.cancelled().await;
+            // `/health` and new requests on open connections answer 503 from here on.
+            self.placed.send_replace(false);
+            // A client that watches the health would hold the server open.
+            for service in ["", MainModelServer::<Control>::NAME] {
+                health.set_service_status(service, ServingStatus::NotServing).await;
+                health.clear_service_status(service).await;
+            }
+            tracing::info!(in_flight = engine.in_flight(), "draining");
+            tokio::time::sleep(Duration::from_secs(limit_s)).await;
+        };
+        tokio::pin!(served);
+        let in_time = tokio::select! {
+            served = &mut served => Some(served),
+            () = drain => None,
+            // Cancelled from inside: the engine's thread has ended without being asked to.
+            () = stop.finish.cancelled() => return Err(Error::Engine),
+            Some(error) = lost_experts.recv() => return Err(Error::Expert(error)),
+        };
+        match in_time {
+            Some(served) => served?,
+            None => {
+                tracing::warn!(limit_s, in_flight = engine.in_flight(), "drain timeout: requests in flight");
+                // Their clients are told, between two iterations.
+                stop.halt.cancel();
+                if let Ok(served) = tokio::time::timeout(LAST_WORDS, &mut served).await {
+                    served?;
+                }
             }
         }
+        stop.finish.cancel();
+        joined(thread).await
     }
-    stop.finish.cancel();
-    joined(engine_thread).await
 }
 
 /// The registry of the process, with what it says of how `model` is computed.
