@@ -19,7 +19,7 @@ use crate::local::following::Following;
 use crate::local::measuring::Measuring;
 use crate::local::report::Report;
 use crate::local::supervisor::{End, Keeper};
-use crate::local::usage::{Memory, UsageLearner};
+use crate::local::usage::{Memory, ModelUsage};
 use crate::output::progress::{Progress, print_warning};
 use crate::programs;
 use crate::running;
@@ -228,7 +228,7 @@ fn usage(
     wanted: &Wanted,
     front: &Front,
     model: &Model,
-) -> Result<Option<(UsageLearner, Duration)>, CliError> {
+) -> Result<Option<(ModelUsage, Duration)>, CliError> {
     let Some(pause) = args.follow.replan.filter(|_| !wanted.moe_layers.is_empty()) else { return Ok(None) };
     let request = args.planning.workload.request(&wanted.inspection, None)?;
     let tokens = ByPhase { prefill: request.input_tokens, decode: request.output_tokens };
@@ -239,7 +239,7 @@ fn usage(
         folder_bytes: follow.experience_bytes,
         forgets: follow.forget,
     };
-    let usage = UsageLearner::open(wanted, memory, predictor, tokens, &front.foresight)?;
+    let usage = ModelUsage::open(wanted, memory, predictor, tokens, &front.foresight)?;
     model.tell(usage.witness());
     Ok(Some((usage, pause)))
 }

@@ -1,7 +1,7 @@
 //! How the placement of one model follows what its requests use.
 
 use super::replan::{Basis, Better, Moment, Question};
-use super::usage::UsageLearner;
+use super::usage::ModelUsage;
 use crate::deployment::Wanted;
 use crate::exit::CliError;
 use crate::output::progress::print_warning;
@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_millis(250);
 
 /// Parts that a placement needs to follow requests.
 pub(crate) struct Following {
-    pub(crate) usage: UsageLearner,
+    pub(crate) usage: ModelUsage,
     /// Between two revisions.
     pub(crate) pause: Duration,
     pub(crate) metrics: ModelForesightMetrics,
@@ -85,10 +85,7 @@ impl Following {
 
     /// Asks for a better placement for what was used of late, where anything was since it was last asked.
     pub(crate) fn ask(&mut self, basis: &Basis, wanted: &Wanted) -> Option<Answering> {
-        if !self.usage.observed.has_changed().unwrap_or(false) {
-            return None;
-        }
-        let shares = self.usage.observed.borrow_and_update().clone()?;
+        let shares = self.usage.news()?;
         let question = Question::new(basis, wanted, shares, Moment::Serves);
         Some(Answering::start(question, None))
     }

@@ -4,10 +4,12 @@ use crate::deployment::Wanted;
 use crate::exit::CliError;
 use crate::flags::default_dtype;
 use crate::predictors::Model;
-use remoe_gateway_core::{Privacy, Witness};
+use remoe_gateway_core::Witness;
 use remoe_predictor::record::RecordHeader;
 use remoe_predictor::{ByPhase, Shares, TunedPredictor};
-use remoe_usage::{Foresight, ForesightMetrics, ForesightOptions, Keeps, Mix, Prompts, Watch};
+use remoe_usage::{
+    AnsweredMix, Foresight, ForesightMetrics, ForesightOptions, Mix, Prompts, UsageLearner, Watch,
+};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,36 +20,12 @@ const PREDICTIONS: Duration = Duration::from_millis(250);
 /// Requests to go by before a placement follows what is used.
 const ENOUGH: f64 = 4.0;
 
-/// Follows the requests of one model.
-pub(crate) struct UsageLearner {
-    watch: Arc<Watch>,
-    /// Recent expert usage, once that is enough to go by.
-    pub(crate) observed: watch::Receiver<Option<Shares>>,
+/// Learned usage of one model.
+pub(crate) struct ModelUsage {
+    learner: Arc<UsageLearner>,
+    answered: watch::Receiver<Option<AnsweredMix>>,
     /// Mean usage of the requests that were remembered at the start, if they are enough to go by.
     pub(crate) remembered: Option<Shares>,
-}
-
-/// A gateway's end of a [`Watch`].
-struct Watching(Arc<Watch>);
-
-impl Witness for Watching {
-    fn came(&self, id: u64, tenant: &str, privacy: Privacy, body: &axum::body::Bytes) -> bool {
-        let keeps = match privacy {
-            Privacy::Shared => Keeps::Shared,
-            Privacy::None => Keeps::Records,
-            Privacy::CountsOnly => Keeps::Counts,
-            Privacy::LeftOut => Keeps::Nothing,
-        };
-        self.0.came(id, tenant, keeps, body)
-    }
-
-    fn told(&self, id: u64, activations: &str) {
-        self.0.told(id, activations);
-    }
-
-    fn left(&self, id: u64) {
-        self.0.left(id);
-    }
 }
 
 /// Memory of a model's requests.
@@ -61,7 +39,7 @@ pub(crate) struct Memory<'a> {
     pub(crate) forgets: bool,
 }
 
-impl UsageLearner {
+impl ModelUsage {
     /// Begins to follow the requests of `wanted`'s model, whose predictor is in the folder `predictor` or its own; a
     /// typical one has so many `tokens`.
     pub(crate) fn open(
@@ -96,43 +74,47 @@ impl UsageLearner {
             .map_err(|error| CliError::arguments("--experience", error.to_string()))?;
         let is_enough = foresight.remembered().0 as f64 >= ENOUGH;
         let remembered = if is_enough { foresight.mean(tokens)? } else { None };
-        let (tell, observed) = watch::channel(None);
-        let metrics = metrics.of_model(&wanted.name());
-        let watch = Watch::start(foresight, None, move |foresight, _news| {
-            metrics.show(foresight);
-            let observed = foresight.observed();
-            if observed.requests() >= ENOUGH
-                && let Ok(mix) = observed.mix()
-            {
-                tell.send_replace(mix.map(|mix| mix.shares));
-            }
-        });
+        let learner = UsageLearner::new(metrics.of_model(&wanted.name()));
+        let watch = Watch::start(foresight, None, learner.publisher(&model.fingerprint));
         let watch = watch.map_err(|error| CliError::runtime(format!("cannot start a thread: {error}")))?;
-        Ok(Self { watch: Arc::new(watch), observed, remembered })
+        learner.follow(Some(watch));
+        Ok(Self { answered: learner.answered(), learner, remembered })
     }
 
     /// Returns the witness of the model's requests.
     pub(crate) fn witness(&self) -> Arc<dyn Witness> {
-        Arc::new(Watching(self.watch.clone()))
+        self.learner.clone()
     }
 
     /// Returns the present requests.
     pub(crate) fn present(&self) -> Present {
-        Present(self.watch.clone())
+        Present(self.learner.clone())
     }
 
     /// Returns the recent expert usage, if that is enough to go by.
     pub(crate) fn of_late(&self) -> Option<Shares> {
-        self.observed.borrow().clone()
+        enough(self.answered.borrow().as_ref())
+    }
+
+    /// Returns the recent expert usage if it changed since this was last called, and is enough to go by.
+    pub(crate) fn news(&mut self) -> Option<Shares> {
+        if !self.answered.has_changed().unwrap_or(false) {
+            return None;
+        }
+        enough(self.answered.borrow_and_update().as_ref())
     }
 }
 
+fn enough(answered: Option<&AnsweredMix>) -> Option<Shares> {
+    answered.map(|answered| &answered.mix).filter(|mix| mix.requests >= ENOUGH).map(|mix| mix.shares.clone())
+}
+
 /// Requests that wait or are worked on.
-pub(crate) struct Present(Arc<Watch>);
+pub(crate) struct Present(Arc<UsageLearner>);
 
 impl Present {
     /// Predicts which experts they will use; `None` if that is not known.
     pub(crate) async fn mix(self) -> Option<Mix> {
-        tokio::task::spawn_blocking(move || self.0.mix(PREDICTIONS)).await.ok().flatten()
+        self.0.predicted(PREDICTIONS).await
     }
 }

@@ -58,7 +58,8 @@ impl InvalidResource {
 
     fn value(field: &str, value: &Value, expected: impl Into<String>) -> Self {
         let mut shown = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-        shown.truncate(shown.floor_char_boundary(QUOTED_BYTES));
+        let end = (0..=QUOTED_BYTES.min(shown.len())).rev().find(|end| shown.is_char_boundary(*end));
+        shown.truncate(end.unwrap_or(0));
         Self::Value { field: field.to_owned(), value: shown, expected: expected.into() }
     }
 }
@@ -240,12 +241,12 @@ mod tests {
 
     #[test]
     fn absent_and_null_fields_get_their_defaults() {
-        for value in [json!({"model": {"source": "hf://a/b"}, "slo": null, "main": {"device": null}})] {
-            let spec = spec_of(document(value));
-            assert_eq!((spec.slo, spec.main.device), (SloSpec::default(), Device::Cpu));
-            assert_eq!((spec.scaling, spec.pricing), (ScalingSpec::default(), PricingSpec::default()));
-            assert_eq!(spec.remote_experts, RemoteExpertsSpec::default());
-        }
+        let spec = spec_of(document(
+            json!({"model": {"source": "hf://a/b"}, "slo": null, "main": {"device": null}}),
+        ));
+        assert_eq!((spec.slo, spec.main.device), (SloSpec::default(), Device::Cpu));
+        assert_eq!((spec.scaling, spec.pricing), (ScalingSpec::default(), PricingSpec::default()));
+        assert_eq!(spec.remote_experts, RemoteExpertsSpec::default());
     }
 
     #[test]
