@@ -3,6 +3,7 @@
 mod ranges;
 
 pub(crate) use ranges::{size_range, vcpu_range};
+pub(crate) use remoe_local::STURDY;
 
 use crate::constraints;
 use crate::deployment::{Wanted, fallback_bytes};
@@ -33,8 +34,6 @@ use std::time::Duration;
 const MB: f64 = 1e6;
 /// Replicas of a function and groups of a plan, at most.
 const MOST_COUNT: u32 = 64;
-/// Share of the cost that standing wrong figures is worth where nothing is said.
-pub(crate) const STURDY: f64 = 0.02;
 
 /// Inputs of the planner.
 #[derive(Debug, Clone, Args)]

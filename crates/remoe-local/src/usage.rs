@@ -1,12 +1,10 @@
 //! Expert usage of a model, learned from its requests.
 
 use crate::deployment::Wanted;
-use crate::exit::CliError;
-use crate::flags::default_dtype;
-use crate::predictors::Model;
+use crate::error::LocalError;
 use remoe_gateway_core::Witness;
 use remoe_predictor::record::RecordHeader;
-use remoe_predictor::{ByPhase, Shares, TunedPredictor};
+use remoe_predictor::{ByPhase, Embedding, Shares, Trained, TunedPredictor};
 use remoe_usage::{
     AnsweredMix, Foresight, ForesightMetrics, ForesightOptions, Mix, Prompts, UsageLearner, Watch,
 };
@@ -21,68 +19,77 @@ const PREDICTIONS: Duration = Duration::from_millis(250);
 const ENOUGH: f64 = 4.0;
 
 /// Learned usage of one model.
-pub(crate) struct ModelUsage {
+pub struct ModelUsage {
     learner: Arc<UsageLearner>,
     answered: watch::Receiver<Option<AnsweredMix>>,
     /// Mean usage of the requests that were remembered at the start, if they are enough to go by.
-    pub(crate) remembered: Option<Shares>,
+    pub remembered: Option<Shares>,
 }
 
-/// Memory of a model's requests.
+/// Training history of a model's requests.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Memory<'a> {
+pub struct History<'a> {
     /// Folder that keeps it over restarts.
-    pub(crate) folder: Option<&'a Path>,
+    pub folder: Option<&'a Path>,
     /// Limit of its size.
-    pub(crate) folder_bytes: u64,
+    pub folder_bytes: u64,
     /// Requests are predicted without it.
-    pub(crate) forgets: bool,
+    pub forgets: bool,
+}
+
+/// Parts of a model by which its requests are predicted.
+pub struct ModelFiles {
+    /// Fingerprint of the checkpoint.
+    pub fingerprint: String,
+    /// Embedding of the checkpoint.
+    pub embedding: Embedding,
+    /// A predictor that was built for it.
+    pub trained: Option<Trained>,
 }
 
 impl ModelUsage {
-    /// Begins to follow the requests of `wanted`'s model, whose predictor is in the folder `predictor` or its own; a
-    /// typical one has so many `tokens`.
-    pub(crate) fn open(
+    /// Begins to follow the requests of `wanted`'s model, which has these `files`; a typical one has so many `tokens`.
+    ///
+    /// # Errors
+    /// The history cannot be used, the tokenizer cannot be read, or the system refuses a thread.
+    pub fn open(
         wanted: &Wanted,
-        memory: Memory<'_>,
-        predictor: Option<&Path>,
+        history: History<'_>,
+        files: ModelFiles,
         tokens: ByPhase<f64>,
         metrics: &ForesightMetrics,
-    ) -> Result<Self, CliError> {
-        let model = Model::of(wanted.checkpoint.clone())?;
+    ) -> Result<Self, LocalError> {
         let facts = &wanted.inspection;
         let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
         let header = RecordHeader {
-            model: model.fingerprint.clone(),
+            model: files.fingerprint.clone(),
             layers: facts.moe_layers.iter().map(|layer| number(*layer)).collect(),
             experts: number(facts.experts),
             top_k: number(facts.top_k),
-            dtype: wanted.options.dtype.clone().unwrap_or_else(|| default_dtype(facts).to_owned()),
+            dtype: wanted.dtype().to_owned(),
             tokens: false,
         };
-        let trained = model.predictor(predictor)?;
         // One folder serves for several models.
-        let folder = memory.folder.map(|folder| folder.join(&model.fingerprint));
+        let folder = history.folder.map(|folder| folder.join(&files.fingerprint));
         let options = ForesightOptions {
-            store: folder.map(|folder| (folder, memory.folder_bytes)),
-            forgets: memory.forgets,
+            store: folder.map(|folder| (folder, history.folder_bytes)),
+            forgets: history.forgets,
             output_tokens: tokens.decode,
         };
         let prompts = Prompts::open(&wanted.checkpoint)?;
-        let trained = trained.map(|trained| Box::new(trained) as Box<dyn TunedPredictor>);
-        let foresight = Foresight::new(header, model.embedding, prompts, trained, options)
-            .map_err(|error| CliError::arguments("--experience", error.to_string()))?;
+        let trained = files.trained.map(|trained| Box::new(trained) as Box<dyn TunedPredictor>);
+        let foresight = Foresight::new(header, files.embedding, prompts, trained, options)?;
         let is_enough = foresight.remembered().0 as f64 >= ENOUGH;
         let remembered = if is_enough { foresight.mean(tokens)? } else { None };
         let learner = UsageLearner::new(metrics.of_model(&wanted.name()));
-        let watch = Watch::start(foresight, None, learner.publisher(&model.fingerprint));
-        let watch = watch.map_err(|error| CliError::runtime(format!("cannot start a thread: {error}")))?;
+        let watch = Watch::start(foresight, None, learner.publisher(&files.fingerprint));
+        let watch = watch.map_err(LocalError::Thread)?;
         learner.follow(Some(watch));
         Ok(Self { answered: learner.answered(), learner, remembered })
     }
 
     /// Returns the witness of the model's requests.
-    pub(crate) fn witness(&self) -> Arc<dyn Witness> {
+    pub fn witness(&self) -> Arc<dyn Witness> {
         self.learner.clone()
     }
 

@@ -1,6 +1,6 @@
 //! Writes down when the functions of a model start, serve and stop, and what they cost.
 
-use super::rates::{Place, Tariff};
+use crate::rates::{Place, Tariff};
 use remoe_billing::{Lives, PresentFunction};
 use remoe_gateway_core::{Billing, Books};
 use remoe_process::Role;
@@ -10,11 +10,13 @@ use tokio::sync::watch;
 
 /// Recorder of one model.
 #[derive(Clone)]
-pub(crate) struct CostRecorder {
-    pub(crate) books: Arc<Books>,
-    pub(crate) model: String,
+pub struct CostRecorder {
+    /// Where costs are written.
+    pub books: Arc<Books>,
+    /// Name of the model.
+    pub model: String,
     /// A name that no other run of `up` has.
-    pub(crate) run: Arc<str>,
+    pub run: Arc<str>,
 }
 
 impl CostRecorder {
@@ -24,7 +26,7 @@ impl CostRecorder {
     }
 
     /// Follows `status` until there is none any more. What happens before there is a tariff is written down then.
-    pub(crate) async fn follow(
+    pub async fn follow(
         self,
         mut status: watch::Receiver<Status>,
         mut tariff: watch::Receiver<Option<Tariff>>,
