@@ -1,6 +1,7 @@
 //! How the command ends.
 
 use crate::remedies::{by_flag, infeasible};
+use remoe_local::LocalError;
 use remoe_model::CheckpointError;
 use remoe_planner::PlanError;
 use remoe_proto::{ErrorCode, ServiceError};
@@ -87,6 +88,21 @@ impl From<PlanError> for CliError {
                 Self { field: Some(error.field.clone()), ..Self::new(Code::Arguments, error.to_string()) }
             }
             PlanError::Cancelled => Self::new(Code::Runtime, error.to_string()),
+        }
+    }
+}
+
+impl From<LocalError> for CliError {
+    fn from(error: LocalError) -> Self {
+        match error {
+            LocalError::Plan(error) => error.into(),
+            LocalError::Placement(error) => Self::placement(error, None),
+            LocalError::Checkpoint(error) => error.into(),
+            LocalError::Text(error) => error.into(),
+            LocalError::Predict(error) => error.into(),
+            LocalError::History(error) => Self::arguments("--experience", error.to_string()),
+            LocalError::Report(error) => error.into(),
+            error => Self::runtime(error.to_string()),
         }
     }
 }

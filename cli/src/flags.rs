@@ -3,7 +3,8 @@
 mod dtype;
 mod sampling;
 
-pub(crate) use dtype::{Dtype, check_experts_dtype, default_dtype};
+pub(crate) use dtype::{Dtype, check_experts_dtype};
+pub(crate) use remoe_local::default_dtype;
 pub(crate) use sampling::{
     ChatSamplingArgs, SamplingArgs, min_p, probability, repetition_penalty, stop_string, temperature,
 };
@@ -178,6 +179,15 @@ pub(crate) enum Backend {
     Native,
     /// LibTorch
     Torch,
+}
+
+impl From<Backend> for remoe_local::Backend {
+    fn from(backend: Backend) -> Self {
+        match backend {
+            Backend::Native => Self::Native,
+            Backend::Torch => Self::Torch,
+        }
+    }
 }
 
 pub(crate) fn at_least_one(text: &str) -> Result<usize, String> {

@@ -15,7 +15,6 @@ mod figures;
 mod files;
 mod flags;
 mod loading;
-mod local;
 mod machine;
 mod output;
 mod plan_report;

@@ -3,6 +3,7 @@
 mod ranges;
 
 pub(crate) use ranges::{size_range, vcpu_range};
+pub(crate) use remoe_local::STURDY;
 
 use crate::constraints;
 use crate::deployment::{Wanted, fallback_bytes};
@@ -14,7 +15,7 @@ use crate::output::progress::print_warning;
 use crate::predictors::Model;
 use crate::profiling;
 use crate::prompt;
-use crate::resource::{in_spec, part_of_spec};
+use crate::resource::{self, in_spec};
 use crate::workload::WorkloadArgs;
 use clap::Args;
 use ranges::{millicores, sizes};
@@ -32,9 +33,7 @@ use std::time::Duration;
 
 const MB: f64 = 1e6;
 /// Replicas of a function and groups of a plan, at most.
-pub(crate) const MOST_COUNT: u32 = 64;
-/// Share of the cost that standing wrong figures is worth where nothing is said.
-pub(crate) const STURDY: f64 = 0.02;
+const MOST_COUNT: u32 = 64;
 
 /// Inputs of the planner.
 #[derive(Debug, Clone, Args)]
@@ -332,9 +331,11 @@ pub(crate) async fn plan(problem: &Problem, remote: RemoteArg, origin: Origin) -
 /// Reads a price list, or the prices of a MoEDeployment.
 pub(crate) fn prices_of(text: &str) -> Result<Prices, FieldError> {
     let wrong = |PricesError { field, message }| FieldError { field, message };
-    match part_of_spec(text, "pricing")? {
+    match resource::of_text(text)? {
         None => Prices::from_yaml(text).map_err(wrong),
-        Some(part) => Prices::from_yaml(&part).map_err(|error| in_spec("pricing", wrong(error))),
+        Some(resource) => {
+            Prices::from_yaml(&resource.part("pricing")?).map_err(|error| in_spec("pricing", wrong(error)))
+        }
     }
 }
 

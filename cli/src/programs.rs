@@ -1,7 +1,7 @@
 //! Where the function programs are.
 
 use crate::exit::CliError;
-use crate::flags::Backend;
+use remoe_local::Backend;
 use remoe_rollout::process::Programs;
 use std::path::{Path, PathBuf};
 
@@ -17,7 +17,7 @@ const CUDA: &str = "/dev/nvidiactl";
 
 /// Finds the function programs beside this one, or in `REMOE_BIN_DIR`: the main function with the operations of
 /// `backend`, else with those that `device` needs, or the best device that there is.
-pub(crate) fn find(backend: Option<Backend>, device: Option<&str>) -> Result<Programs, CliError> {
+pub(crate) fn find(backend: Option<impl Into<Backend>>, device: Option<&str>) -> Result<Programs, CliError> {
     let folder = match std::env::var_os(FOLDER_VARIABLE) {
         Some(folder) => PathBuf::from(folder),
         None => own_folder()?,
@@ -26,7 +26,7 @@ pub(crate) fn find(backend: Option<Backend>, device: Option<&str>) -> Result<Pro
         Some(device) => device != "cpu",
         None => Path::new(CUDA).exists() && folder.join(TORCH).is_file(),
     };
-    let main = match backend {
+    let main = match backend.map(Into::into) {
         Some(Backend::Torch) => TORCH,
         Some(Backend::Native) => NATIVE,
         None if on_cuda => TORCH,

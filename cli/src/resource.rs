@@ -1,174 +1,73 @@
 //! MoEDeployments in files, as a cluster takes them.
 
-mod part;
-
-pub(crate) use part::{in_spec, part_of_spec};
-
 use crate::exit::CliError;
 use crate::files::{in_file, read};
+use crate::flags::device;
+use remoe_api::{InvalidResource, MoEDeployment, MoEDeploymentSpec};
 use remoe_planner::FieldError;
-use remoe_process::parse_duration;
 use serde::Deserialize;
-use serde::de::IgnoredAny;
-use serde_yaml::Value;
-use std::fmt::{Display, Formatter};
+use serde_json::Value;
+use serde_yaml::Value as Yaml;
+use std::fmt::Display;
 use std::path::Path;
 
 pub(crate) const KIND: &str = "MoEDeployment";
-const API_VERSION: &str = "remoe.dev/v1alpha1";
-/// Limits of latency by default, as in a cluster.
-pub(crate) const TTFT: &str = "10s";
-pub(crate) const TPOT: &str = "150ms";
-/// Time between two plans that follow requests, by default.
-pub(crate) const REPLAN_INTERVAL: &str = "10m";
-/// Idle window of a resource that scales to zero, by default.
-pub(crate) const IDLE_WINDOW: &str = "10m";
 
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+/// MoEDeployment of a file.
 pub(crate) struct Resource {
-    api_version: String,
-    #[serde(rename = "kind")]
-    _kind: String,
-    pub(crate) metadata: Metadata,
-    pub(crate) spec: Spec,
-    #[serde(rename = "status")]
-    _status: Option<IgnoredAny>,
-}
-
-#[derive(Deserialize)]
-pub(crate) struct Metadata {
     pub(crate) name: String,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub(crate) struct Spec {
-    pub(crate) model: ModelSpec,
-    pub(crate) served_name: Option<String>,
-    pub(crate) mode: Option<Value>,
-    pub(crate) accepted_plan: Option<Value>,
-    #[serde(default)]
-    pub(crate) scaling: ScalingSpec,
-    pub(crate) replicas: Option<Value>,
-    #[serde(default)]
-    pub(crate) slo: SloSpec,
-    pub(crate) workload: Option<Value>,
-    #[serde(default)]
-    pub(crate) main: MainSpec,
-    #[serde(default)]
-    pub(crate) remote_experts: RemoteExpertsSpec,
-    pub(crate) pricing: Option<Value>,
-    pub(crate) rollout: Option<Value>,
-    pub(crate) prediction: Option<PredictionSpec>,
-    pub(crate) profile: Option<Value>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub(crate) struct PredictionSpec {
-    #[serde(default)]
-    pub(crate) replan: Replan,
-    pub(crate) interval: Option<String>,
-    #[serde(default)]
-    pub(crate) privacy: Privacy,
-}
-
-#[derive(Default, PartialEq, Deserialize)]
-pub(crate) enum Replan {
-    #[default]
-    Auto,
-    Never,
-}
-
-#[derive(Default, PartialEq, Deserialize)]
-pub(crate) enum Privacy {
-    #[default]
-    None,
-    CountsOnly,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub(crate) struct ModelSpec {
-    pub(crate) source: String,
-    pub(crate) revision: Option<String>,
-    pub(crate) endpoint: Option<Value>,
-    pub(crate) credentials_secret_name: Option<Value>,
-    pub(crate) ambient_credentials: Option<Value>,
-    pub(crate) cache_claim_name: Option<Value>,
-    pub(crate) dtype: Option<String>,
-    pub(crate) experts_dtype: Option<String>,
-    pub(crate) dense_dtype: Option<String>,
-    pub(crate) max_model_len: Option<u32>,
-    pub(crate) chat_template_kwargs: Option<serde_json::Map<String, serde_json::Value>>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub(crate) struct ScalingSpec {
-    pub(crate) min: Option<u32>,
-    pub(crate) max: Option<Value>,
-    pub(crate) idle_window: Option<String>,
-    pub(crate) remote_idle_window: Option<String>,
-    pub(crate) target_percent: Option<Value>,
-    pub(crate) window: Option<Value>,
-    pub(crate) remote: Option<Value>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub(crate) struct SloSpec {
-    pub(crate) ttft: Option<String>,
-    pub(crate) tpot: Option<String>,
-    pub(crate) cold_ttft: Option<String>,
-    pub(crate) cold_percent: Option<String>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub(crate) struct MainSpec {
+    pub(crate) spec: MoEDeploymentSpec,
+    /// Device as the file states it: a machine, other than a cluster, numbers its GPUs (`cuda:1`).
     pub(crate) device: Option<String>,
-    pub(crate) gpu: Option<Value>,
-    #[serde(rename = "memoryMB")]
-    pub(crate) memory_mb: Option<Range<100>>,
-    pub(crate) cpu: Option<Range<500>>,
-    pub(crate) template: Option<Value>,
+    document: Value,
 }
 
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub(crate) struct RemoteExpertsSpec {
-    pub(crate) mode: Option<String>,
-    #[serde(rename = "memoryMB")]
-    pub(crate) memory_mb: Option<Range<100>>,
-    pub(crate) cpu: Option<Range<500>>,
-    pub(crate) max_groups: Option<u32>,
-    pub(crate) max_replicas: Option<u32>,
-    #[serde(rename = "payloadLimitMB")]
-    pub(crate) payload_limit_mb: Option<Value>,
-    pub(crate) template: Option<Value>,
-}
-
-/// Range of sizes. `STEP` is the default step.
-#[derive(Clone, Copy, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Range<const STEP: u32> {
-    pub(crate) min: u32,
-    pub(crate) max: u32,
-    pub(crate) step: Option<u32>,
-}
-
-impl<const STEP: u32> Range<STEP> {
-    /// Returns minimum, maximum and step.
-    pub(crate) fn numbers(self) -> [f64; 3] {
-        [self.min, self.max, self.step.unwrap_or(STEP)].map(f64::from)
+impl Resource {
+    fn of_document(document: Yaml) -> Result<Self, InvalidResource> {
+        let unreadable = |field: &str, message: String| InvalidResource::Unreadable {
+            field: field.to_owned(),
+            message: format!("invalid: {message}"),
+        };
+        let mut document = serde_json::to_value(document)
+            .map_err(|error| unreadable("spec", format!("{error}; write names of fields as text")))?;
+        let mut stated = None;
+        if let Some(Value::String(text)) = document.pointer_mut("/spec/main/device") {
+            device(text).map_err(|expected| InvalidResource::Value {
+                field: "spec.main.device".to_owned(),
+                value: text.clone(),
+                expected: expected.trim_start_matches("expected ").to_owned(),
+            })?;
+            stated = Some(text.clone());
+            text.truncate(text.find(':').unwrap_or(text.len()));
+        }
+        let MoEDeployment { metadata, spec, .. } = MoEDeployment::from_document(document.clone())?;
+        Ok(Self { name: metadata.name.unwrap_or_default(), spec, device: stated, document })
     }
-}
 
-impl<const STEP: u32> Display for Range<STEP> {
-    fn fmt(&self, formatter: &mut Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "{}:{}:{}", self.min, self.max, self.step.unwrap_or(STEP))
+    /// Reports if the file states `field`, such as `spec.main.cpu`; others have the defaults of the custom resource.
+    pub(crate) fn states(&self, field: &str) -> bool {
+        let pointer = format!("/{}", field.replace('.', "/"));
+        self.document.pointer(&pointer).is_some_and(|value| !value.is_null())
+    }
+
+    /// Returns the part `field` of the spec as YAML, with numbers in place of strings that are such.
+    ///
+    /// # Errors
+    /// The file does not state that part.
+    pub(crate) fn part(&self, field: &str) -> Result<String, FieldError> {
+        let unreadable = |error: &dyn Display| FieldError::unreadable("", &error.to_string());
+        if !self.states(&format!("spec.{field}")) {
+            let message = "is missing; add it, or give a file of its own".to_owned();
+            return Err(in_spec(field, FieldError { field: String::new(), message }));
+        }
+        let mut spec = serde_json::to_value(&self.spec).map_err(|error| unreadable(&error))?;
+        let part = &mut spec[field];
+        for value in part.as_object_mut().into_iter().flat_map(|fields| fields.values_mut()) {
+            if let Some(number) = value.as_str().and_then(|text| text.parse::<f64>().ok()) {
+                *value = number.into();
+            }
+        }
+        serde_yaml::to_string(part).map_err(|error| unreadable(&error))
     }
 }
 
@@ -185,14 +84,24 @@ pub(crate) fn read_one(path: &Path) -> Result<Resource, CliError> {
 }
 
 /// Reads the resource in a document of the file at `path`.
-pub(crate) fn of_document(path: &Path, document: Value) -> Result<Resource, CliError> {
-    let resource: Resource = serde_path_to_error::deserialize(document)
-        .map_err(|error| in_file("--file", path, &unreadable_resource(error)))?;
-    if resource.api_version != API_VERSION {
-        let message = format!("apiVersion is {}, expected {API_VERSION}", resource.api_version);
-        return Err(wrong_resource(path, &message));
+pub(crate) fn of_document(path: &Path, document: Yaml) -> Result<Resource, CliError> {
+    Resource::of_document(document).map_err(|error| {
+        let field = Some(error.field()).filter(|field| !field.is_empty()).map(str::to_owned);
+        let wrong = in_file("--file", path, &field_error(error));
+        CliError { field: field.or(wrong.field), ..wrong }
+    })
+}
+
+/// Reads the one resource that `text` is; `None` where it is another file.
+///
+/// # Errors
+/// An invalid MoEDeployment, or a file that is no YAML.
+pub(crate) fn of_text(text: &str) -> Result<Option<Resource>, FieldError> {
+    if !text.contains(KIND) {
+        return Ok(None);
     }
-    Ok(resource)
+    let found = documents(text).map_err(|error| FieldError::unreadable("", &error.to_string()))?.pop();
+    found.map(|document| Resource::of_document(document).map_err(field_error)).transpose()
 }
 
 /// Returns an error about the resource in the file at `path`.
@@ -201,33 +110,30 @@ pub(crate) fn wrong_resource(path: &Path, message: &str) -> CliError {
 }
 
 /// Returns an error about `field` of the resource in the file at `path`.
-pub(crate) fn wrong_field(path: &Path, field: &str, why: &dyn std::fmt::Display) -> CliError {
+pub(crate) fn wrong_field(path: &Path, field: &str, why: &dyn Display) -> CliError {
     CliError { field: Some(field.to_owned()), ..wrong_resource(path, &format!("{field}: {why}")) }
 }
 
-fn unreadable_resource(error: serde_path_to_error::Error<serde_yaml::Error>) -> FieldError {
-    let path = error.path().to_string();
-    FieldError::unreadable(&path, &error.into_inner().to_string())
+/// Returns what a person reads of `error`, with the field that an unknown one was probably meant to be.
+fn field_error(error: InvalidResource) -> FieldError {
+    match &error {
+        InvalidResource::Unknown { field, known } => {
+            let name = field.rsplit('.').next().unwrap_or(field);
+            let known = known.join("`, `");
+            FieldError::unreadable(field, &format!("unknown field `{name}`, expected one of `{known}`"))
+        }
+        InvalidResource::Missing { field } => FieldError::new(field, "is missing; add it"),
+        InvalidResource::Value { .. } | InvalidResource::Unreadable { .. } => {
+            FieldError::new("", error.to_string())
+        }
+    }
 }
 
-/// Seconds without requests after which the one MoEDeployment that `text` is sleeps; `None` where it is none, or never
-/// does.
-///
-/// # Errors
-/// An invalid duration.
-pub(crate) fn idle_window(text: &str) -> Result<Option<f64>, String> {
-    let document = documents(text).ok().and_then(|mut found| found.pop());
-    let scaling = document.as_ref().and_then(|document| document.get("spec")?.get("scaling"));
-    let Some(scaling) = scaling.filter(|it| it.get("min").and_then(Value::as_u64) == Some(0)) else {
-        return Ok(None);
-    };
-    let text = match scaling.get("idleWindow") {
-        None => IDLE_WINDOW,
-        Some(value) => {
-            value.as_str().ok_or_else(|| format!("got {value:?}, expected a duration such as 10m"))?
-        }
-    };
-    parse_duration(text).map(|window| Some(window.as_secs_f64())).map_err(|error| error.to_string())
+/// Returns `error` about the part `part` of a spec as one about the whole file.
+pub(crate) fn in_spec(part: &str, error: FieldError) -> FieldError {
+    let FieldError { field, message } = error;
+    let field = if field.is_empty() { format!("spec.{part}") } else { format!("spec.{part}.{field}") };
+    FieldError { field, message }
 }
 
 /// Reports if a document of `text` is a MoEDeployment.
@@ -236,9 +142,9 @@ pub(crate) fn is_one(text: &str) -> bool {
 }
 
 /// Returns the documents of kind MoEDeployment.
-pub(crate) fn documents(text: &str) -> Result<Vec<Value>, serde_yaml::Error> {
-    let documents = serde_yaml::Deserializer::from_str(text).map(Value::deserialize);
-    let of_kind = |value: &Value| value.get("kind").and_then(Value::as_str) == Some(KIND);
+pub(crate) fn documents(text: &str) -> Result<Vec<Yaml>, serde_yaml::Error> {
+    let documents = serde_yaml::Deserializer::from_str(text).map(Yaml::deserialize);
+    let of_kind = |value: &Yaml| value.get("kind").and_then(Yaml::as_str) == Some(KIND);
     Ok(documents.collect::<Result<Vec<_>, _>>()?.into_iter().filter(of_kind).collect())
 }
 
@@ -255,9 +161,21 @@ mod tests {
 
     #[test]
     fn parts_of_the_spec_have_numbers() {
-        let prices = part_of_spec(RESOURCE, "pricing").unwrap().unwrap();
-        let prices = remoe_hardware::Prices::from_yaml(&prices).unwrap();
+        let resource = of_text(RESOURCE).unwrap().unwrap();
+        let prices = remoe_hardware::Prices::from_yaml(&resource.part("pricing").unwrap()).unwrap();
         assert_eq!(prices.cpu_core_hour, 0.03);
-        assert_eq!(part_of_spec("cpuCoreHour: 1", "pricing").unwrap(), None);
+        assert!(of_text("cpuCoreHour: 1").unwrap().is_none());
+        let error = resource.part("profile").unwrap_err();
+        assert!(error.to_string().starts_with("spec.profile is missing"), "{error}");
+    }
+
+    #[test]
+    fn stated_fields_are_told_from_defaults() {
+        let resource = of_text(&RESOURCE.replace("replicas: 2", "rollout: null")).unwrap().unwrap();
+        for (field, stated) in
+            [("spec.main.memoryMB", true), ("spec.main.cpu", false), ("spec.rollout", false)]
+        {
+            assert_eq!(resource.states(field), stated, "{field}");
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::exit::CliError;
 use crate::files::{in_file, read};
-use crate::resource::{idle_window, in_spec, part_of_spec};
+use crate::resource::{self, in_spec};
 use clap::Args;
 use remoe_hardware::number_schema;
 use remoe_model::Inspection;
@@ -75,6 +75,9 @@ pub(crate) struct Workload {
     concurrency: Option<u32>,
     /// Arrivals of requests. Where absent, costs are those of requests one after another.
     arrivals: Option<ArrivalsForm>,
+    /// Time without requests after which the MoEDeployment that has this workload sleeps, if it does.
+    #[serde(skip)]
+    idle_window: Option<Duration>,
 }
 
 /// Arrivals of requests: at random (`perHour`), or as they were recorded (`recordedSeconds`).
@@ -135,15 +138,10 @@ fn decimal<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D:
 impl Workload {
     /// Reads a workload in YAML or JSON, or that of a MoEDeployment.
     fn from_yaml(text: &str) -> Result<Self, FieldError> {
-        let part = part_of_spec(text, "workload")?;
-        let read = match &part {
-            Some(part) => Self::of_yaml(part),
-            None => Self::of_yaml(text),
-        };
-        read.map_err(|error| match part {
-            Some(_) => in_spec("workload", error),
-            None => error,
-        })
+        let Some(resource) = resource::of_text(text)? else { return Self::of_yaml(text) };
+        let read = Self::of_yaml(&resource.part("workload")?);
+        let workload = read.map_err(|error| in_spec("workload", error))?;
+        Ok(Self { idle_window: resource.spec.idle_window(), ..workload })
     }
 
     fn of_yaml(text: &str) -> Result<Self, FieldError> {
@@ -254,14 +252,15 @@ impl WorkloadArgs {
     /// When requests come, where the workload says so. Functions end after `idle` without any, where a MoEDeployment
     /// or the workload says nothing else.
     pub(crate) fn arrivals(&self, idle: Option<Duration>) -> Result<Option<Arrivals>, CliError> {
-        let Some(form) = self.read()?.arrivals else { return Ok(None) };
+        let Workload { arrivals, idle_window, .. } = self.read()?;
+        let Some(form) = arrivals else { return Ok(None) };
         Ok(Some(Arrivals {
             per_second: form.per_hour.unwrap_or(0.0) / 3600.0,
             burst: form.burst.unwrap_or(1.0),
             recorded_seconds: form.recorded_seconds,
             idle_seconds: match form.idle_seconds {
                 Some(seconds) => Some(seconds),
-                None => idle.map(|idle| idle.as_secs_f64()).or(self.idle_window()?),
+                None => idle.or(idle_window).map(|idle| idle.as_secs_f64()),
             },
             input_variation: form.input_variation.unwrap_or(0.0),
             output_variation: form.output_variation.unwrap_or(0.0),
@@ -272,18 +271,6 @@ impl WorkloadArgs {
     /// says so.
     pub(crate) fn remote_idle_seconds(&self) -> Result<Option<f64>, CliError> {
         Ok(self.read()?.arrivals.and_then(|form| form.remote_idle_seconds))
-    }
-
-    /// Seconds after which the functions of the MoEDeployment that says the workload sleep, where it is one and they do.
-    fn idle_window(&self) -> Result<Option<f64>, CliError> {
-        let Some(path) = &self.workload else { return Ok(None) };
-        idle_window(&read("--workload", path)?).map_err(|error| CliError {
-            path: Some(path.clone()),
-            ..CliError::arguments(
-                "--workload",
-                format!("{}: spec.scaling.idleWindow: {error}", path.display()),
-            )
-        })
     }
 
     /// The requests to plan for; `concurrency` of them at once, where that is said.

@@ -4,7 +4,7 @@ use crate::experience::Experience;
 use crate::notes::Notes;
 use crate::served::{Served, short_names};
 use crate::settings::Settings;
-use crate::usage_learner::{Means, UsageLearner};
+use crate::usage_learner::{Means, UsageFollower};
 use futures_util::StreamExt;
 use futures_util::future::join_all;
 use futures_util::stream::select_all;
@@ -163,7 +163,7 @@ impl Catalogue {
         let (namespace, name) = (demand.namespace().unwrap_or_default(), demand.name_any());
         let notes = Notes::new(self.client.clone(), &namespace, &name, &settings.pod, &settings.uid);
         let folder = self.experience.as_ref().map(|experience| experience.of(&uid));
-        let learner = UsageLearner::new(&key, folder, self.means.clone());
+        let learner = UsageFollower::new(&key, folder, self.means.clone());
         let model = Model::new(options, &self.metrics, &self.beginnings);
         let (lease, keyring) = (self.lease.clone(), self.keyring.clone());
         let served = Served::new(model, demand.spec, self.books.clone(), (notes, learner), lease, keyring);

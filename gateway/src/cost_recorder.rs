@@ -2,9 +2,8 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use remoe_api::{FunctionPod, MainFunction, MoEDemandSpec};
-use remoe_billing::{Basis, FunctionEvent, Rate};
+use remoe_billing::{Basis, Lives, PresentFunction, Rate};
 use remoe_gateway_core::{Billing, Books};
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Writer of ledger records for the pods of one deployment.
@@ -12,60 +11,33 @@ pub(crate) struct CostRecorder {
     books: Arc<Books>,
     model: String,
     /// Pods that are paid for, by their uids.
-    known: BTreeMap<String, Known>,
-    /// All tiers that there ever were: one that ended costs nothing now.
-    tiers: BTreeSet<String>,
-}
-
-/// Events of a pod that are written already.
-#[derive(Default)]
-struct Known {
-    serves: bool,
-    is_replaced: bool,
+    lives: Lives,
 }
 
 impl CostRecorder {
     /// Makes the writer for the deployment `model`; nothing is written yet.
     pub(crate) fn new(books: Arc<Books>, model: &str) -> Self {
-        Self { books, model: model.to_owned(), known: BTreeMap::new(), tiers: BTreeSet::new() }
+        Self { books, model: model.to_owned(), lives: Lives::default() }
     }
 
     /// Records what changed: `functions` are the deployment's pods now. A pod that is no longer among them ended just
     /// now, as far as is known.
     pub(crate) fn look(&mut self, functions: &[FunctionPod]) {
-        for function in functions {
-            let uid = &function.uid;
-            let event = |at: u64, event| self.books.function(at, &self.model, uid, event);
-            let known = self.known.entry(uid.clone()).or_insert_with(|| {
-                let (tier, rate) = (function.tier.clone(), Rate(function.rate));
-                let basis = if function.per_work { Basis::Work } else { Basis::Alive };
-                event(nanoseconds(&function.started), FunctionEvent::Started { tier, rate, basis });
-                Known::default()
-            });
-            if let Some(serving) = function.serving.as_ref().filter(|_| !known.serves) {
-                known.serves = true;
-                event(nanoseconds(serving), FunctionEvent::Serving);
-            }
-            if let Some(replaced) = function.replaced.as_ref().filter(|_| !known.is_replaced) {
-                known.is_replaced = true;
-                event(nanoseconds(replaced), FunctionEvent::Replaced);
-            }
-        }
-        self.known.retain(|uid, _| {
-            let is_there = functions.iter().any(|function| function.uid == *uid);
-            if !is_there {
-                self.books.function(Books::now(), &self.model, uid, FunctionEvent::Stopped);
-            }
-            is_there
-        });
-        self.tiers.extend(functions.iter().map(|function| function.tier.clone()));
-        for tier in &self.tiers {
-            let of_tier = functions.iter().filter(|function| function.tier == *tier);
-            let (rate, memory) = of_tier.fold((0_u64, 0_u64), |(rate, memory), function| {
-                (rate.saturating_add(function.rate), memory.saturating_add(function.memory))
-            });
-            self.books.costs_now(&self.model, tier, rate, memory);
-        }
+        let present = functions.iter().map(|function| (function.uid.clone(), present(function))).collect();
+        let changes = self.lives.observe(Books::now(), present);
+        self.books.changed(&self.model, changes, &self.lives);
+    }
+}
+
+fn present(function: &FunctionPod) -> PresentFunction {
+    PresentFunction {
+        tier: function.tier.clone(),
+        rate: Rate(function.rate),
+        basis: if function.per_work { Basis::Work } else { Basis::Alive },
+        memory_bytes: function.memory,
+        started: nanoseconds(&function.started),
+        serving: function.serving.as_ref().map(nanoseconds),
+        replaced: function.replaced.as_ref().map(nanoseconds),
     }
 }
 

@@ -4,7 +4,7 @@ use crate::cost_recorder::{CostRecorder, billing};
 use crate::mains::place;
 use crate::notes::{Notes, Said, due, request_load, timeline};
 use crate::probes::Probes;
-use crate::usage_learner::{UsageLearner, pause};
+use crate::usage_learner::{UsageFollower, pause};
 use http::HeaderValue;
 use remoe_api::{DemandPhase, GroupDemand, MainFunction, MoEDemandSpec, WakeTimeline, tier};
 use remoe_gateway_core::{ApartGroup, Backend, Books, ColdStart, Directive, Model, Phase, WakeMarks};
@@ -36,11 +36,11 @@ impl Served {
         model: Arc<Model>,
         told: MoEDemandSpec,
         books: Arc<Books>,
-        (notes, learner): (Notes, Arc<UsageLearner>),
+        (notes, learner): (Notes, Arc<UsageFollower>),
         lease: watch::Receiver<bool>,
         keyring: Option<Arc<Keyring>>,
     ) -> Self {
-        model.tell(learner.clone());
+        model.tell(learner.learner.clone());
         let mut recorder = CostRecorder::new(books.clone(), model.name());
         recorder.look(&told.functions);
         let (told, telling) = watch::channel(told);
@@ -172,12 +172,12 @@ fn backend(told: &MoEDemandSpec, main: &MainFunction) -> Option<Backend> {
 
 /// Says what there is to do when that is due, until it is `over`.
 async fn note(
-    (model, learner, books): (Arc<Model>, Arc<UsageLearner>, Arc<Books>),
+    (model, learner, books): (Arc<Model>, Arc<UsageFollower>, Arc<Books>),
     mut told: watch::Receiver<MoEDemandSpec>,
     mut notes: Notes,
     mut over: watch::Receiver<bool>,
 ) {
-    let (mut loads, mut answered) = (model.loads(), learner.answered());
+    let (mut loads, mut answered) = (model.loads(), learner.learner.answered());
     // What was said, and when.
     let mut said: Option<(Said, Instant)> = None;
     // The latest wake after which a request was answered, and what is reported of it. It is known before the end of

@@ -1,4 +1,4 @@
-//! Expert usage of the requests to one deployment, as far as its operator asks for it.
+//! Expert usage of the requests to one deployment, learned as far as its operator asks for it.
 //!
 //! Files for prediction come from a main function, once: a [`Primer`]. It is kept, so that a gateway that restarts can
 //! predict for requests that wake a deployment. If it is kept in a folder, it is in memory only while requests come.
@@ -10,11 +10,11 @@ use http_body_util::{BodyExt, Empty, Limited};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use remoe_api::{DemandPhase, MOST_SHARES, MainFunction, MixOf, MoEDemandSpec, PredictionOrder, RequestMix};
-use remoe_gateway_core::{Connector, Privacy, Witness};
+use remoe_gateway_core::Connector;
 use remoe_proto::identity::Keyring;
 use remoe_usage::{
-    ForesightMetrics, ForesightOptions, Keeps, MAX_PRIMER, MEMORY, Mix, ModelForesightMetrics, News, Open,
-    Opened, Peers, Primer, PrimerError, Watch,
+    ForesightMetrics, ForesightOptions, MAX_PRIMER, MEMORY, Open, Opened, Peers, Primer, PrimerError,
+    UsageLearner, Watch,
 };
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -78,51 +78,14 @@ impl Means {
     }
 }
 
-/// Follows the requests of one deployment.
-pub(crate) struct UsageLearner {
-    /// Absent until there is a primer.
-    watch: RwLock<Option<Following>>,
-    /// With the model that the answers were of.
-    answered: watch::Sender<Option<(String, Mix)>>,
+/// Has the expert usage of one deployment learned as its operator orders.
+pub(crate) struct UsageFollower {
+    /// The learner, told of each request; it learns once there is a primer.
+    pub(crate) learner: Arc<UsageLearner>,
+    /// Order by which it learns.
+    order: RwLock<Option<PredictionOrder>>,
     folder: Option<PathBuf>,
     means: Means,
-    metrics: ModelForesightMetrics,
-}
-
-struct Following {
-    watch: Arc<Watch>,
-    order: PredictionOrder,
-}
-
-impl Drop for UsageLearner {
-    /// The last request to the deployment is over.
-    fn drop(&mut self) {
-        self.metrics.forget();
-    }
-}
-
-impl Witness for UsageLearner {
-    fn came(&self, id: u64, tenant: &str, privacy: Privacy, body: &Bytes) -> bool {
-        let keeps = match privacy {
-            Privacy::Shared => Keeps::Shared,
-            Privacy::None => Keeps::Records,
-            Privacy::CountsOnly => Keeps::Counts,
-            Privacy::LeftOut => Keeps::Nothing,
-        };
-        self.watch().is_some_and(|watch| watch.came(id, tenant, keeps, body))
-    }
-
-    fn told(&self, id: u64, activations: &str) {
-        if let Some(watch) = self.watch() {
-            watch.told(id, activations);
-        }
-    }
-
-    fn left(&self, id: u64) {
-        if let Some(watch) = self.watch() {
-            watch.left(id);
-        }
-    }
 }
 
 /// Why requests of a model are not followed.
@@ -151,33 +114,23 @@ fn is_same(one: &PredictionOrder, other: &PredictionOrder) -> bool {
     (&one.model, one.counts_only) == (&other.model, other.counts_only)
 }
 
-impl UsageLearner {
+impl UsageFollower {
     /// Makes the follower of the deployment `name`, which keeps in `folder` what it knows.
     pub(crate) fn new(name: &str, folder: Option<PathBuf>, means: Means) -> Arc<Self> {
-        let metrics = means.metrics.of_model(name);
-        Arc::new(Self {
-            watch: RwLock::default(),
-            answered: watch::Sender::new(None),
-            folder,
-            means,
-            metrics,
-        })
-    }
-
-    fn watch(&self) -> Option<Arc<Watch>> {
-        let following = self.watch.read().unwrap_or_else(PoisonError::into_inner);
-        following.as_ref().map(|following| following.watch.clone())
+        let learner = UsageLearner::new(means.metrics.of_model(name));
+        Arc::new(Self { learner, order: RwLock::default(), folder, means })
     }
 
     /// By which order requests are followed.
     fn order(&self) -> Option<PredictionOrder> {
-        let following = self.watch.read().unwrap_or_else(PoisonError::into_inner);
-        following.as_ref().map(|following| following.order.clone())
+        self.order.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn replace(&self, following: Option<Following>) {
-        *self.watch.write().unwrap_or_else(PoisonError::into_inner) = following;
-        self.answered.send_replace(None);
+    fn replace(&self, following: Option<(Watch, PredictionOrder)>) {
+        let (watch, order) = following.unzip();
+        let mut known = self.order.write().unwrap_or_else(PoisonError::into_inner);
+        self.learner.follow(watch);
+        *known = order;
     }
 
     /// Follows what `told` orders, until that ends.
@@ -307,19 +260,9 @@ impl UsageLearner {
                 }),
             }
         });
-        let learner = Arc::downgrade(self);
-        let model = order.model.clone();
+        let learned = self.learner.publisher(&order.model);
         let opened = spawn_blocking(move || -> Result<Watch, Unprimed> {
             let opened = opening.open(primer)?;
-            let learned = move |foresight: &remoe_usage::Foresight, news| {
-                let Some(learner) = learner.upgrade() else { return };
-                learner.metrics.show(foresight);
-                if news == News::Answered
-                    && let Ok(Some(mix)) = foresight.observed().mix()
-                {
-                    learner.answered.send_replace(Some((model.clone(), mix)));
-                }
-            };
             // What is in the folder is opened again when a request comes.
             let watch = match opening.again().filter(|_| is_kept) {
                 Some(again) => {
@@ -333,13 +276,8 @@ impl UsageLearner {
         // What a primer makes a library do is contained: it comes from functions in tenants' namespaces.
         let watch = opened.await.map_err(|error| Unprimed::Thread(error.to_string()))??;
         tracing::info!(model = order.model, "expert usage prediction enabled");
-        self.replace(Some(Following { watch: Arc::new(watch), order: order.clone() }));
+        self.replace(Some((watch, order.clone())));
         Ok(())
-    }
-
-    /// Watches the expert usage of recently answered requests, now and whenever it changes.
-    pub(crate) fn answered(&self) -> watch::Receiver<Option<(String, Mix)>> {
-        self.answered.subscribe()
     }
 
     /// Returns the expert usage to report while functions are in `phase` and `here` requests wait or run: the
@@ -349,16 +287,20 @@ impl UsageLearner {
         let model = self.order()?.model;
         let is_cold = matches!(phase, DemandPhase::Asleep | DemandPhase::Waking);
         // The thread of a model before may have had something left to report.
-        let answered = || self.answered.borrow().clone().filter(|(of, _)| *of == model).map(|(_, mix)| mix);
-        let (expected, took) = match self.watch().filter(|_| here > 0 && (is_cold || answered().is_some())) {
+        let told = self.learner.answered();
+        let answered = || {
+            let last = told.borrow().clone();
+            last.filter(|last| last.model == model).map(|last| last.mix)
+        };
+        let watch = self.learner.watch().filter(|_| here > 0 && (is_cold || answered().is_some()));
+        let (expected, took) = match watch {
             Some(watch) => {
                 if is_cold {
                     sleep(TOGETHER).await;
                 }
                 let most = if watch.is_open() { PREDICTIONS } else { FIRST_PREDICTIONS };
                 let started = Instant::now();
-                let mix = spawn_blocking(move || watch.mix(most)).await.ok().flatten();
-                (mix, started.elapsed())
+                (self.learner.predicted(most).await, started.elapsed())
             }
             None => (None, Duration::ZERO),
         };

@@ -1,6 +1,6 @@
 //! `remoe generate`: one prompt, one answer.
 
-use crate::deployment::Wanted;
+use crate::deployment::{self, Launch, Wanted};
 use crate::exit::CliError;
 use crate::figures::{Unmeasured, check_contention};
 use crate::flags::{DeploymentArgs, RemoteArg, SamplingArgs, stop_string};
@@ -163,14 +163,14 @@ pub(crate) async fn run(
 async fn placed(args: &GenerateArgs, progress: &Arc<Progress>) -> Result<Wanted, CliError> {
     let Some(remote) = args.remote else {
         let predictor = args.planning.predictor.as_deref();
-        return Wanted::of(
+        return deployment::wanted(
             &args.source,
             &args.deployment,
             0.0,
             Foresight { predictor, prompt: Some(&args.prompt) },
         );
     };
-    let mut wanted = Wanted::unplaced(&args.source, &args.deployment)?;
+    let mut wanted = deployment::unplaced(&args.source, &args.deployment)?;
     let prompt = args.prompt.prompt.as_deref().filter(|_| !args.prompt.chat);
     let asked = Asked { prompt, concurrency: Some(1), ..Asked::default() };
     let planning = &args.planning;

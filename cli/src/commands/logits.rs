@@ -1,6 +1,6 @@
 //! `remoe logits`: one prompt through the model, without sampling.
 
-use crate::deployment::Wanted;
+use crate::deployment::{self, Launch};
 use crate::exit::CliError;
 use crate::flags::{DeploymentArgs, PredictorFolder};
 use crate::output::progress::Progress;
@@ -50,7 +50,7 @@ struct Token {
 /// Runs the prompt and prints what came of it.
 pub(crate) async fn run(args: &LogitsArgs, as_json: bool, progress: &Arc<Progress>) -> Result<(), CliError> {
     let foresight = Foresight { predictor: args.predictor.predictor.as_deref(), prompt: Some(&args.prompt) };
-    let wanted = Wanted::of(&args.source, &args.deployment, 0.0, foresight)?;
+    let wanted = deployment::wanted(&args.source, &args.deployment, 0.0, foresight)?;
     args.prompt.check(&wanted.inspection, 0)?;
     let request = InspectRequest { prompt: Some(args.prompt.for_inspection()), hidden: false, scores: false };
     let reply = wanted

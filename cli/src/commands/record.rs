@@ -1,6 +1,6 @@
 //! `remoe record`: a set of prompts through the model, for the sake of which experts they use.
 
-use crate::deployment::Wanted;
+use crate::deployment::{self, Launch};
 use crate::exit::CliError;
 use crate::flags::{DeploymentArgs, PredictorFolder, at_least_one, temperature};
 use crate::output::progress::{Progress, bar};
@@ -71,7 +71,7 @@ pub(crate) async fn run(args: &RecordArgs, as_json: bool, progress: &Arc<Progres
     let prompts = read_prompts(&args.prompts)?;
     folders::require_parent("--out", &args.out)?;
     let foresight = Foresight { predictor: args.predictor.predictor.as_deref(), prompt: None };
-    let mut wanted = Wanted::of(&args.source, &args.deployment, 0.0, foresight)?;
+    let mut wanted = deployment::wanted(&args.source, &args.deployment, 0.0, foresight)?;
     let file = std::path::absolute(&args.out)?;
     wanted.options.record_activations = Some(file.clone());
     wanted.options.record_tokens = args.tokens;

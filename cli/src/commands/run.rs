@@ -6,7 +6,7 @@ mod input;
 mod settings;
 
 use crate::commands::generate::{Generation, generate, shown};
-use crate::deployment::Wanted;
+use crate::deployment::{self, Launch, Wanted};
 use crate::exit::{CliError, Code};
 use crate::flags::{ChatSamplingArgs, DeploymentArgs, PredictorFolder};
 use crate::output::progress::{Progress, print_error, print_warning};
@@ -66,7 +66,7 @@ pub(crate) async fn run(
         && std::io::stdin().is_terminal()
         && std::io::stdout().is_terminal();
     let foresight = Foresight { predictor: args.predictor.predictor.as_deref(), prompt: None };
-    let wanted = Wanted::of(&args.source, &args.deployment, 0.0, foresight)?;
+    let wanted = deployment::wanted(&args.source, &args.deployment, 0.0, foresight)?;
     let chat = Chat::open(&wanted)?;
     // A model that is fetched until here ends with its process, as nothing runs yet.
     let mut signals = EndSignals::catch()?;

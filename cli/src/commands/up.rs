@@ -5,8 +5,10 @@ mod event;
 mod front;
 mod keys;
 mod manifest;
+mod measuring;
 mod report;
 mod start;
+mod statement;
 mod summary;
 
 pub(crate) use args::UpArgs;
@@ -14,20 +16,17 @@ pub(crate) use manifest::{fill, fill_from_file};
 
 use crate::deployment::Wanted;
 use crate::exit::CliError;
-use crate::local::cost::CostRecorder;
-use crate::local::following::Following;
-use crate::local::measuring::Measuring;
-use crate::local::report::Report;
-use crate::local::supervisor::{End, Keeper};
-use crate::local::usage::{Memory, UsageLearner};
 use crate::output::progress::{Progress, print_warning};
+use crate::predictors;
 use crate::programs;
 use crate::running;
 use crate::signals::{EndSignals, Ended};
 use axum::http::HeaderValue;
 use front::{DRAIN, END, Front, listen};
 use keys::keys;
+use measuring::Measuring;
 use remoe_gateway_core::{Books, Model};
+use remoe_local::{CostRecorder, End, Following, History, Keeper, ModelFiles, ModelUsage, Report};
 use remoe_otel::{Traces, TracesError};
 use remoe_planner::Pricing;
 use remoe_predictor::ByPhase;
@@ -214,7 +213,8 @@ async fn start(
             measured,
             next: None,
         };
-        kept.spawn(keeper.run(status, end.clone()));
+        let kept_until = keeper.run(status, end.clone());
+        kept.spawn(async { Ok(kept_until.await?) });
     }
     if unmeasured.is_empty() {
         return Ok(None);
@@ -228,18 +228,21 @@ fn usage(
     wanted: &Wanted,
     front: &Front,
     model: &Model,
-) -> Result<Option<(UsageLearner, Duration)>, CliError> {
+) -> Result<Option<(ModelUsage, Duration)>, CliError> {
     let Some(pause) = args.follow.replan.filter(|_| !wanted.moe_layers.is_empty()) else { return Ok(None) };
     let request = args.planning.workload.request(&wanted.inspection, None)?;
     let tokens = ByPhase { prefill: request.input_tokens, decode: request.output_tokens };
     let predictor = args.planning.predictor.as_deref();
     let follow = &args.follow;
-    let memory = Memory {
+    let history = History {
         folder: follow.experience.as_deref(),
         folder_bytes: follow.experience_bytes,
         forgets: follow.forget,
     };
-    let usage = UsageLearner::open(wanted, memory, predictor, tokens, &front.foresight)?;
+    let known = predictors::Model::of(wanted.checkpoint.clone())?;
+    let trained = known.predictor(predictor)?;
+    let files = ModelFiles { fingerprint: known.fingerprint, embedding: known.embedding, trained };
+    let usage = ModelUsage::open(wanted, history, files, tokens, &front.foresight)?;
     model.tell(usage.witness());
     Ok(Some((usage, pause)))
 }

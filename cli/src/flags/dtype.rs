@@ -2,7 +2,7 @@
 
 use crate::exit::CliError;
 use clap::ValueEnum;
-use remoe_model::{Checkpoint, ExpertsDtype, Inspection, StoredDtype};
+use remoe_model::{Checkpoint, ExpertsDtype, StoredDtype};
 
 /// Compute dtype.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -18,11 +18,6 @@ impl Dtype {
             Self::Bfloat16 => "bfloat16",
         }
     }
-}
-
-/// Returns the compute dtype of functions by default: the checkpoint's, float32 for float16.
-pub(crate) fn default_dtype(inspection: &Inspection) -> &'static str {
-    if inspection.dtype == "bfloat16" { "bfloat16" } else { "float32" }
 }
 
 /// Checks that functions can keep the experts of `checkpoint` as `experts` if the model computes in `dtype`, or in its own.

@@ -69,9 +69,13 @@ fn wrong_file_is_told_with_field_and_remedy() {
         ),
         ("nodes: []", "nodes", "nodes lists 0 shapes, expected 1 to"),
         (&DEPLOYMENT.replace("replicas", "replcas"), "deployment", "spec.replcas is an unknown field"),
-        (&DEPLOYMENT.replace("v1alpha1", "v2"), "deployment", "apiVersion is remoe.dev/v2, expected"),
+        (
+            &DEPLOYMENT.replace("v1alpha1", "v2"),
+            "deployment",
+            "apiVersion: invalid value 'remoe.dev/v2': expected remoe.dev/v1alpha1",
+        ),
         (&range, "deployment", "'1000'"),
-        (&workload, "deployment", "spec.workload.concurrency is 0, expected 1 to 256"),
+        (&workload, "deployment", "spec.workload.concurrency: invalid value '0': expected 1 to 256"),
         (&prices, "deployment", "spec.pricing.memoryGBHours is an unknown field"),
         (&second, "deployment", "FILE: other: spec.replcas is an unknown field"),
     ] {

@@ -7,6 +7,7 @@
 mod crds;
 mod demand;
 mod deployment;
+mod document;
 mod duration;
 mod plan;
 mod prediction;
@@ -28,6 +29,7 @@ pub use deployment::{
     MoEDeploymentSpec, Mode, ModelSpec, PodTemplate, PricingSpec, ProfileSpec, RemoteExpertsSpec, RemoteMode,
     RolloutSpec, RolloutStrategy, SloSpec,
 };
+pub use document::InvalidResource;
 pub use duration::Duration;
 pub use plan::{
     GroupPlan, MAX_GROUPS, MAX_REPLICAS, MAX_VERDICT, MainPlan, MoEPlan, MoEPlanSpec, PerBaseline, PlanCosts,

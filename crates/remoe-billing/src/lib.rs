@@ -17,6 +17,7 @@ mod attribution;
 mod export;
 mod life;
 mod line;
+mod lives;
 mod meter;
 mod money;
 mod read;
@@ -28,6 +29,7 @@ pub use account::{Account, AccountError, Amounts, Functions, SIGN_OF_LIFE, Tier}
 pub use attribution::{Attribution, Billed, Pairs, Passed};
 pub use export::{export_csv, export_json};
 pub use life::Life;
+pub use lives::{LifeChange, Lives, PresentFunction, TierCharge};
 pub use meter::{Meter, RIVALS, Rates, Told, Work, Worked};
 pub use money::{Carry, Rate, split};
 pub use read::{Entries, LedgerError, records, records_since};

@@ -4,8 +4,8 @@ use crate::cost_metrics::CostMetrics;
 use crate::spending::{DAY, DaySpending, Elsewhere, Payer};
 use prometheus::Registry;
 use remoe_billing::{
-    Account, AccountError, FunctionEvent, FunctionRecord, Ledger, Phases, Rates, Record, RequestCost,
-    RequestRecord, Told, records, records_since,
+    Account, AccountError, FunctionEvent, FunctionRecord, Ledger, LifeChange, Lives, Phases, Rates, Record,
+    RequestCost, RequestRecord, TierCharge, Told, records, records_since,
 };
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -108,6 +108,16 @@ impl Books {
     pub fn function(&self, at: u64, model: &str, function: &str, event: FunctionEvent) {
         let (model, function) = (model.to_owned(), function.to_owned());
         self.write(&Record::Function(FunctionRecord { at, model, function, event }));
+    }
+
+    /// Records `changes` in the lives of the functions of `model`, and shows what an hour of each of its tiers costs now.
+    pub fn changed(&self, model: &str, changes: Vec<LifeChange>, lives: &Lives) {
+        for LifeChange { at, function, event } in changes {
+            self.function(at, model, &function, event);
+        }
+        for TierCharge { tier, rate, memory_bytes } in lives.charges() {
+            self.costs_now(model, &tier, rate.0, memory_bytes);
+        }
     }
 
     /// Nanoseconds since 1970.

@@ -2,6 +2,7 @@
 
 use crate::privacy::Privacy;
 use bytes::Bytes;
+use remoe_usage::{Keeps, UsageLearner};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -16,6 +17,26 @@ pub trait Witness: Send + Sync {
     fn told(&self, id: u64, activations: &str);
     /// It is over, whatever became of it.
     fn left(&self, id: u64);
+}
+
+impl Witness for UsageLearner {
+    fn came(&self, id: u64, tenant: &str, privacy: Privacy, body: &Bytes) -> bool {
+        let keeps = match privacy {
+            Privacy::Shared => Keeps::Shared,
+            Privacy::None => Keeps::Records,
+            Privacy::CountsOnly => Keeps::Counts,
+            Privacy::LeftOut => Keeps::Nothing,
+        };
+        self.came(id, tenant, keeps, body)
+    }
+
+    fn told(&self, id: u64, activations: &str) {
+        self.told(id, activations);
+    }
+
+    fn left(&self, id: u64) {
+        self.left(id);
+    }
 }
 
 /// Numbers of requests.

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! [`Foresight`] joins them. It takes values and returns values; only [`Store`] and [`Exchange`] touch the disk. A
-//! [`Watch`] gives it a thread, so that no request waits for it. Nothing of a prompt's text is kept: a request is
+//! [`Watch`] gives it a thread, so that no request waits for it. A [`UsageLearner`] is what a gateway tells of requests. Nothing of a prompt's text is kept: a request is
 //! remembered by the vector of its prompt and by how its tokens spread over the experts.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
@@ -21,6 +21,7 @@ mod exchange;
 mod foresight;
 mod frame;
 mod growth;
+mod learner;
 mod memory;
 mod metrics;
 mod mix;
@@ -39,6 +40,7 @@ pub use body::Prompts;
 pub use calibration::{Calibration, LAYER_GROUPS, PARTS, Part};
 pub use exchange::Exchange;
 pub use foresight::{Arrival, Foresight, ForesightOptions, Keeps, MEMORY};
+pub use learner::{AnsweredMix, UsageLearner};
 pub use metrics::{ForesightMetrics, ModelForesightMetrics};
 pub use mix::Mix;
 pub use observed::Observed;

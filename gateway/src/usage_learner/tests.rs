@@ -3,6 +3,7 @@ use crate::experience::Experience;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use prometheus::Registry;
+use remoe_gateway_core::{Privacy, Witness};
 use remoe_model::Checkpoint;
 use remoe_predictor::record::RecordHeader;
 use remoe_predictor::{Activations, Phase, Shares};
@@ -91,18 +92,18 @@ fn told(main: &Main, phase: DemandPhase, model: &str) -> MoEDemandSpec {
 }
 
 /// One that has the part `0` of `folder`.
-fn learner(folder: &Path, mebibytes: u64) -> Arc<UsageLearner> {
+fn learner(folder: &Path, mebibytes: u64) -> Arc<UsageFollower> {
     learner_of(&folder.join("0").join(UID), mebibytes)
 }
 
-fn learner_of(folder: &Path, mebibytes: u64) -> Arc<UsageLearner> {
+fn learner_of(folder: &Path, mebibytes: u64) -> Arc<UsageFollower> {
     let metrics = ForesightMetrics::register(&Registry::new()).unwrap();
     let means = Means::new((mebibytes << 20, 1 << 20), Duration::from_millis(5), metrics, None);
-    UsageLearner::new("ns/demo", Some(folder.to_owned()), means)
+    UsageFollower::new("ns/demo", Some(folder.to_owned()), means)
 }
 
-fn came(learner: &UsageLearner, id: u64, tenant: &str, privacy: Privacy) -> bool {
-    learner.came(id, tenant, privacy, &Bytes::from_static(BODY))
+fn came(learner: &UsageFollower, id: u64, tenant: &str, privacy: Privacy) -> bool {
+    Witness::came(&*learner.learner, id, tenant, privacy, &Bytes::from_static(BODY))
 }
 
 /// Returns what a main function reports of a request that used these experts.
@@ -141,14 +142,14 @@ async fn what_requests_use_is_said_and_survives_the_gateway() {
     let keeping = tokio::spawn(first.clone().keep(telling));
     until("a primer", || first.order().is_some()).await;
     assert_eq!(first.mix(DemandPhase::Active, 0).await, None);
-    let mut answered = first.answered();
+    let mut answered = first.learner.answered();
     for id in 1..=6 {
         assert!(came(&first, id, "", Privacy::None));
-        first.told(id, &activations(&main));
-        first.left(id);
+        first.learner.told(id, &activations(&main));
+        first.learner.left(id);
     }
     let used = |mix: &RequestMix| used(&main, mix);
-    answered.wait_for(|said| said.as_ref().is_some_and(|(_, mix)| mix.requests > 5.5)).await.unwrap();
+    answered.wait_for(|said| said.as_ref().is_some_and(|said| said.mix.requests > 5.5)).await.unwrap();
     let mix = first.mix(DemandPhase::Active, 0).await.unwrap();
     assert_eq!((mix.of, mix.requests, &mix.model), (MixOf::Answered, 6, &main.header.model));
     assert!((540..=600).contains(&mix.tokens) && used(&mix) > 0.95, "{} {}", mix.tokens, used(&mix));
@@ -157,7 +158,7 @@ async fn what_requests_use_is_said_and_survives_the_gateway() {
     let more = first.mix(DemandPhase::Active, 1).await.unwrap();
     assert_eq!((more.of, more.requests), (MixOf::Answered, 7));
     assert!(more.tokens > mix.tokens && used(&more) > 0.9, "{} {}", more.tokens, used(&more));
-    first.left(20);
+    first.learner.left(20);
     assert_eq!(pause(&tell.borrow()), Some(Duration::from_secs(15)));
     keeping.abort();
     assert!(keeping.await.unwrap_err().is_cancelled());
@@ -202,12 +203,12 @@ async fn model_without_requests_takes_no_memory() {
     let (_tell, telling) = watch::channel(told(&main, DemandPhase::Active, &main.header.model));
     let _keeping = tokio::spawn(learner.clone().keep(telling));
     until("a primer", || learner.order().is_some()).await;
-    assert_eq!((left(), learner.watch().unwrap().is_open()), (128, false));
+    assert_eq!((left(), learner.learner.watch().unwrap().is_open()), (128, false));
     assert!(came(&learner, 1, "t", Privacy::None));
-    until("what is known", || learner.watch().unwrap().is_open()).await;
+    until("what is known", || learner.learner.watch().unwrap().is_open()).await;
     assert!(left() < 128);
-    learner.told(1, &activations(&main));
-    learner.left(1);
+    learner.learner.told(1, &activations(&main));
+    learner.learner.left(1);
     assert!(came(&learner, 2, "t", Privacy::None));
     assert!(learner.mix(DemandPhase::Asleep, 1).await.is_some_and(|mix| mix.of == MixOf::Waiting));
 }
@@ -222,13 +223,13 @@ async fn new_tenant_is_predicted_by_tenants_that_share() {
     for (privacy, is_known) in [(Privacy::None, false), (Privacy::Shared, true), (Privacy::None, false)] {
         for id in 1..=6 {
             assert!(came(&learner, id, "t", privacy));
-            learner.told(id, &activations(&main));
-            learner.left(id);
+            learner.learner.told(id, &activations(&main));
+            learner.learner.left(id);
         }
         assert!(came(&learner, 7, "new", Privacy::None));
         let said = learner.mix(DemandPhase::Asleep, 1).await.unwrap();
         assert_eq!(said.of == MixOf::Waiting, is_known, "{privacy:?}");
-        learner.left(7);
+        learner.learner.left(7);
     }
 }
 
@@ -255,18 +256,18 @@ async fn what_one_gateway_serves_another_one_predicts_by() {
     until("a primer", || one.order().is_some() && other.order().is_some()).await;
     assert!(came(&other, 1, "t", Privacy::None));
     assert_eq!(other.mix(DemandPhase::Asleep, 1).await, None, "it knows nothing");
-    other.left(1);
+    other.learner.left(1);
     for id in 1..=6 {
         assert!(came(&one, id, "t", Privacy::None));
-        one.told(id, &activations(&main));
+        one.learner.told(id, &activations(&main));
     }
-    let metrics = &other.metrics;
+    let metrics = other.means.metrics.of_model("ns/demo");
     until("what the other one learned", || metrics.shared() == 6).await;
     assert!(came(&other, 2, "t", Privacy::None));
     let mix = other.mix(DemandPhase::Asleep, 1).await.unwrap();
     assert_eq!((mix.of, mix.requests), (MixOf::Waiting, 1));
     assert!(used(&main, &mix) > 0.5, "{}", used(&main, &mix));
-    other.left(2);
+    other.learner.left(2);
     // It has answered no request: the operator adds up what all gateways report.
     assert_eq!(other.mix(DemandPhase::Active, 0).await, None);
     // Of another tenant nothing is known.
@@ -285,11 +286,11 @@ async fn what_a_gateway_that_has_ended_kept_of_a_tenant_goes_when_that_says_so()
         until("a primer", || learner.order().is_some()).await;
         for (id, tenant) in [(1, "t"), (2, "u"), (3, "t")] {
             assert!(came(&learner, id, tenant, Privacy::None));
-            learner.told(id, &activations(&main));
+            learner.learner.told(id, &activations(&main));
         }
         let file = Store::file_in(&ended.of(UID).join(&main.header.model));
-        let mut answered = learner.answered();
-        answered.wait_for(|said| said.as_ref().is_some_and(|(_, mix)| mix.requests > 2.5)).await.unwrap();
+        let mut answered = learner.learner.answered();
+        answered.wait_for(|said| said.as_ref().is_some_and(|said| said.mix.requests > 2.5)).await.unwrap();
         keeping.abort();
         let _aborted = keeping.await;
         file
@@ -316,7 +317,7 @@ async fn what_a_gateway_that_has_ended_kept_of_a_tenant_goes_when_that_says_so()
         std::fs::metadata(own).unwrap().len(),
         "as in its own part: the other tenant's is there"
     );
-    learner.left(1);
+    learner.learner.left(1);
     assert!(came(&learner, 2, "u", Privacy::None));
     assert!(learner.mix(DemandPhase::Asleep, 1).await.is_some_and(|mix| mix.of == MixOf::Waiting));
 }
@@ -328,13 +329,13 @@ async fn of_a_tenant_that_leaves_itself_out_nothing_is_said() {
     let (_tell, telling) = watch::channel(told(&main, DemandPhase::Active, &main.header.model));
     let _keeping = tokio::spawn(learner.clone().keep(telling));
     until("a primer", || learner.order().is_some()).await;
-    let mut answered = learner.answered();
+    let mut answered = learner.learner.answered();
     assert!(came(&learner, 1, "t", Privacy::None));
-    learner.told(1, &activations(&main));
+    learner.learner.told(1, &activations(&main));
     answered.wait_for(Option::is_some).await.unwrap();
     assert!(came(&learner, 2, "t", Privacy::None));
     assert!(learner.mix(DemandPhase::Asleep, 1).await.is_some_and(|mix| mix.of == MixOf::Waiting));
-    learner.left(2);
+    learner.learner.left(2);
     // It waits, and the report has only what is known without it: nothing of waiting requests.
     assert!(!came(&learner, 3, "t", Privacy::LeftOut));
     let mix = learner.mix(DemandPhase::Asleep, 1).await.unwrap();

@@ -1,7 +1,7 @@
 //! `remoe eval --perplexity`: how well a model foresees a text, with its experts as they are and quantised.
 
 use super::EvalArgs;
-use crate::deployment::Wanted;
+use crate::deployment::{self, Launch, Wanted};
 use crate::exit::CliError;
 use crate::flags::{DeploymentArgs, default_dtype};
 use crate::output::progress::{Progress, bar};
@@ -120,7 +120,7 @@ pub(crate) async fn run(
 fn wanted(source: &ModelArgs, form: Form) -> Result<Wanted, CliError> {
     let (experts_dtype, dense_dtype) = form;
     let arguments = DeploymentArgs { experts_dtype, ..DeploymentArgs::default() };
-    let mut wanted = Wanted::unplaced(source, &arguments)?;
+    let mut wanted = deployment::unplaced(source, &arguments)?;
     wanted.inspection.dense_dtype = dense_dtype;
     let plain = default_dtype(&wanted.inspection);
     wanted.options.dense_dtype = Some(dense_dtype.map_or(plain, DenseDtype::name));

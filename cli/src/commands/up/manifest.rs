@@ -3,21 +3,20 @@
 
 use super::args::UpArgs;
 use crate::exit::CliError;
-use crate::flags::{Dtype, RemoteArg, device};
-use crate::planning::{MOST_COUNT, share, size_range, vcpu_range};
-use crate::resource::{
-    IDLE_WINDOW, MainSpec, ModelSpec, PredictionSpec, Privacy, REPLAN_INTERVAL, Range, RemoteExpertsSpec,
-    Replan, Resource, ScalingSpec, SloSpec, Spec, TPOT, TTFT, read_one, wrong_field, wrong_resource,
-};
+use crate::flags::{Dtype, RemoteArg};
+use crate::planning::{share, size_range, vcpu_range};
+use crate::resource::{Resource, read_one, wrong_field, wrong_resource};
+use clap::ArgMatches;
 use clap::parser::ValueSource;
-use clap::{ArgMatches, ValueEnum};
+use remoe_api::{
+    ComputeDtype, CpuRange, MemoryRange, ModelSpec, PredictionSpec, Privacy, RemoteMode, Replan, ScalingSpec,
+    SloSpec,
+};
 use remoe_hub::ModelLocation;
 use remoe_planner::{SizeRange, VcpuRange};
-use remoe_process::parse_duration;
 use std::ffi::OsString;
 use std::fmt::Display;
 use std::path::Path;
-use std::time::Duration;
 
 /// Bytes of a field in MB.
 const MB: f64 = 1e6;
@@ -28,7 +27,7 @@ pub(crate) fn fill_from_file(
     args: &mut UpArgs,
     path: &Path,
     matches: &ArgMatches,
-) -> Result<Vec<&'static str>, CliError> {
+) -> Result<Vec<String>, CliError> {
     fill(args, &read_one(path)?, path, matches)
 }
 
@@ -39,36 +38,37 @@ pub(crate) fn fill(
     resource: &Resource,
     path: &Path,
     matches: &ArgMatches,
-) -> Result<Vec<&'static str>, CliError> {
-    let form = Form { path, matches };
+) -> Result<Vec<String>, CliError> {
+    let form = Form { path, matches, resource };
     let spec = &resource.spec;
     form.model(&spec.model, args)?;
     if form.takes("served_model_name") {
-        let name = spec.served_name.as_ref().unwrap_or(&resource.metadata.name);
+        let name = spec.served_name.as_ref().unwrap_or(&resource.name);
         args.served_model_name = vec![name.clone()];
     }
     form.limits(&spec.slo, &spec.scaling, args)?;
-    form.idle_windows(&spec.scaling, args)?;
+    form.idle_windows(&spec.scaling, args);
     // The placement stays unless the resource says otherwise. One that a plan file gives stays in any case.
-    let follows = spec.prediction.as_ref().filter(|it| it.replan == Replan::Auto && !form.given("plan"));
-    if let Some(follows) = follows {
-        form.follow(follows, args)?;
+    let follows = spec.prediction.replan == Replan::Auto && !form.given("plan");
+    if follows && resource.states("spec.prediction") {
+        form.follow(&spec.prediction, args);
     }
     // A file of its own for either has the same fields.
-    if form.plans("workload") && spec.workload.is_some() {
+    if form.plans("workload") && resource.states("spec.workload") {
         args.planning.workload.workload = Some(path.to_owned());
     }
-    if form.plans("pricing") && spec.pricing.is_some() {
+    if form.plans("pricing") && resource.states("spec.pricing") {
         args.planning.pricing = Some(path.to_owned());
     }
-    form.sizes(&spec.main, &spec.remote_experts, args)?;
-    Ok(left_out(spec))
+    form.sizes(args)?;
+    Ok(left_out(resource))
 }
 
 /// Resource in the file at `path`, for a user who gave `matches`.
 struct Form<'a> {
     path: &'a Path,
     matches: &'a ArgMatches,
+    resource: &'a Resource,
 }
 
 impl Form<'_> {
@@ -94,21 +94,9 @@ impl Form<'_> {
         wrong_field(self.path, field, &format!("invalid value '{value}': {why}"))
     }
 
-    /// Parses a field that is stated, where the resource `may` set its option.
-    fn parsed<V: Display, T, E: Display>(
-        &self,
-        may: bool,
-        field: &str,
-        value: Option<V>,
-        parse: impl FnOnce(&V) -> Result<T, E>,
-    ) -> Result<Option<T>, CliError> {
-        let Some(value) = value.filter(|_| may) else { return Ok(None) };
-        parse(&value).map(Some).map_err(|error| self.wrong(field, &value, &error))
-    }
-
-    fn duration(&self, field: &str, text: Option<&str>, without: &str) -> Result<Duration, CliError> {
-        let parsed = parse_duration(text.unwrap_or(without));
-        parsed.map_err(|error| wrong_field(self.path, field, &error))
+    /// Reports if the resource states `field`, which sets the option `id` of planning.
+    fn states(&self, id: &str, field: &str) -> bool {
+        self.plans(id) && self.resource.states(field)
     }
 
     fn model(&self, spec: &ModelSpec, args: &mut UpArgs) -> Result<(), CliError> {
@@ -116,27 +104,20 @@ impl Form<'_> {
             args.source.model = Some(self.location(spec)?);
         }
         let options = &mut args.deployment;
-        let stated = spec.dtype.as_deref();
-        set(
-            &mut options.dtype,
-            self.parsed(self.takes("dtype"), "spec.model.dtype", stated, |it| choice::<Dtype>(it))?,
-        );
-        let (takes, stated) = (self.takes("experts_dtype"), spec.experts_dtype.as_deref());
-        set(
-            &mut options.experts_dtype,
-            self.parsed(takes, "spec.model.expertsDtype", stated, |it| it.parse())?,
-        );
-        let (takes, stated) = (self.takes("dense_dtype"), spec.dense_dtype.as_deref());
-        set(&mut options.dense_dtype, self.parsed(takes, "spec.model.denseDtype", stated, |it| it.parse())?);
-        let (takes, stated) = (self.takes("max_model_len"), spec.max_model_len);
-        let positions =
-            |it: &u32| if *it > 0 { Ok(*it as usize) } else { Err("expected 1 or more".to_owned()) };
-        set(&mut options.max_model_len, self.parsed(takes, "spec.model.maxModelLen", stated, positions)?);
-        if let Some(variables) =
-            spec.chat_template_kwargs.as_ref().filter(|_| self.takes("chat_template_kwargs"))
-        {
-            args.chat_template_kwargs = Some(serde_json::Value::Object(variables.clone()).to_string());
-        }
+        let dtype = spec.dtype.map(|dtype| match dtype {
+            ComputeDtype::Bfloat16 => Dtype::Bfloat16,
+            ComputeDtype::Float32 => Dtype::Float32,
+        });
+        set(&mut options.dtype, dtype.filter(|_| self.takes("dtype")));
+        let experts = spec.experts_dtype.filter(|_| self.takes("experts_dtype"));
+        set(&mut options.experts_dtype, experts.map(Into::into));
+        let dense = spec.dense_dtype.filter(|_| self.takes("dense_dtype"));
+        set(&mut options.dense_dtype, dense.map(Into::into));
+        let positions = spec.max_model_len.filter(|_| self.takes("max_model_len"));
+        set(&mut options.max_model_len, positions.map(|positions| positions as usize));
+        let variables = spec.chat_template_kwargs.as_ref().filter(|_| self.takes("chat_template_kwargs"));
+        let variables = variables.map(|variables| serde_json::Value::Object(variables.clone()).to_string());
+        set(&mut args.chat_template_kwargs, variables);
         Ok(())
     }
 
@@ -156,89 +137,70 @@ impl Form<'_> {
     }
 
     fn limits(&self, slo: &SloSpec, scaling: &ScalingSpec, args: &mut UpArgs) -> Result<(), CliError> {
-        let (ttft, tpot) = (
-            self.duration("spec.slo.ttft", slo.ttft.as_deref(), TTFT)?,
-            self.duration("spec.slo.tpot", slo.tpot.as_deref(), TPOT)?,
-        );
         let planning = &mut args.planning;
         if self.plans("ttft") {
-            planning.ttft = ttft;
+            planning.ttft = slo.ttft.into();
         }
         if self.plans("tpot") {
-            planning.tpot = tpot;
+            planning.tpot = slo.tpot.into();
         }
         // Without scale to zero no request is cold.
-        if scaling.min != Some(0) {
+        if scaling.min != 0 {
             return Ok(());
         }
-        if let Some(text) = &slo.cold_ttft {
-            let limit = self.duration("spec.slo.coldTtft", Some(text), TTFT)?;
-            set(&mut planning.cold_ttft, Some(limit).filter(|_| self.plans("cold_ttft")));
-        }
-        let percent = slo.cold_percent.as_deref();
-        let cold_share = self.parsed(self.plans("cold_share"), "spec.slo.coldPercent", percent, |it| {
-            share(&format!("{it}%"))
-        })?;
-        set(&mut planning.cold_share, cold_share);
-        Ok(())
-    }
-
-    fn idle_windows(&self, scaling: &ScalingSpec, args: &mut UpArgs) -> Result<(), CliError> {
-        if scaling.min == Some(0) {
-            let window =
-                self.duration("spec.scaling.idleWindow", scaling.idle_window.as_deref(), IDLE_WINDOW)?;
-            set(&mut args.idle, Some(window).filter(|_| self.takes("idle")));
-        }
-        if let Some(text) = &scaling.remote_idle_window {
-            let window = self.duration("spec.scaling.remoteIdleWindow", Some(text), IDLE_WINDOW)?;
-            set(&mut args.remote_idle, Some(window).filter(|_| self.takes("remote_idle")));
+        set(&mut planning.cold_ttft, slo.cold_ttft.filter(|_| self.plans("cold_ttft")).map(Into::into));
+        if let Some(percent) = slo.cold_percent.as_ref().filter(|_| self.plans("cold_share")) {
+            let share = share(&format!("{percent}%"));
+            let share = share.map_err(|error| self.wrong("spec.slo.coldPercent", percent, &error))?;
+            planning.cold_share = Some(share);
         }
         Ok(())
     }
 
-    fn follow(&self, spec: &PredictionSpec, args: &mut UpArgs) -> Result<(), CliError> {
-        let interval =
-            self.duration("spec.prediction.interval", spec.interval.as_deref(), REPLAN_INTERVAL)?;
-        set(&mut args.follow.replan, Some(interval).filter(|_| self.takes("replan")));
+    fn idle_windows(&self, scaling: &ScalingSpec, args: &mut UpArgs) {
+        let window = (scaling.min == 0).then(|| scaling.idle_window.into());
+        set(&mut args.idle, window.filter(|_| self.takes("idle")));
+        let window = scaling.remote_idle_window.filter(|_| self.takes("remote_idle"));
+        set(&mut args.remote_idle, window.map(Into::into));
+    }
+
+    fn follow(&self, spec: &PredictionSpec, args: &mut UpArgs) {
+        set(&mut args.follow.replan, Some(spec.interval.into()).filter(|_| self.takes("replan")));
         if spec.privacy == Privacy::CountsOnly && self.takes("forget") && self.takes("experience") {
             args.follow.forget = true;
         }
-        Ok(())
     }
 
-    fn sizes(&self, main: &MainSpec, remote: &RemoteExpertsSpec, args: &mut UpArgs) -> Result<(), CliError> {
-        let (takes, stated) = (self.takes("device"), main.device.as_deref());
-        set(&mut args.deployment.device, self.parsed(takes, "spec.main.device", stated, |it| device(it))?);
-        let plans = self.plans("remote");
-        if let Some(mode) = self.parsed(plans, "spec.remoteExperts.mode", remote.mode.as_deref(), |it| {
-            choice::<RemoteArg>(&it.to_lowercase())
-        })? {
-            args.remote = mode;
+    fn sizes(&self, args: &mut UpArgs) -> Result<(), CliError> {
+        let (main, remote) = (&self.resource.spec.main, &self.resource.spec.remote_experts);
+        set(&mut args.deployment.device, self.resource.device.clone().filter(|_| self.takes("device")));
+        if self.states("remote", "spec.remoteExperts.mode") {
+            args.remote = match remote.mode {
+                RemoteMode::Auto => RemoteArg::Auto,
+                RemoteMode::Always => RemoteArg::Always,
+                RemoteMode::Never => RemoteArg::Never,
+            };
         }
         let planning = &mut args.planning;
-        let plans = self.plans("main_memory_mb");
-        let memory = self.parsed(plans, "spec.main.memoryMB", main.memory_mb, memory)?;
-        set(&mut planning.main_memory_mb, memory);
-        let plans = self.plans("main_cpu");
-        set(&mut planning.main_cpu, self.parsed(plans, "spec.main.cpu", main.cpu, vcpus)?);
-        let plans = self.plans("remote_memory_mb");
-        if let Some(memory) =
-            self.parsed(plans, "spec.remoteExperts.memoryMB", remote.memory_mb, self::memory)?
-        {
-            planning.remote_memory_mb = memory;
+        let field = "spec.main.memoryMB";
+        if self.states("main_memory_mb", field) {
+            planning.main_memory_mb = Some(self.memory(field, main.memory_mb)?);
         }
-        let plans = self.plans("remote_cpu");
-        set(&mut planning.remote_cpu, self.parsed(plans, "spec.remoteExperts.cpu", remote.cpu, vcpus)?);
-        let plans = self.plans("max_groups");
-        set(
-            &mut planning.max_groups,
-            self.parsed(plans, "spec.remoteExperts.maxGroups", remote.max_groups, count)?,
-        );
-        let plans = self.plans("max_replicas");
-        if let Some(count) =
-            self.parsed(plans, "spec.remoteExperts.maxReplicas", remote.max_replicas, count)?
-        {
-            planning.max_replicas = count;
+        let field = "spec.remoteExperts.memoryMB";
+        if self.states("remote_memory_mb", field) {
+            planning.remote_memory_mb = self.memory(field, remote.memory_mb)?;
+        }
+        if let Some(range) = main.cpu.filter(|_| self.plans("main_cpu")) {
+            planning.main_cpu = Some(self.vcpus("spec.main.cpu", range)?);
+        }
+        if let Some(range) = remote.cpu.filter(|_| self.plans("remote_cpu")) {
+            planning.remote_cpu = Some(self.vcpus("spec.remoteExperts.cpu", range)?);
+        }
+        if self.states("max_groups", "spec.remoteExperts.maxGroups") {
+            planning.max_groups = Some(remote.max_groups);
+        }
+        if self.states("max_replicas", "spec.remoteExperts.maxReplicas") {
+            planning.max_replicas = remote.max_replicas;
         }
         let requires = match (planning.main_cpu, planning.remote_cpu) {
             (Some(_), None) => Some(("spec.main.cpu", "spec.remoteExperts.cpu")),
@@ -249,6 +211,29 @@ impl Form<'_> {
             Err(wrong_field(self.path, field, &format!("requires {other}; state both or neither")))
         })
     }
+
+    fn memory(&self, field: &str, range: MemoryRange) -> Result<SizeRange, CliError> {
+        let MemoryRange { min, max, step } = range;
+        let parsed = size_range([min, max, step].map(|number| f64::from(number) * MB));
+        self.ranged(field, [min, max, step], parsed)
+    }
+
+    fn vcpus(&self, field: &str, range: CpuRange) -> Result<VcpuRange, CliError> {
+        let CpuRange { min, max, step } = range;
+        self.ranged(field, [min, max, step], vcpu_range([min, max, step].map(f64::from)))
+    }
+
+    fn ranged<T>(
+        &self,
+        field: &str,
+        [min, max, step]: [u32; 3],
+        parsed: Result<Option<T>, String>,
+    ) -> Result<T, CliError> {
+        let expected = "expected min of 1 or more, max of min or more, and step of 1 or more";
+        parsed
+            .and_then(|range| range.ok_or_else(|| expected.to_owned()))
+            .map_err(|error| self.wrong(field, &format!("{min}:{max}:{step}"), &error))
+    }
 }
 
 /// Sets `option` if there is a value for it.
@@ -258,55 +243,31 @@ fn set<T>(option: &mut Option<T>, value: Option<T>) {
     }
 }
 
-/// Parses a value of a flag with fixed values.
-fn choice<T: ValueEnum>(text: &str) -> Result<T, String> {
-    T::from_str(text, false).map_err(|_unknown| {
-        let known = T::value_variants().iter().filter_map(ValueEnum::to_possible_value);
-        let names: Vec<String> = known.map(|value| value.get_name().to_owned()).collect();
-        format!("expected {}", names.join(" or "))
-    })
-}
-
-fn count(count: &u32) -> Result<u32, String> {
-    match count {
-        1..=MOST_COUNT => Ok(*count),
-        _ => Err(format!("expected 1 to {MOST_COUNT}")),
-    }
-}
-
-const NO_RANGE: &str = "expected min of 1 or more, max of min or more, and step of 1 or more";
-
-fn memory(range: &Range<100>) -> Result<SizeRange, String> {
-    size_range(range.numbers().map(|number| number * MB))?.ok_or_else(|| NO_RANGE.to_owned())
-}
-
-fn vcpus(range: &Range<500>) -> Result<VcpuRange, String> {
-    vcpu_range(range.numbers())?.ok_or_else(|| NO_RANGE.to_owned())
-}
+/// Fields that mean nothing on one machine, each with its remedy.
+const OF_CLUSTERS: [(&str, &str); 17] = [
+    ("spec.model.endpoint", " (set HF_ENDPOINT or AWS_ENDPOINT_URL)"),
+    ("spec.model.credentialsSecretName", " (read from the environment)"),
+    ("spec.model.ambientCredentials", " (use --ambient-credentials)"),
+    ("spec.model.cacheClaimName", " (use --model-cache)"),
+    ("spec.mode", ""),
+    ("spec.acceptedPlan", ""),
+    ("spec.scaling.max", ""),
+    ("spec.scaling.targetPercent", ""),
+    ("spec.scaling.window", ""),
+    ("spec.scaling.remote", ""),
+    ("spec.replicas", ""),
+    ("spec.main.gpu", ""),
+    ("spec.main.template", ""),
+    ("spec.remoteExperts.payloadLimitMB", ""),
+    ("spec.remoteExperts.template", ""),
+    ("spec.rollout", ""),
+    ("spec.profile", " (use --profile)"),
+];
 
 /// Returns the stated fields that mean nothing on one machine.
-fn left_out(spec: &Spec) -> Vec<&'static str> {
-    let (model, scaling) = (&spec.model, &spec.scaling);
-    let of_clusters = [
-        ("spec.model.endpoint (set HF_ENDPOINT or AWS_ENDPOINT_URL)", &model.endpoint),
-        ("spec.model.credentialsSecretName (read from the environment)", &model.credentials_secret_name),
-        ("spec.model.ambientCredentials (use --ambient-credentials)", &model.ambient_credentials),
-        ("spec.model.cacheClaimName (use --model-cache)", &model.cache_claim_name),
-        ("spec.mode", &spec.mode),
-        ("spec.acceptedPlan", &spec.accepted_plan),
-        ("spec.scaling.max", &scaling.max),
-        ("spec.scaling.targetPercent", &scaling.target_percent),
-        ("spec.scaling.window", &scaling.window),
-        ("spec.scaling.remote", &scaling.remote),
-        ("spec.replicas", &spec.replicas),
-        ("spec.main.gpu", &spec.main.gpu),
-        ("spec.main.template", &spec.main.template),
-        ("spec.remoteExperts.payloadLimitMB", &spec.remote_experts.payload_limit_mb),
-        ("spec.remoteExperts.template", &spec.remote_experts.template),
-        ("spec.rollout", &spec.rollout),
-        ("spec.profile (use --profile)", &spec.profile),
-    ];
-    of_clusters.into_iter().filter(|(_, value)| value.is_some()).map(|(name, _)| name).collect()
+fn left_out(resource: &Resource) -> Vec<String> {
+    let stated = OF_CLUSTERS.iter().filter(|(field, _)| resource.states(field));
+    stated.map(|(field, remedy)| format!("{field}{remedy}")).collect()
 }
 
 #[cfg(test)]
@@ -342,7 +303,7 @@ mod tests {
     }
 
     /// Fills options from a file with `text` beside `arguments`: the options as text, and the fields that are left out.
-    fn filled(text: &str, arguments: &[&str]) -> Result<(String, Vec<&'static str>), String> {
+    fn filled(text: &str, arguments: &[&str]) -> Result<(String, Vec<String>), String> {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), text).unwrap();
         let name = file.path().to_str().unwrap();
@@ -457,15 +418,20 @@ mod tests {
             (
                 "Always",
                 "Often",
-                "spec.remoteExperts.mode: invalid value 'Often': expected auto or always or never",
+                "spec.remoteExperts.mode: invalid value 'Often': expected Auto, Always or Never",
             ),
             ("max: 400", "max: 100", "spec.main.memoryMB: invalid value '200:100:100': expected min of 1"),
-            ("max: 2000, step: 250", "max: 20000, step: 1", "expected at most 10000 values, got 19751"),
+            ("max: 2000, step: 250", "max: 200000, step: 10", "expected at most 10000 values, got 19976"),
+            (
+                "step: 250",
+                "step: 1",
+                "spec.remoteExperts.cpu.step: invalid value '1': expected 10 to 1000000",
+            ),
             (", cpu: {min: 500, max: 4000}", "", "spec.remoteExperts.cpu: requires spec.main.cpu"),
             (
                 "cacheClaimName: c",
                 "dtype: half",
-                "spec.model.dtype: invalid value 'half': expected float32 or",
+                "spec.model.dtype: invalid value 'half': expected bfloat16 or",
             ),
             ("cacheClaimName: c", "expertsDtype: int2", "spec.model.expertsDtype: invalid value 'int2'"),
             ("cacheClaimName: c", "maxModelLen: 0", "spec.model.maxModelLen: invalid value '0'"),

@@ -5,15 +5,14 @@ use super::start::StartTimes;
 use super::summary::Summary;
 use crate::choice::Choice;
 use crate::deployment::Wanted;
-use crate::exit::{CliError, Code};
-use crate::local::report::Reporter;
 use crate::machine;
 use crate::output::json;
-use crate::output::progress::Progress;
+use crate::output::progress::{Progress, print_warning};
 use crate::output::table;
+use remoe_local::Reporter;
 use remoe_process::Role;
 use remoe_rollout::{Status, placement};
-use std::io::Write;
+use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
@@ -38,9 +37,9 @@ pub(super) struct Printer {
 
 impl Reporter for Printer {
     // A service does not end because its output is closed.
-    fn say(&self, wanted: &Wanted, event: &str, status: &Status) -> Result<(), CliError> {
+    fn say(&self, wanted: &Wanted, event: &str, status: &Status) -> io::Result<()> {
         match self.print(wanted, event, status) {
-            Err(error) if error.code == Code::ClosedOutput => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
             printed => printed,
         }
     }
@@ -48,10 +47,14 @@ impl Reporter for Printer {
     fn note(&self, text: &str) {
         self.progress.line(text);
     }
+
+    fn warn(&self, text: &str) {
+        print_warning(text);
+    }
 }
 
 impl Printer {
-    fn print(&self, wanted: &Wanted, event: &str, status: &Status) -> Result<(), CliError> {
+    fn print(&self, wanted: &Wanted, event: &str, status: &Status) -> io::Result<()> {
         let endpoint = &format!("http://{}", self.address);
         let model = wanted.name();
         let remote = wanted.placement.remote();

@@ -1,22 +1,20 @@
 //! One model of `up`: what runs where is decided, and started.
 
 use super::args::{StartOrder, UpArgs};
+use super::measuring::Subject;
+use super::statement::Statement;
 use crate::choice::Choice;
-use crate::deployment::{RatioArgs, Wanted};
+use crate::deployment::{self, Launch, Wanted, ratio_of};
 use crate::exit::CliError;
 use crate::figures::{Unmeasured, check_contention};
 use crate::flags::DeploymentArgs;
-use crate::local::cost::CostRecorder;
-use crate::local::measuring::{Measured, Subject};
-use crate::local::rates::Tariff;
-use crate::local::replan::Basis;
-use crate::local::statement::Statement;
 use crate::output::progress::Progress;
 use crate::plan_report;
 use crate::planning::plan;
 use crate::remote_set::Foresight;
 use remoe_hardware::Origin;
 use remoe_hub::ModelLocation;
+use remoe_local::{Basis, CostRecorder, Measured, Tariff};
 use remoe_planner::{Answer, MainSize, Pricing, Problem, preallocate};
 use remoe_predictor::Shares;
 use remoe_process::Role;
@@ -93,8 +91,8 @@ pub(super) fn ask(
         deployment.plan.is_none() && deployment.remote_ratio.is_none() && deployment.replicas.is_none();
     let foresight = Foresight { predictor: args.planning.predictor.as_deref(), prompt: None };
     let mut wanted = match is_planned {
-        true => Wanted::unplaced(&source, &deployment)?,
-        false => Wanted::of(&source, &deployment, HALF, foresight)?,
+        true => deployment::unplaced(&source, &deployment)?,
+        false => deployment::wanted(&source, &deployment, HALF, foresight)?,
     };
     wanted.options.served_model_name = name;
     wanted.options.gateway_key = Some(key.to_owned());
@@ -183,8 +181,8 @@ pub(super) async fn start(
     let status = wanted.ready(&supervisor, progress).await?;
     times.placement_s = clock.lap();
     let basis = match problem {
-        Some(problem) => Basis::Planned(Box::new(problem), args.remote),
-        None => Basis::Ratio(RatioArgs::of(&deployment, HALF)),
+        Some(problem) => Basis::Planned(Box::new(problem), args.remote.into()),
+        None => Basis::Ratio(ratio_of(&deployment, HALF)),
     };
     let measurement = stated.and_then(|stated| stated.measurement(&wanted));
     Ok(Started { wanted, supervisor, status, times, tariff, accounted, tell, basis, choice, measurement })

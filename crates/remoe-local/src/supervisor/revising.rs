@@ -2,10 +2,9 @@
 
 use super::{Keeper, MOST_PAUSES, Seen};
 use crate::deployment::Wanted as Placed;
-use crate::exit::CliError;
-use crate::local::measuring::Measured;
-use crate::local::rates::Tariff;
-use crate::local::replan::{Basis, Better, OnMeasurements, on_measurements};
+use crate::error::LocalError;
+use crate::rates::Tariff;
+use crate::replan::{Basis, Better, Measured, OnMeasurements, on_measurements};
 use remoe_process::Role;
 use remoe_rollout::decide::Desired;
 use std::time::Instant;
@@ -35,10 +34,10 @@ pub(super) struct Planning {
     measured: Measured,
     /// Revision of the placement that it starts from.
     from: u32,
-    answer: JoinHandle<Result<OnMeasurements, CliError>>,
+    answer: JoinHandle<Result<OnMeasurements, LocalError>>,
 }
 
-type Planned = Result<Result<OnMeasurements, CliError>, JoinError>;
+type Planned = Result<Result<OnMeasurements, LocalError>, JoinError>;
 
 impl Planning {
     /// Waits for the plan. It is safe to cancel this.
@@ -87,7 +86,7 @@ impl Keeper {
                 }
                 line
             }
-            Ok(Err(error)) => format!("the placement stays: {}", error.message),
+            Ok(Err(error)) => format!("the placement stays: {error}"),
             Err(_broken_off) => return,
         };
         self.report.note(&format!("{name}: measured this machine in {seconds:.0} s; {line}"));

@@ -1,8 +1,8 @@
 //! Which remote groups of a model run while its main function does: asks that what they are used for, and has the pure
 //! step decide.
 
-use super::usage::Present;
 use crate::deployment::Wanted;
+use crate::usage::Present;
 use remoe_autoscale::scale_to_zero::groups::{Glance, Group};
 use remoe_gateway_core::{ApartGroup, WakeCause};
 use remoe_proto::format_listing;

@@ -9,7 +9,7 @@ use crate::output::table;
 use crate::profiling::{self, Counts, Gate, Request};
 use futures_util::future::select_all;
 use remoe_gateway_core::Model;
-use remoe_planner::Problem;
+use remoe_local::Measured;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,14 +28,6 @@ pub(crate) struct Subject {
     pub(crate) request: Request,
     /// Takes what was measured.
     pub(crate) tell: oneshot::Sender<Measured>,
-}
-
-/// Result of the measurements.
-pub(crate) struct Measured {
-    /// The problem on these figures.
-    pub(crate) problem: Problem,
-    /// Time that it took, pauses included.
-    pub(crate) took: Duration,
 }
 
 /// Measurements that go on. Dropping this ends them.

@@ -1,10 +1,10 @@
 //! How the placement of one model follows what its requests use.
 
-use super::replan::{Basis, Better, Moment, Question};
-use super::usage::UsageLearner;
 use crate::deployment::Wanted;
-use crate::exit::CliError;
-use crate::output::progress::print_warning;
+use crate::error::LocalError;
+use crate::replan::{Basis, Better, Moment, Question};
+use crate::report::Report;
+use crate::usage::ModelUsage;
 use remoe_planner::{Budget, Proceed};
 use remoe_predictor::Shares;
 use remoe_usage::ModelForesightMetrics;
@@ -20,16 +20,18 @@ const DEADLINE: Duration = Duration::from_millis(150);
 const PATIENCE: Duration = Duration::from_millis(250);
 
 /// Parts that a placement needs to follow requests.
-pub(crate) struct Following {
-    pub(crate) usage: UsageLearner,
+pub struct Following {
+    /// Learned usage of the model.
+    pub usage: ModelUsage,
     /// Between two revisions.
-    pub(crate) pause: Duration,
-    pub(crate) metrics: ModelForesightMetrics,
+    pub pause: Duration,
+    /// Metrics of the model's predictions.
+    pub metrics: ModelForesightMetrics,
 }
 
 /// An answer on its way. Dropping it cancels the search.
 pub(crate) struct Answering {
-    answer: JoinHandle<Result<Option<Better>, CliError>>,
+    answer: JoinHandle<Result<Option<Better>, LocalError>>,
     cancelled: Arc<AtomicBool>,
 }
 
@@ -51,7 +53,7 @@ impl Answering {
     /// Waits for the answer. It is safe to cancel this.
     pub(crate) async fn answered(
         &mut self,
-    ) -> Result<Result<Option<Better>, CliError>, tokio::task::JoinError> {
+    ) -> Result<Result<Option<Better>, LocalError>, tokio::task::JoinError> {
         (&mut self.answer).await
     }
 }
@@ -63,32 +65,29 @@ impl Drop for Answering {
 }
 
 impl Following {
-    /// Returns `wanted` with the main function that is pre-allocated for waiting requests that use experts by `shares`; none
+    /// Returns the model of `report` with the main function that is pre-allocated for waiting requests that use experts by `shares`; none
     /// if it has that size already.
     pub(crate) async fn preallocated(
         &self,
         basis: &Basis,
-        wanted: &Wanted,
+        report: &Report,
         shares: Shares,
     ) -> Option<Better> {
-        let question = Question::new(basis, wanted, shares, Moment::Wakes);
-        taken(tokio::task::spawn_blocking(move || question.preallocated()).await)
+        let question = Question::new(basis, &report.wanted, shares, Moment::Wakes);
+        taken(report, tokio::task::spawn_blocking(move || question.preallocated()).await)
     }
 
     /// Returns a better placement for waiting requests that use experts by `shares`, beside a main function that starts; none
     /// if the last one is good enough, or planning takes too long.
-    pub(crate) async fn for_waiters(&self, basis: &Basis, wanted: &Wanted, shares: Shares) -> Option<Better> {
-        let question = Question::new(basis, wanted, shares, Moment::Wakes);
+    pub(crate) async fn for_waiters(&self, basis: &Basis, report: &Report, shares: Shares) -> Option<Better> {
+        let question = Question::new(basis, &report.wanted, shares, Moment::Wakes);
         let mut answering = Answering::start(question, Some(DEADLINE));
-        taken(timeout(PATIENCE, answering.answered()).await.ok()?)
+        taken(report, timeout(PATIENCE, answering.answered()).await.ok()?)
     }
 
     /// Asks for a better placement for what was used of late, where anything was since it was last asked.
     pub(crate) fn ask(&mut self, basis: &Basis, wanted: &Wanted) -> Option<Answering> {
-        if !self.usage.observed.has_changed().unwrap_or(false) {
-            return None;
-        }
-        let shares = self.usage.observed.borrow_and_update().clone()?;
+        let shares = self.usage.news()?;
         let question = Question::new(basis, wanted, shares, Moment::Serves);
         Some(Answering::start(question, None))
     }
@@ -96,12 +95,13 @@ impl Following {
 
 /// Returns the placement that was answered. Warns of problems, after which nothing changes.
 pub(crate) fn taken(
-    answered: Result<Result<Option<Better>, CliError>, tokio::task::JoinError>,
+    report: &Report,
+    answered: Result<Result<Option<Better>, LocalError>, tokio::task::JoinError>,
 ) -> Option<Better> {
     match answered {
         Ok(Ok(better)) => better,
         Ok(Err(error)) => {
-            print_warning(&format!("placement unchanged: {}", error.message));
+            report.warn(&format!("placement unchanged: {error}"));
             None
         }
         Err(_broken_off) => None,

@@ -1,28 +1,37 @@
 //! Decision if a placement is replaced, now that something is known of requests.
 
-use crate::deployment::{RatioArgs, Wanted};
-use crate::exit::CliError;
-use crate::flags::RemoteArg;
-use crate::planning::STURDY;
+use crate::deployment::{Ratio, Wanted};
+use crate::error::LocalError;
 use remoe_planner::{
-    Answer, Budget, Change, Options, PlanDraft, PlanError, Problem, dollars, preallocate_for, replan, solve,
-    solve_within,
+    Answer, Budget, Change, Options, PlanDraft, PlanError, Problem, Remote, dollars, preallocate_for, replan,
+    solve, solve_within,
 };
 use remoe_predictor::Shares;
 use remoe_process::Role;
 use remoe_rollout::Placement;
 use remoe_rollout::placement::RemoteProcess;
+use std::time::Duration;
 
+/// Share of the cost that standing wrong figures is worth where nothing is said.
+pub const STURDY: f64 = 0.02;
 /// By which share a new placement must be better to replace the one that there is.
 const HYSTERESIS: f64 = 0.05;
 
 /// Basis of placements.
 #[derive(Debug, Clone)]
-pub(crate) enum Basis {
+pub enum Basis {
     /// The planner's problem and whether experts may be remote.
-    Planned(Box<Problem>, RemoteArg),
+    Planned(Box<Problem>, Remote),
     /// A number of the least used experts.
-    Ratio(RatioArgs),
+    Ratio(Ratio),
+}
+
+/// Result of measurements of this machine, beside a model.
+pub struct Measured {
+    /// The problem on these figures.
+    pub problem: Problem,
+    /// Time that it took, pauses included.
+    pub took: Duration,
 }
 
 /// A question that can be answered by any thread.
@@ -45,11 +54,11 @@ pub(crate) enum Moment {
 
 /// A placement that is better than the one that there is.
 #[derive(Debug)]
-pub(crate) struct Better {
+pub struct Better {
     /// With it.
-    pub(crate) wanted: Wanted,
+    pub wanted: Wanted,
     /// Why, for people.
-    pub(crate) why: String,
+    pub why: String,
 }
 
 impl Question {
@@ -60,7 +69,7 @@ impl Question {
 
     /// Returns the present placement with the memory that MMP gives the main function (Remoe paper, Algorithm 2); `None` if it
     /// has that, or nothing was planned.
-    pub(crate) fn preallocated(self) -> Result<Option<Better>, CliError> {
+    pub(crate) fn preallocated(self) -> Result<Option<Better>, LocalError> {
         let usage = self.shares.to_rows();
         let Self { basis: Basis::Planned(problem, _), mut wanted, .. } = self else { return Ok(None) };
         let Some(plan) = wanted.account.as_ref().map(|account| account.plan().clone()) else {
@@ -85,7 +94,7 @@ impl Question {
     }
 
     /// Returns the better placement that is found within `budget`; `None` where the one that there is stays.
-    pub(crate) fn answer(self, budget: Budget<'_>) -> Result<Option<Better>, CliError> {
+    pub(crate) fn answer(self, budget: Budget<'_>) -> Result<Option<Better>, LocalError> {
         let usage = self.shares.to_rows();
         let Self { basis, mut wanted, moment, .. } = self;
         match basis {
@@ -112,11 +121,11 @@ impl Question {
 /// that there is stays.
 fn beside_main(
     problem: &Problem,
-    remote: RemoteArg,
+    remote: Remote,
     mut wanted: Wanted,
     moment: Moment,
     budget: Budget<'_>,
-) -> Result<Option<Better>, CliError> {
+) -> Result<Option<Better>, LocalError> {
     let Some(plan) = wanted.account.as_ref().map(|account| account.plan().clone()) else { return Ok(None) };
     let revision = next_revision(&wanted);
     let problem = problem.clone().with_main(plan.main_bytes, plan.main_vcpus);
@@ -153,8 +162,8 @@ fn next_revision(wanted: &Wanted) -> u32 {
     wanted.placement.revision().wrapping_add(1).max(1)
 }
 
-fn options(remote: RemoteArg) -> Options {
-    Options { remote: remote.into(), sturdy: STURDY, hysteresis: HYSTERESIS, ..Options::default() }
+fn options(remote: Remote) -> Options {
+    Options { remote, sturdy: STURDY, hysteresis: HYSTERESIS, ..Options::default() }
 }
 
 /// The cost of a new plan beside that of the one before.
@@ -182,9 +191,9 @@ pub(crate) struct OnMeasurements {
 /// Plans `wanted`'s model again, for a `problem` that stands on measurements.
 pub(crate) fn on_measurements(
     problem: &Problem,
-    remote: RemoteArg,
+    remote: Remote,
     wanted: &Wanted,
-) -> Result<OnMeasurements, CliError> {
+) -> Result<OnMeasurements, LocalError> {
     let stays = |line: String| Ok(OnMeasurements { now: None, next: None, line });
     let Some(plan) = wanted.account.as_ref().map(|account| account.plan().clone()) else {
         return stays("the placement stays".to_owned());

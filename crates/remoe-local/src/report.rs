@@ -1,34 +1,48 @@
 //! Reports of what runs.
 
 use crate::deployment::Wanted;
-use crate::exit::CliError;
+use crate::error::LocalError;
 use remoe_rollout::{FunctionState, Status};
 use std::collections::BTreeMap;
+use std::io;
 
 /// Shows users what becomes of a model.
-pub(crate) trait Reporter: Send + Sync {
+pub trait Reporter: Send + Sync {
     /// Reports an event of the model that is placed as in `wanted`.
-    fn say(&self, wanted: &Wanted, event: &str, status: &Status) -> Result<(), CliError>;
+    ///
+    /// # Errors
+    /// The report cannot be written; the model is not kept any longer.
+    fn say(&self, wanted: &Wanted, event: &str, status: &Status) -> io::Result<()>;
 
     /// Reports something beside the events.
     fn note(&self, text: &str);
+
+    /// Warns of something that is left as it is.
+    fn warn(&self, text: &str);
 }
 
 /// Model as it is placed now, with its reporter.
-pub(crate) struct Report {
-    pub(crate) wanted: Wanted,
-    pub(crate) reporter: Box<dyn Reporter>,
+pub struct Report {
+    /// The model.
+    pub wanted: Wanted,
+    /// Reporter of what becomes of it.
+    pub reporter: Box<dyn Reporter>,
 }
 
 impl Report {
     /// Reports an event.
-    pub(crate) fn say(&self, event: &str, status: &Status) -> Result<(), CliError> {
-        self.reporter.say(&self.wanted, event, status)
+    pub(crate) fn say(&self, event: &str, status: &Status) -> Result<(), LocalError> {
+        self.reporter.say(&self.wanted, event, status).map_err(LocalError::Report)
     }
 
     /// Reports something beside the events.
     pub(crate) fn note(&self, text: &str) {
         self.reporter.note(text);
+    }
+
+    /// Warns of something that is left as it is.
+    pub(crate) fn warn(&self, text: &str) {
+        self.reporter.warn(text);
     }
 }
 

@@ -1,7 +1,6 @@
 //! Rates of the functions of a model while they are alive.
 
 use crate::deployment::Wanted;
-use crate::flags::default_dtype;
 use remoe_billing::{Basis, Rate};
 use remoe_hardware::Profile;
 use remoe_planner::{Billing, Pricing};
@@ -16,7 +15,7 @@ fn sold(bytes: f64) -> f64 {
 
 /// Rates by the places of functions.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Tariff(BTreeMap<String, Place>);
+pub struct Tariff(BTreeMap<String, Place>);
 
 /// A function's place.
 #[derive(Debug, Clone, Default)]
@@ -32,9 +31,9 @@ pub(crate) struct Place {
 impl Tariff {
     /// Rates of the functions of `wanted`: of the sizes that its plan gives them at the plan's prices, or without
     /// a plan of the smallest sizes that hold them at `pricing`.
-    pub(crate) fn of(wanted: &Wanted, pricing: &Pricing) -> Self {
+    pub fn of(wanted: &Wanted, pricing: &Pricing) -> Self {
         let model = &wanted.inspection;
-        let dtype = wanted.options.dtype.as_deref().unwrap_or_else(|| default_dtype(model));
+        let dtype = wanted.dtype();
         let expert = model.resident_expert_bytes(dtype) as f64;
         let runtime = Profile::memory_prior(model, dtype);
         let planned = wanted.account.as_ref();
@@ -88,7 +87,7 @@ impl Tariff {
     }
 
     /// Dollars of an hour in which all functions work.
-    pub(crate) fn hourly(&self) -> f64 {
+    pub fn hourly(&self) -> f64 {
         self.0.values().map(|place| place.rate.0 as f64 / 1e9).sum()
     }
 

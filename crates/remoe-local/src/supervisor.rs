@@ -2,15 +2,14 @@
 
 mod revising;
 
-use super::cost::CostRecorder;
-use super::following::{Answering, Following, taken};
-use super::groups::{Change, Tiers};
-use super::measuring::Measured;
-use super::rates::Tariff;
-use super::replan::{Basis, Better};
-use super::report::{self, Report};
-use crate::exit::CliError;
-use axum::http::HeaderValue;
+use crate::cost::CostRecorder;
+use crate::error::LocalError;
+use crate::following::{Answering, Following, taken};
+use crate::groups::{Change, Tiers};
+use crate::rates::Tariff;
+use crate::replan::{Basis, Better, Measured};
+use crate::report::{self, Report};
+use http::HeaderValue;
 use remoe_gateway_core::{Backend, FunctionLine, Model, Running, WakeMarks, Want, Wanted};
 use remoe_planner::Pricing;
 use remoe_predictor::Shares;
@@ -33,34 +32,40 @@ const ASK: Duration = Duration::from_secs(1);
 const MOST_PAUSES: u32 = 64;
 
 /// Set when functions are to end: the time that they may drain.
-pub(crate) type End = watch::Receiver<Option<Duration>>;
+pub type End = watch::Receiver<Option<Duration>>;
 
 /// Keeps the functions of a model as its gateway wants them.
-pub(crate) struct Keeper {
-    pub(crate) model: Arc<Model>,
-    pub(crate) report: Report,
-    pub(crate) supervisor: Supervisor,
+pub struct Keeper {
+    /// The model as clients see it.
+    pub model: Arc<Model>,
+    /// Placement of the model, and the reporter of changes.
+    pub report: Report,
+    /// Supervisor of its functions.
+    pub supervisor: Supervisor,
     /// Value of `Authorization` that the main function requires.
-    pub(crate) authorization: HeaderValue,
+    pub authorization: HeaderValue,
     /// Without requests for so long the model sleeps.
-    pub(crate) idle: Option<Duration>,
+    pub idle: Option<Duration>,
     /// Without use for so long a remote group sleeps while the main function runs.
-    pub(crate) remote_idle: Option<Duration>,
-    pub(crate) costs: CostRecorder,
-    pub(crate) tariff: Tariff,
+    pub remote_idle: Option<Duration>,
+    /// Recorder of what the functions cost.
+    pub costs: CostRecorder,
+    /// Rates of the functions.
+    pub tariff: Tariff,
     /// Ends when all that ran is accounted for.
-    pub(crate) accounted: JoinHandle<()>,
+    pub accounted: JoinHandle<()>,
     /// Source of another placement.
-    pub(crate) basis: Basis,
-    pub(crate) pricing: Pricing,
+    pub basis: Basis,
+    /// Prices of functions without a plan.
+    pub pricing: Pricing,
     /// Tells the recorder of costs the present rates.
-    pub(crate) tell: watch::Sender<Option<Tariff>>,
+    pub tell: watch::Sender<Option<Tariff>>,
     /// Absent where the placement does not follow requests.
-    pub(crate) following: Option<Following>,
+    pub following: Option<Following>,
     /// Tells what was measured beside the model; none where nothing is.
-    pub(crate) measured: Option<oneshot::Receiver<Measured>>,
+    pub measured: Option<oneshot::Receiver<Measured>>,
     /// A plan with another main function, for its next start.
-    pub(crate) next: Option<Better>,
+    pub next: Option<Better>,
 }
 
 /// State of the keeper between two looks.
@@ -98,7 +103,10 @@ struct Seen {
 impl Keeper {
     /// Says that the model is ready, follows orders and reports until `end` says how long the functions may
     /// take to end.
-    pub(crate) async fn run(mut self, first: Status, mut end: End) -> Result<(), CliError> {
+    ///
+    /// # Errors
+    /// The gateway or the supervisor is gone, or a report cannot be written.
+    pub async fn run(mut self, first: Status, mut end: End) -> Result<(), LocalError> {
         let ending = async {
             let grace = end.wait_for(Option::is_some).await;
             grace.ok().and_then(|grace| *grace).unwrap_or_default()
@@ -112,7 +120,7 @@ impl Keeper {
         Ok(())
     }
 
-    async fn keep(&mut self, first: &Status) -> Result<(), CliError> {
+    async fn keep(&mut self, first: &Status) -> Result<(), LocalError> {
         let (mut orders, mut changes) = (self.model.want(), self.supervisor.status());
         let mut seen = Seen {
             order: 0,
@@ -197,7 +205,7 @@ impl Keeper {
                 }
                 answered = answered => {
                     seen.answering = None;
-                    if let Some(better) = taken(answered) {
+                    if let Some(better) = taken(&self.report, answered) {
                         self.revise(better, Cause::Drift, &mut seen);
                     }
                 }
@@ -210,10 +218,10 @@ impl Keeper {
                     }
                 }
                 changed = orders.changed() => if changed.is_err() {
-                    return Err(CliError::runtime("the gateway stopped unexpectedly"));
+                    return Err(LocalError::GatewayStopped);
                 },
                 changed = changes.changed() => if changed.is_err() {
-                    return Err(CliError::runtime("the supervisor of the functions stopped unexpectedly"));
+                    return Err(LocalError::SupervisorStopped);
                 },
             }
         }
@@ -280,7 +288,7 @@ impl Keeper {
     async fn plan_wake(&mut self, shares: Shares, seen: &mut Seen) {
         let Some(following) = &self.following else { return };
         let started = Instant::now();
-        let preallocated = following.preallocated(&self.basis, &self.report.wanted, shares.clone()).await;
+        let preallocated = following.preallocated(&self.basis, &self.report, shares.clone()).await;
         let preallocating = started.elapsed();
         if let Some(sized) = preallocated {
             self.charge(&sized.wanted);
@@ -292,7 +300,7 @@ impl Keeper {
         seen.change = self.supervisor.change(first);
         let Some(following) = &self.following else { return };
         let asked = Instant::now();
-        let better = following.for_waiters(&self.basis, &self.report.wanted, shares).await;
+        let better = following.for_waiters(&self.basis, &self.report, shares).await;
         let planning = asked.elapsed();
         if let Some(better) = better {
             following.metrics.replanned("wake");
@@ -336,7 +344,7 @@ impl Keeper {
     }
 
     /// Tells the gateway what runs, and the user what changed.
-    fn look(&mut self, status: &Status, seen: &mut Seen) -> Result<(), CliError> {
+    fn look(&mut self, status: &Status, seen: &mut Seen) -> Result<(), LocalError> {
         if status.change < seen.change {
             return Ok(());
         }
@@ -363,7 +371,7 @@ impl Keeper {
         self.say(status, seen)
     }
 
-    fn say(&mut self, status: &Status, seen: &mut Seen) -> Result<(), CliError> {
+    fn say(&mut self, status: &Status, seen: &mut Seen) -> Result<(), LocalError> {
         if seen.asleep {
             let gone = status.functions.iter().all(|function| function.pid.is_none());
             if gone && !seen.said_asleep {
@@ -407,7 +415,7 @@ impl Keeper {
     }
 
     /// Says that groups sleep, once their functions are gone.
-    fn say_rest(&self, status: &Status, seen: &mut Seen) -> Result<(), CliError> {
+    fn say_rest(&self, status: &Status, seen: &mut Seen) -> Result<(), LocalError> {
         let asleep = |name: &str| {
             let of = |function: &&FunctionStatus| function.name == name;
             let function = status.functions.iter().find(of);

@@ -1,0 +1,30 @@
+//! Control plane of models on one machine: keeps the functions of each model as its gateway wants them, learns expert usage
+//! from requests, replans, and accounts for costs. It knows no command, no flag and no terminal.
+//!
+//! ```text
+//! gateway: wakes, sleeps ─▶ [`Keeper`] ─▶ supervisor of the functions
+//!                             ▲   │
+//!   [`ModelUsage`]: requests ─┘   ├─▶ [`Reporter`]: what changes, for people
+//!                                 └─▶ [`CostRecorder`]: what it costs, for the ledger
+//! ```
+
+mod cost;
+mod deployment;
+mod error;
+mod following;
+mod groups;
+mod rates;
+mod replan;
+mod report;
+mod supervisor;
+mod usage;
+
+pub use cost::CostRecorder;
+pub use deployment::{Backend, MainReport, Ratio, Wanted, default_dtype, fallback_bytes};
+pub use error::LocalError;
+pub use following::Following;
+pub use rates::Tariff;
+pub use replan::{Basis, Better, Measured, STURDY};
+pub use report::{Report, Reporter};
+pub use supervisor::{End, Keeper};
+pub use usage::{History, ModelFiles, ModelUsage};

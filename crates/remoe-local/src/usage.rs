@@ -1,0 +1,127 @@
+//! Expert usage of a model, learned from its requests.
+
+use crate::deployment::Wanted;
+use crate::error::LocalError;
+use remoe_gateway_core::Witness;
+use remoe_predictor::record::RecordHeader;
+use remoe_predictor::{ByPhase, Embedding, Shares, Trained, TunedPredictor};
+use remoe_usage::{
+    AnsweredMix, Foresight, ForesightMetrics, ForesightOptions, Mix, Prompts, UsageLearner, Watch,
+};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// Longest time that a wake waits for the predictions of waiting requests. They take less than a millisecond each.
+const PREDICTIONS: Duration = Duration::from_millis(250);
+/// Requests to go by before a placement follows what is used.
+const ENOUGH: f64 = 4.0;
+
+/// Learned usage of one model.
+pub struct ModelUsage {
+    learner: Arc<UsageLearner>,
+    answered: watch::Receiver<Option<AnsweredMix>>,
+    /// Mean usage of the requests that were remembered at the start, if they are enough to go by.
+    pub remembered: Option<Shares>,
+}
+
+/// Training history of a model's requests.
+#[derive(Debug, Clone, Copy)]
+pub struct History<'a> {
+    /// Folder that keeps it over restarts.
+    pub folder: Option<&'a Path>,
+    /// Limit of its size.
+    pub folder_bytes: u64,
+    /// Requests are predicted without it.
+    pub forgets: bool,
+}
+
+/// Parts of a model by which its requests are predicted.
+pub struct ModelFiles {
+    /// Fingerprint of the checkpoint.
+    pub fingerprint: String,
+    /// Embedding of the checkpoint.
+    pub embedding: Embedding,
+    /// A predictor that was built for it.
+    pub trained: Option<Trained>,
+}
+
+impl ModelUsage {
+    /// Begins to follow the requests of `wanted`'s model, which has these `files`; a typical one has so many `tokens`.
+    ///
+    /// # Errors
+    /// The history cannot be used, the tokenizer cannot be read, or the system refuses a thread.
+    pub fn open(
+        wanted: &Wanted,
+        history: History<'_>,
+        files: ModelFiles,
+        tokens: ByPhase<f64>,
+        metrics: &ForesightMetrics,
+    ) -> Result<Self, LocalError> {
+        let facts = &wanted.inspection;
+        let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
+        let header = RecordHeader {
+            model: files.fingerprint.clone(),
+            layers: facts.moe_layers.iter().map(|layer| number(*layer)).collect(),
+            experts: number(facts.experts),
+            top_k: number(facts.top_k),
+            dtype: wanted.dtype().to_owned(),
+            tokens: false,
+        };
+        // One folder serves for several models.
+        let folder = history.folder.map(|folder| folder.join(&files.fingerprint));
+        let options = ForesightOptions {
+            store: folder.map(|folder| (folder, history.folder_bytes)),
+            forgets: history.forgets,
+            output_tokens: tokens.decode,
+        };
+        let prompts = Prompts::open(&wanted.checkpoint)?;
+        let trained = files.trained.map(|trained| Box::new(trained) as Box<dyn TunedPredictor>);
+        let foresight = Foresight::new(header, files.embedding, prompts, trained, options)?;
+        let is_enough = foresight.remembered().0 as f64 >= ENOUGH;
+        let remembered = if is_enough { foresight.mean(tokens)? } else { None };
+        let learner = UsageLearner::new(metrics.of_model(&wanted.name()));
+        let watch = Watch::start(foresight, None, learner.publisher(&files.fingerprint));
+        let watch = watch.map_err(LocalError::Thread)?;
+        learner.follow(Some(watch));
+        Ok(Self { answered: learner.answered(), learner, remembered })
+    }
+
+    /// Returns the witness of the model's requests.
+    pub fn witness(&self) -> Arc<dyn Witness> {
+        self.learner.clone()
+    }
+
+    /// Returns the present requests.
+    pub(crate) fn present(&self) -> Present {
+        Present(self.learner.clone())
+    }
+
+    /// Returns the recent expert usage, if that is enough to go by.
+    pub(crate) fn of_late(&self) -> Option<Shares> {
+        enough(self.answered.borrow().as_ref())
+    }
+
+    /// Returns the recent expert usage if it changed since this was last called, and is enough to go by.
+    pub(crate) fn news(&mut self) -> Option<Shares> {
+        if !self.answered.has_changed().unwrap_or(false) {
+            return None;
+        }
+        enough(self.answered.borrow_and_update().as_ref())
+    }
+}
+
+fn enough(answered: Option<&AnsweredMix>) -> Option<Shares> {
+    answered.map(|answered| &answered.mix).filter(|mix| mix.requests >= ENOUGH).map(|mix| mix.shares.clone())
+}
+
+/// Requests that wait or are worked on.
+pub(crate) struct Present(Arc<UsageLearner>);
+
+impl Present {
+    /// Predicts which experts they will use; `None` if that is not known.
+    pub(crate) async fn mix(self) -> Option<Mix> {
+        self.0.predicted(PREDICTIONS).await
+    }
+}
