@@ -100,6 +100,7 @@ pub(crate) struct ModelSpec {
     pub(crate) dtype: Option<String>,
     pub(crate) experts_dtype: Option<String>,
     pub(crate) dense_dtype: Option<String>,
+    pub(crate) kv_cache_dtype: Option<String>,
     pub(crate) max_model_len: Option<u32>,
     pub(crate) chat_template_kwargs: Option<serde_json::Map<String, serde_json::Value>>,
 }

@@ -128,6 +128,11 @@ impl Form<'_> {
         );
         let (takes, stated) = (self.takes("dense_dtype"), spec.dense_dtype.as_deref());
         set(&mut options.dense_dtype, self.parsed(takes, "spec.model.denseDtype", stated, |it| it.parse())?);
+        let (takes, stated) = (self.takes("kv_cache_dtype"), spec.kv_cache_dtype.as_deref());
+        set(
+            &mut options.kv_cache_dtype,
+            self.parsed(takes, "spec.model.kvCacheDtype", stated, |it| it.parse())?,
+        );
         let (takes, stated) = (self.takes("max_model_len"), spec.max_model_len);
         let positions =
             |it: &u32| if *it > 0 { Ok(*it as usize) } else { Err("expected 1 or more".to_owned()) };
