@@ -12,7 +12,7 @@ use crate::remote_set::{Foresight, usage};
 use crate::signals::EndSignals;
 use remoe_hub::{ModelArgs, ModelLocation, Silence};
 use remoe_local::{LocalError, Ratio};
-use remoe_model::{DenseDtype, ExpertsDtype, Inspection};
+use remoe_model::{DenseDtype, ExpertsDtype, Inspection, KvCacheDtype};
 use remoe_planner::{Account, PlanError};
 use remoe_proto::v1::main_model_client::MainModelClient;
 use remoe_rollout::decide::Desired;
@@ -66,6 +66,7 @@ pub(crate) fn unplaced(source: &ModelArgs, args: &DeploymentArgs) -> Result<Want
     let (experts_dtype, device) = (args.experts_dtype, args.device.as_deref().unwrap_or("cpu"));
     check_experts_dtype(&opened.checkpoint, experts_dtype, args.dtype)?;
     let inspection = opened.checkpoint.inspect()?.kept_as(experts_dtype, args.dense_dtype, device);
+    let inspection = Inspection { kv_cache_dtype: args.kv_cache_dtype, ..inspection };
     let moe_layers = moe_layers(&inspection);
     Ok(Wanted {
         options: ModelOptions {
@@ -73,6 +74,7 @@ pub(crate) fn unplaced(source: &ModelArgs, args: &DeploymentArgs) -> Result<Want
             dtype: args.dtype.map(|dtype| dtype.name().to_owned()),
             experts_dtype: experts_dtype.map(ExpertsDtype::name),
             dense_dtype: args.dense_dtype.map(DenseDtype::name),
+            kv_cache_dtype: args.kv_cache_dtype.map(KvCacheDtype::name),
             max_model_len: args.max_model_len,
             device: args.device.clone(),
             threads: args.threads,

@@ -10,7 +10,7 @@ pub(crate) use sampling::{
 };
 
 use clap::{Args, ValueEnum};
-use remoe_model::{DenseDtype, ExpertsDtype};
+use remoe_model::{DenseDtype, ExpertsDtype, KvCacheDtype};
 use remoe_planner::Remote;
 use remoe_process::{parse_duration_or_seconds, sizes};
 use std::path::PathBuf;
@@ -31,6 +31,9 @@ pub(crate) struct DeploymentArgs {
     /// dtype]
     #[arg(long, value_name = "int8|int4|bfloat16|float32")]
     pub(crate) dense_dtype: Option<DenseDtype>,
+    /// Form of the KV cache: int8 takes about half of bfloat16, on CPUs [default: the compute dtype]
+    #[arg(long, value_name = "int8")]
+    pub(crate) kv_cache_dtype: Option<KvCacheDtype>,
     /// Maximum context length in tokens, prompt and answer together. For models with longrope, a value above the
     /// trained length applies long-context scaling to short prompts too [default: that of the model; with longrope, the
     /// trained length]
@@ -108,6 +111,7 @@ impl Default for DeploymentArgs {
             dtype: None,
             experts_dtype: None,
             dense_dtype: None,
+            kv_cache_dtype: None,
             max_model_len: None,
             device: None,
             backend: None,

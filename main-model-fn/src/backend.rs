@@ -6,7 +6,7 @@
 //! them.
 
 use crate::DeviceName;
-use remoe_kernels::{AttentionShape, Dtype, KernelError, NumericsClass, Pool};
+use remoe_kernels::{AttentionShape, CacheFormat, Dtype, KernelError, NumericsClass, Pool};
 use remoe_model::{
     Activation, Checkpoint, CheckpointError, MlaFacts, MlpTensors, NormKind, RopeFacts, TensorRef,
 };
@@ -159,6 +159,16 @@ pub trait Backend: Sized + Send + Sync + 'static {
 
     /// The device that computes.
     fn device(&self) -> DeviceName;
+
+    /// Sets the form of keys and values in pages that are made later. False where only the compute dtype is supported.
+    fn set_cache_format(&mut self, format: CacheFormat) -> bool {
+        format == CacheFormat::Plain
+    }
+
+    /// Form of keys and values in pages.
+    fn cache_format(&self) -> CacheFormat {
+        CacheFormat::Plain
+    }
 
     /// Called on the thread that computes, before everything else.
     fn enter_thread(&self) {}

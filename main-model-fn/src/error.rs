@@ -35,6 +35,15 @@ pub enum Error {
         /// Reason against it.
         why: String,
     },
+    /// The operations do not have the form of the KV cache.
+    #[error(
+        "cannot keep the KV cache as --kv-cache-dtype says: {operations} operations have keys and values in the compute \
+         dtype only; omit the flag, or use --backend native on CPUs"
+    )]
+    KvCacheDtype {
+        /// Operations that compute.
+        operations: &'static str,
+    },
     /// The chat template does not read a variable that is set.
     #[error("invalid --chat-template-kwargs: the model's chat template does not read `{0}`; omit it")]
     TemplateVariable(String),
@@ -92,6 +101,7 @@ impl Error {
             Self::Load(_) | Self::Expert(_) => false,
             Self::Device(_)
             | Self::DenseDtype { .. }
+            | Self::KvCacheDtype { .. }
             | Self::Kernel(_)
             | Self::Records(_)
             | Self::Identity(_)

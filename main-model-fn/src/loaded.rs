@@ -7,8 +7,8 @@ use crate::http::ModelCard;
 use crate::model_text::ModelText;
 use crate::transformer::{Model, Transformer};
 use crate::{Backend, DeviceName, Error, Settings};
-use remoe_kernels::{Dtype, NumericsClass, Pool, PoolConfig, wrong_paths};
-use remoe_model::{Checkpoint, DenseDtype};
+use remoe_kernels::{CacheFormat, Dtype, NumericsClass, Pool, PoolConfig, wrong_paths};
+use remoe_model::{Checkpoint, DenseDtype, KvCacheDtype};
 use remoe_predictor::record::RecordHeader;
 use remoe_proto::WIRE_VERSION;
 use remoe_proto::identity::Trust;
@@ -28,6 +28,8 @@ pub(crate) struct Loaded {
     pub(crate) device: DeviceName,
     /// [`Backend::NAME`] of what computes the model.
     pub(crate) operations: &'static str,
+    /// Form of the KV cache, where it is not the dtype.
+    pub(crate) kv_cache_dtype: Option<KvCacheDtype>,
     pub(crate) text: Option<Arc<ModelText>>,
     pub(crate) pool: Arc<Pool>,
     pub(crate) model: Box<dyn Model>,
@@ -50,8 +52,13 @@ impl Loaded {
         let config = PoolConfig { threads, path: settings.instruction_path, ..PoolConfig::default() };
         let pool = Arc::new(Pool::new(config)?);
         tracing::info!(threads, pinned = pool.is_pinned(), "kernel threads started");
-        let ops = B::open(settings.device, dtype, &pool)?;
+        let mut ops = B::open(settings.device, dtype, &pool)?;
         let device = ops.device();
+        let format =
+            settings.kv_cache_dtype.map_or(CacheFormat::Plain, |KvCacheDtype::Int8| CacheFormat::Int8);
+        if !ops.set_cache_format(format) {
+            return Err(Error::KvCacheDtype { operations: B::NAME });
+        }
         let dense = dense_class(settings, dtype, device)?;
         let classes = [dtype.into(), dense, class];
         for (path, class) in wrong_paths(&classes) {
@@ -72,6 +79,7 @@ impl Loaded {
             threads,
             device,
             operations: B::NAME,
+            kv_cache_dtype: settings.kv_cache_dtype,
             text,
             pool,
             model,
@@ -163,6 +171,7 @@ impl Loaded {
             numerics_class: self.class.name().to_owned(),
             device: self.device.to_string(),
             operations: self.operations.to_owned(),
+            kv_cache_dtype: self.kv_cache_dtype.map_or("", KvCacheDtype::name).to_owned(),
             start_us,
             ..MainDescription::default()
         }

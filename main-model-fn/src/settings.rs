@@ -1,7 +1,7 @@
 use clap::builder::RangedU64ValueParser;
 use remoe_hub::ModelArgs;
 use remoe_kernels::{InstructionPath, MAX_THREADS};
-use remoe_model::{DenseDtype, ExpertsDtype};
+use remoe_model::{DenseDtype, ExpertsDtype, KvCacheDtype};
 use remoe_process::{parse_duration, sizes, whole_microseconds, whole_seconds};
 use remoe_proto::identity::Identity;
 use remoe_weights::ComputeDtype;
@@ -39,6 +39,10 @@ pub struct Settings {
     /// compute dtype by its name. Defaults to int8 beside quantised experts on CPUs, else to the compute dtype.
     #[arg(long)]
     pub dense_dtype: Option<DenseDtype>,
+    /// Form of the KV cache: int8 takes about half of bfloat16, with other bits; native operations only. Defaults to
+    /// the compute dtype. Must be equal for the main functions of a deployment.
+    #[arg(long, value_name = "int8")]
+    pub kv_cache_dtype: Option<KvCacheDtype>,
     /// Maximum context length in tokens, prompt and answer together. With longrope, a value above the trained length
     /// rotates every position as in long texts.
     #[arg(long, value_name = "N")]

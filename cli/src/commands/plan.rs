@@ -22,7 +22,7 @@ use nodes::{NodesArgs, Question};
 use nodes_model::Forms;
 use remoe_hardware::{Factors, ModelId, Origin, Pair};
 use remoe_hub::ModelArgs;
-use remoe_model::{DenseDtype, ExpertsDtype};
+use remoe_model::{DenseDtype, ExpertsDtype, KvCacheDtype};
 use remoe_planner::{
     Answer, Budget, FieldError, Options, PlanDraft, PlanError, Problem, Proceed, evaluate, preallocate,
     replan, solve, solve_within,
@@ -66,6 +66,9 @@ pub(crate) struct PlanArgs {
     /// mxfp4, else the compute dtype]
     #[arg(long, value_name = "int8|int4|bfloat16|float32", requires = "model_source")]
     dense_dtype: Option<DenseDtype>,
+    /// Plan for this form of the KV cache of main functions on CPUs [default: the compute dtype]
+    #[arg(long, value_name = "int8", requires = "model_source")]
+    kv_cache_dtype: Option<KvCacheDtype>,
     /// Plan for this prompt instead of the average of the prompts the predictor was built from
     #[arg(long, value_name = "TEXT", requires = "model_source")]
     prompt: Option<String>,
@@ -255,6 +258,7 @@ impl PlanArgs {
         let experts_dtype = self.experts_dtype;
         check_experts_dtype(&checkpoint, experts_dtype, self.dtype)?;
         let mut inspection = checkpoint.inspect()?.kept_as(experts_dtype, self.dense_dtype, "cpu");
+        inspection.kv_cache_dtype = self.kv_cache_dtype;
         let dtype = self.dtype.map_or_else(|| default_dtype(&inspection), Dtype::name);
         let id = ModelId::of(&inspection, dtype);
         let mut profile = self.planning.known_profile(&id)?;

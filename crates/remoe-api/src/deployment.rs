@@ -176,6 +176,9 @@ pub struct ModelSpec {
     /// Defaults to int8 beside quantised experts on CPUs, else to the compute dtype.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dense_dtype: Option<DenseDtype>,
+    /// Form of the KV cache, on CPUs only. Defaults to the compute dtype.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv_cache_dtype: Option<KvCacheDtype>,
     /// Maximum context length in tokens, prompt and answer together. Defaults to what the model serves. With rope
     /// type longrope, a value above the context of the training rotates every position as in long texts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -220,6 +223,20 @@ impl From<ExpertsDtype> for remoe_model::ExpertsDtype {
             ExpertsDtype::Mxfp4 => Self::Mxfp4,
             ExpertsDtype::Fp8 => Self::Fp8,
         }
+    }
+}
+
+/// Form of the KV cache.
+#[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KvCacheDtype {
+    /// 8 bits per element, and a 2-byte scale for every 64 of a head.
+    Int8,
+}
+
+impl From<KvCacheDtype> for remoe_model::KvCacheDtype {
+    fn from(KvCacheDtype::Int8: KvCacheDtype) -> Self {
+        Self::Int8
     }
 }
 

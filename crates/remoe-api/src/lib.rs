@@ -25,7 +25,7 @@ pub use demand::{
     tier,
 };
 pub use deployment::{
-    Billing, ComputeDtype, DenseDtype, Device, ExpertsDtype, GpuSpec, MainSpec, MoEDeployment,
+    Billing, ComputeDtype, DenseDtype, Device, ExpertsDtype, GpuSpec, KvCacheDtype, MainSpec, MoEDeployment,
     MoEDeploymentSpec, Mode, ModelSpec, PodTemplate, PricingSpec, ProfileSpec, RemoteExpertsSpec, RemoteMode,
     RolloutSpec, RolloutStrategy, SloSpec,
 };

@@ -1,6 +1,6 @@
 //! `MoEPlan`: one plan of a deployment, with its expected figures.
 
-use crate::deployment::{ComputeDtype, DenseDtype, Device, ExpertsDtype};
+use crate::deployment::{ComputeDtype, DenseDtype, Device, ExpertsDtype, KvCacheDtype};
 use crate::prediction::PlannedPrediction;
 use crate::workload::WorkloadSpec;
 use kube::{CustomResource, KubeSchema};
@@ -128,6 +128,9 @@ pub struct PlannedModel {
     /// Dtype of the other weights, if set in the spec.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dense_dtype: Option<DenseDtype>,
+    /// Form of the KV cache, if set in the spec.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv_cache_dtype: Option<KvCacheDtype>,
     /// Maximum context length in tokens, if set in the spec.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 2_147_483_647))]

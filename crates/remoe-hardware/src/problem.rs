@@ -60,9 +60,11 @@ pub fn problem(model: &Inspection, profile: &Profile, wishes: &Wishes) -> Result
     // Weights and cache live in the compute dtype, whatever they are at rest, unless they are quantised; a GPU has
     // plain ones outside of experts.
     let dense_dtype = model.dense_dtype.filter(|_| profile.device.is_none());
-    let model = &Inspection { dense_dtype, ..model.clone() };
+    let kv_cache_dtype = model.kv_cache_dtype.filter(|_| profile.device.is_none());
+    let model = &Inspection { dense_dtype, kv_cache_dtype, ..model.clone() };
     let resident = |bytes: u64| model.resident_bytes(bytes, &profile.model.dtype) as f64;
-    let kv_layer = resident(model.kv_bytes_per_token) / model.layers.max(1) as f64;
+    let kv_layer =
+        model.resident_kv_bytes_per_token(&profile.model.dtype) as f64 / model.layers.max(1) as f64;
     let share = 1.0 / count as f64;
     let on_cpus = scaled(&profile.nonexpert_seconds, share);
     let context = profile.context_seconds.as_ref().map(|table| scaled(table, share));

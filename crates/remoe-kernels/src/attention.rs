@@ -1,6 +1,6 @@
 //! Softmax attention over keys and values in pages.
 //!
-//! A page holds the keys and values of [`PAGE_POSITIONS`] positions: of every head of keys `[key elements][positions]`, so that lanes are positions while scores are summed, then of every head of values `[positions][value elements]`. In a latent cache ([`AttentionShape::latent`]) the values are the first elements of the keys and not stored again.
+//! A page holds the keys and values of [`PAGE_POSITIONS`] positions: of every head of keys `[key elements][positions]`, so that lanes are positions while scores are summed, then of every head of values `[positions][value elements]`. In a latent cache ([`AttentionShape::latent`]) the values are the first elements of the keys and not stored again. Pages of int8 lie otherwise ([`crate::kv_cache`]).
 //!
 //! # Numerics
 //!
@@ -8,7 +8,8 @@
 
 use std::cell::RefCell;
 
-use crate::attention_shape::{AttentionShape, PAGE_POSITIONS};
+use crate::attention_shape::AttentionShape;
+use crate::kv_cache::PAGE_POSITIONS;
 use crate::memory::Buffer;
 use crate::paths::attend::{BLOCK_ROWS, Block, scratch_floats};
 use crate::paths::{self, float_mode::FloatMode};

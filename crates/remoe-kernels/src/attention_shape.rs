@@ -2,10 +2,8 @@
 
 use std::ops::Range;
 
-use crate::{Dtype, KernelError};
-
-/// Positions of a page.
-pub const PAGE_POSITIONS: usize = 32;
+use crate::kv_cache::{CacheFormat, Int8Head, PAGE_POSITIONS, WriteInt8};
+use crate::{Dtype, KernelError, by_vectors};
 
 /// Sizes and facts of one layer's attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -26,6 +24,8 @@ pub struct AttentionShape {
     pub scale: f64,
     /// A token sees itself and the `window` - 1 before it; everything before it where there is none.
     pub window: Option<usize>,
+    /// Form of keys and values in pages.
+    pub cache: CacheFormat,
 }
 
 impl AttentionShape {
@@ -36,7 +36,17 @@ impl AttentionShape {
 
     /// Bytes of a page.
     pub const fn page_bytes(&self) -> usize {
-        self.kv_heads * (self.key_dim + self.stored_values()) * PAGE_POSITIONS * self.dtype.bytes()
+        let head = self.int8_head();
+        self.kv_heads
+            * match self.cache {
+                CacheFormat::Plain => head.floats() * self.dtype.bytes(),
+                CacheFormat::Int8 => head.bytes(),
+            }
+    }
+
+    /// Sizes of a head's part of an int8 page.
+    pub(crate) const fn int8_head(&self) -> Int8Head {
+        Int8Head { key_dim: self.key_dim, values: self.stored_values() }
     }
 
     /// Query heads.
@@ -76,6 +86,11 @@ impl AttentionShape {
                 actual: position + 1,
                 expected: PAGE_POSITIONS,
             });
+        }
+        if self.cache == CacheFormat::Int8 {
+            let (head, dtype) = (self.int8_head(), self.dtype);
+            by_vectors(WriteInt8 { head, dtype, page, position, key, value });
+            return Ok(());
         }
         let (keys, values) = page.split_at_mut(self.kv_heads * self.key_dim * PAGE_POSITIONS * bytes);
         match self.dtype {

@@ -205,6 +205,48 @@ impl std::str::FromStr for DenseDtype {
     }
 }
 
+/// Form of the KV cache of a main function, where it is not the compute dtype.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KvCacheDtype {
+    /// Integers with a bfloat16 scale for each head, position and 64 elements.
+    Int8,
+}
+
+/// Invalid name of a form of the KV cache.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("expected int8, got `{0}`; leave it out for the compute dtype")]
+pub struct KvCacheDtypeError(String);
+
+impl KvCacheDtype {
+    /// Returns the name of the form.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Int8 => "int8",
+        }
+    }
+
+    /// Bytes of `elements` of the cache at most, heads of 32 elements or more.
+    #[must_use]
+    pub fn bytes(self, elements: u64) -> u64 {
+        match self {
+            Self::Int8 => elements.div_ceil(32).saturating_mul(34),
+        }
+    }
+}
+
+impl std::str::FromStr for KvCacheDtype {
+    type Err = KvCacheDtypeError;
+
+    fn from_str(name: &str) -> Result<Self, KvCacheDtypeError> {
+        match name {
+            "int8" => Ok(Self::Int8),
+            _ => Err(KvCacheDtypeError(name.to_owned())),
+        }
+    }
+}
+
 /// Activation between the gate projection and the product with the up projection, or behind the up projection where
 /// there is no gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

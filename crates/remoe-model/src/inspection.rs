@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::config::ModelConfig;
-use crate::facts::{DenseDtype, ExpertsDtype};
+use crate::facts::{DenseDtype, ExpertsDtype, KvCacheDtype};
 use crate::fingerprint::Fingerprint;
 use crate::layout::Ignored;
 use crate::sizes::Sizes;
@@ -32,6 +32,9 @@ pub struct Inspection {
         skip_serializing_if = "Option::is_none"
     )]
     pub dense_dtype: Option<DenseDtype>,
+    /// Form of the KV cache, where it is not the compute dtype. `kv_bytes_per_token` stays that at rest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv_cache_dtype: Option<KvCacheDtype>,
     /// Number of layers.
     pub layers: usize,
     /// Ids of the layers that have routed experts.
@@ -178,13 +181,26 @@ impl Inspection {
         self.resident_non_expert_bytes(dtype).saturating_add(experts)
     }
 
+    /// Bytes that one token adds to the KV cache of all layers if the compute dtype is `dtype`.
+    #[must_use]
+    pub fn resident_kv_bytes_per_token(&self, dtype: &str) -> u64 {
+        match self.kv_cache_dtype {
+            None => self.resident_bytes(self.kv_bytes_per_token, dtype),
+            Some(kept) => kept.bytes(self.kv_bytes_per_token / self.element_bytes()),
+        }
+    }
+
+    /// Bytes of an element of the dtype at rest.
+    fn element_bytes(&self) -> u64 {
+        if self.dtype == "float32" { 4 } else { 2 }
+    }
+
     /// `bytes` of weights at rest of which `plain` are kept in the compute dtype in any case.
     fn resident_dense_bytes(&self, bytes: u64, plain: u64, dtype: &str) -> u64 {
         let Some(quantised) = self.dense_dtype.and_then(DenseDtype::of_experts) else {
             return self.resident_bytes(bytes, dtype);
         };
-        let element = if self.dtype == "float32" { 4 } else { 2 };
-        let quantised = quantised.bytes((bytes - plain) / element);
+        let quantised = quantised.bytes((bytes - plain) / self.element_bytes());
         self.resident_bytes(plain, dtype).saturating_add(quantised)
     }
 
@@ -210,6 +226,7 @@ impl Inspection {
             stored_as,
             experts_dtype: None,
             dense_dtype: None,
+            kv_cache_dtype: None,
             layers: config.layers.len(),
             moe_layers: config.moe_layers(),
             experts: moe.map_or(0, |moe| moe.experts),

@@ -43,8 +43,8 @@ pub use config::{ModelConfig, Multipliers};
 pub use error::CheckpointError;
 pub use facts::{
     Activation, AttentionFacts, DenseDtype, DenseDtypeError, ExpertBiases, ExpertsDtype, ExpertsDtypeError,
-    GqaFacts, GroupFacts, LayerFacts, MlaFacts, MlpFacts, MoeFacts, NormKind, QkNorm, RoutingFacts, Score,
-    SharedFacts, StoredDtype,
+    GqaFacts, GroupFacts, KvCacheDtype, KvCacheDtypeError, LayerFacts, MlaFacts, MlpFacts, MoeFacts,
+    NormKind, QkNorm, RoutingFacts, Score, SharedFacts, StoredDtype,
 };
 pub use family::Family;
 pub use fingerprint::Fingerprint;

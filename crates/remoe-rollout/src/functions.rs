@@ -46,6 +46,8 @@ pub struct ModelOptions {
     pub bytes_per_vcpu: Option<u64>,
     /// Memory for keys and values in the main function.
     pub kv_cache_bytes: Option<u64>,
+    /// Form of the KV cache, where it is not the compute dtype.
+    pub kv_cache_dtype: Option<&'static str>,
     /// Largest number of sequences in one forward.
     pub max_batch: Option<usize>,
     /// The inter-token latency that running streams keep beside prompts.
@@ -114,6 +116,7 @@ fn main(options: &ModelOptions, http: Option<SocketAddr>) -> FunctionSpec {
     flag(&mut arguments, "--dense-dtype", options.dense_dtype.as_ref());
     flag(&mut arguments, "--max-model-len", options.max_model_len.as_ref());
     flag(&mut arguments, "--device", options.device.as_ref());
+    flag(&mut arguments, "--kv-cache-dtype", options.kv_cache_dtype.as_ref());
     flag(&mut arguments, "--kv-cache-bytes", options.kv_cache_bytes.as_ref());
     flag(&mut arguments, "--max-batch", options.max_batch.as_ref());
     for (name, time) in [("--target-itl", options.target_itl), ("--queue-deadline", options.queue_deadline)] {

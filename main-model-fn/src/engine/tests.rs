@@ -14,7 +14,7 @@ use crate::pages::Tenant;
 use crate::transformer::{Model, Transformer};
 use crate::{Native, pages};
 use prometheus::Registry;
-use remoe_kernels::{Dtype, Pool, PoolConfig};
+use remoe_kernels::{CacheFormat, Dtype, Pool, PoolConfig};
 use remoe_model::Checkpoint;
 use remoe_otel::SpanRef;
 use remoe_proto::ErrorCode;
@@ -24,6 +24,9 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
+
+/// Ends the name of a fixture that is served with a KV cache of int8.
+const INT8_CACHE: &str = " with int8 KV cache";
 
 /// An engine that holds all experts of a fixture.
 struct Engine {
@@ -80,10 +83,15 @@ impl Engine {
         threads: usize,
         change: impl FnOnce(&mut EngineSettings),
     ) -> (Self, Arc<Arrivals>, Arc<Checkpoint>) {
+        let (fixture, format) = match fixture.strip_suffix(INT8_CACHE) {
+            Some(fixture) => (fixture, CacheFormat::Int8),
+            None => (fixture, CacheFormat::Plain),
+        };
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(fixture);
         let checkpoint = Arc::new(Checkpoint::open(folder).unwrap());
         let pool = Arc::new(Pool::new(PoolConfig { threads, ..PoolConfig::default() }).unwrap());
-        let ops = Native::open(None, dtype, &pool).unwrap();
+        let mut ops = Native::open(None, dtype, &pool).unwrap();
+        assert!(ops.set_cache_format(format));
         let model = Box::new(Transformer::load(&checkpoint, dtype, ops, 1).unwrap());
         let config = checkpoint.config();
         let registry = Registry::new();
@@ -325,6 +333,30 @@ async fn schedules_change_no_bit_of_grouped_attention() {
 async fn schedules_change_no_bit_of_windowed_attention() {
     schedules_change_nothing("gptoss-mxfp4", Dtype::Bf16, 200, Some(LEAST)).await;
     schedules_change_nothing("gptoss-basic", Dtype::F32, 100, None).await;
+    schedules_change_nothing("mixtral-window", Dtype::F32, 100, Some(LEAST)).await;
+}
+
+#[tokio::test]
+async fn schedules_change_no_bit_of_int8_kv_cache() {
+    for (fixture, dtype) in [("mixtral-basic", Dtype::F32), ("dsv2-basic", Dtype::Bf16)] {
+        schedules_change_nothing(&format!("{fixture}{INT8_CACHE}"), dtype, 200, Some(LEAST)).await;
+    }
+}
+
+/// A KV cache of int8 is used: it changes bits and little else.
+#[tokio::test]
+async fn int8_kv_cache_changes_bits_and_little_else() {
+    let scores = async |fixture: &str| {
+        let engine = Engine::start(fixture, Dtype::F32, 2, 1000).await;
+        let prompt = prompt_of(80, 1, engine.vocab);
+        let (drawn, _) = finish(engine.handle.submit(request(prompt, 1, 1)).unwrap(), 1).await;
+        engine.end();
+        f32::from_bits(drawn[0][0].1)
+    };
+    for fixture in ["mixtral-basic", "dsv2-basic"] {
+        let (plain, int8) = (scores(fixture).await, scores(&format!("{fixture}{INT8_CACHE}")).await);
+        assert!(plain != int8 && (plain - int8).abs() < 0.01, "{fixture}: {plain} {int8}");
+    }
 }
 
 /// Half of the layers attend to 8 positions: behind a prompt of 4,000 tokens they hold a page or two, and what is

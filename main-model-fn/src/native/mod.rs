@@ -21,8 +21,8 @@ use remoe_kernels::activations::exp;
 use remoe_kernels::elementwise::{self, Norm, NormForm, Rotation, RowOperation};
 use remoe_kernels::numerics::round_bf16;
 use remoe_kernels::{
-    AttentionShape, AttentionSpan, Dtype, Job, KernelError, NumericsClass, PackedExpert, PackedMatrix, Pool,
-    Product,
+    AttentionShape, AttentionSpan, CacheFormat, Dtype, Job, KernelError, NumericsClass, PackedExpert,
+    PackedMatrix, Pool, Product,
 };
 use remoe_model::{Activation, Checkpoint, MlaFacts, MlpTensors, NormKind, RopeFacts, RopeLayout, TensorRef};
 use remoe_weights::{load_floats, load_gated, load_matrix, stored_dtype};
@@ -34,6 +34,7 @@ use std::sync::Arc;
 pub struct Native {
     pool: Arc<Pool>,
     dtype: Dtype,
+    cache_format: CacheFormat,
     spare: Spare,
 }
 
@@ -168,13 +169,25 @@ impl Backend for Native {
 
     fn open(device: Option<DeviceName>, dtype: Dtype, pool: &Arc<Pool>) -> Result<Self, DeviceError> {
         match device {
-            None | Some(DeviceName::Cpu) => Ok(Self { pool: pool.clone(), dtype, spare: Spare::default() }),
+            None | Some(DeviceName::Cpu) => {
+                let (pool, cache_format) = (pool.clone(), CacheFormat::default());
+                Ok(Self { pool, dtype, cache_format, spare: Spare::default() })
+            }
             Some(device) => Err(DeviceError::Foreign { device, backend: Self::NAME }),
         }
     }
 
     fn device(&self) -> DeviceName {
         DeviceName::Cpu
+    }
+
+    fn set_cache_format(&mut self, format: CacheFormat) -> bool {
+        self.cache_format = format;
+        true
+    }
+
+    fn cache_format(&self) -> CacheFormat {
+        self.cache_format
     }
 
     fn load_embedding(

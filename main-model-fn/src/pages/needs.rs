@@ -101,7 +101,7 @@ fn greatest_divisor(a: usize, b: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use remoe_kernels::Dtype;
+    use remoe_kernels::{CacheFormat, Dtype};
 
     fn shapes(windows: &[Option<usize>]) -> Vec<AttentionShape> {
         let shape = |&window| AttentionShape {
@@ -113,6 +113,7 @@ mod tests {
             latent: false,
             scale: 1.0,
             window,
+            cache: CacheFormat::Plain,
         };
         windows.iter().map(shape).collect()
     }

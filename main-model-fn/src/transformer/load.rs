@@ -202,6 +202,7 @@ impl<B: Backend> Loader<'_, B> {
             latent: false,
             scale: facts.softmax_scale,
             window: facts.window,
+            cache: self.ops.cache_format(),
         };
         Ok((Attention::Grouped(attention), shape))
     }
@@ -241,6 +242,7 @@ impl<B: Backend> Loader<'_, B> {
             latent: true,
             scale: facts.softmax_scale,
             window: None,
+            cache: self.ops.cache_format(),
         };
         Ok((Attention::Latent(attention), shape))
     }

@@ -286,6 +286,10 @@ fn main_pod(
     ] {
         arguments.extend([flag.to_owned(), value]);
     }
+    if let Some(kept) = plan.model.kv_cache_dtype {
+        let name = remoe_model::KvCacheDtype::from(kept).name();
+        arguments.extend(["--kv-cache-dtype".to_owned(), name.to_owned()]);
+    }
     if around.gateway.is_some() {
         for name in
             [owner.name_any(), format!("{}/{}", owner.namespace().unwrap_or_default(), owner.name_any())]

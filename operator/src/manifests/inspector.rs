@@ -44,6 +44,7 @@ pub(crate) fn inspector(
         dtype: ComputeDtype::Float32,
         experts_dtype: None,
         dense_dtype: None,
+        kv_cache_dtype: None,
         max_model_len: None,
         digest: String::new(),
     };

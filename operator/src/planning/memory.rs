@@ -23,13 +23,12 @@ impl MainMemory {
         device: Device,
         workload: &WorkloadSpec,
     ) -> Self {
-        let resident = |bytes: u64| model.resident_bytes(bytes, dtype.name());
         let layer = model.resident_expert_bytes(dtype.name()).saturating_mul(model.experts as u64);
         let tokens = |input: u32, output: u32| u64::from(input) + u64::from(output);
         let largest = tokens(workload.max_input_tokens, workload.max_output_tokens);
         let typical = tokens(workload.typical_input_tokens, workload.typical_output_tokens);
         let tokens = largest.max(typical.saturating_mul(workload.concurrency.into()));
-        let per_token = resident(model.kv_bytes_per_token);
+        let per_token = model.resident_kv_bytes_per_token(dtype.name());
         // Of each request's last page.
         let unfilled = u64::from(PAGE_POSITIONS - 1)
             .saturating_mul(workload.concurrency.into())

@@ -16,8 +16,8 @@ use super::digest::digest;
 use super::facts::ModelFacts;
 use super::quantity::MB;
 use remoe_api::{
-    ComputeDtype, DenseDtype, Device, MainPlan, MixOf, MoEDeploymentSpec, MoEPlanSpec, PlanVerdict,
-    PlannedModel, PlannedPrediction, ProfileSource, RemoteMode,
+    ComputeDtype, DenseDtype, Device, KvCacheDtype, MainPlan, MixOf, MoEDeploymentSpec, MoEPlanSpec,
+    PlanVerdict, PlannedModel, PlannedPrediction, ProfileSource, RemoteMode,
 };
 use remoe_hardware::{Origin, Profile, attempted};
 use remoe_model::Inspection;
@@ -125,6 +125,7 @@ impl Planning {
         let dtype = compute_dtype(spec, facts);
         check_positions(spec, facts)?;
         check_dense_dtype(spec, dtype)?;
+        check_kv_cache_dtype(spec)?;
         let inspection = &served(spec, facts);
         known
             .profile
@@ -149,6 +150,7 @@ impl Planning {
             dtype,
             experts_dtype: spec.model.experts_dtype,
             dense_dtype: spec.model.dense_dtype,
+            kv_cache_dtype: spec.model.kv_cache_dtype,
             max_model_len: spec.model.max_model_len,
             digest: inspection.fingerprint.clone(),
         };
@@ -469,6 +471,7 @@ pub(crate) fn served(spec: &MoEDeploymentSpec, facts: &ModelFacts) -> Inspection
     let model = &spec.model;
     let (experts, dense) = (model.experts_dtype.map(Into::into), model.dense_dtype.map(Into::into));
     let inspection = facts.inspection.clone().kept_as(experts, dense, spec.main.device.name());
+    let inspection = Inspection { kv_cache_dtype: model.kv_cache_dtype.map(Into::into), ..inspection };
     match spec.model.max_model_len {
         Some(positions) => Inspection {
             context_length: inspection.context_length.min(positions as usize),
@@ -504,6 +507,17 @@ fn check_dense_dtype(spec: &MoEDeploymentSpec, computed_in: ComputeDtype) -> Res
         _ => return Ok(()),
     };
     Err(PlanningError::Spec { field: "model.denseDtype".to_owned(), message })
+}
+
+/// Refuses forms of the KV cache that main functions do not have on the device.
+fn check_kv_cache_dtype(spec: &MoEDeploymentSpec) -> Result<(), PlanningError> {
+    match spec.model.kv_cache_dtype {
+        Some(KvCacheDtype::Int8) if spec.main.device == Device::Cuda => Err(PlanningError::Spec {
+            field: "model.kvCacheDtype".to_owned(),
+            message: "is int8, which is not supported on GPUs; omit it, or use device cpu".to_owned(),
+        }),
+        Some(KvCacheDtype::Int8) | None => Ok(()),
+    }
 }
 
 /// The profile with the figures of `device` only: a plan follows where it has them.

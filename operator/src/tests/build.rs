@@ -331,6 +331,12 @@ fn main_functions_are_told_what_the_rest_is_kept_as() {
     for pod in pods(&deployment(json!({}))) {
         assert!(!arguments(&pod).contains(&"--dense-dtype".to_owned()));
     }
+    for pod in pods(&deployment(json!({"model": {"source": "pvc://models", "kvCacheDtype": "int8"}}))) {
+        match pod.labels()[COMPONENT].as_str() {
+            "main" => assert_eq!(following(&pod, "--kv-cache-dtype"), "int8"),
+            _ => assert!(!arguments(&pod).contains(&"--kv-cache-dtype".to_owned())),
+        }
+    }
 }
 
 #[test]

@@ -61,8 +61,10 @@ fn dense_weights_are_kept_as_the_spec_asks_for() {
     let words = "spec.model.denseDtype is bfloat16, expected the compute dtype float32";
     assert!(other.starts_with(words), "{other}");
     let gpu = json!({"device": "cuda", "gpu": {"count": 1}});
-    let on_gpu = said(&deployment(json!({"model": {"denseDtype": "int8"}, "main": gpu})));
+    let on_gpu = said(&deployment(json!({"model": {"denseDtype": "int8"}, "main": gpu.clone()})));
     assert!(on_gpu.starts_with("spec.model.denseDtype is int8"), "{on_gpu}");
+    let on_gpu = said(&deployment(json!({"model": {"kvCacheDtype": "int8"}, "main": gpu})));
+    assert!(on_gpu.starts_with("spec.model.kvCacheDtype is int8"), "{on_gpu}");
 }
 
 #[test]
@@ -103,6 +105,10 @@ fn keys_and_values_have_room_for_all_requests_that_run_at_once() {
     assert_eq!(workload(None), eight, "eight where nothing is said");
     assert!(eight.main.limit_mb >= one.main.limit_mb);
     assert_ne!(one.inputs, eight.inputs);
+    // As int8 they take 34 bytes for 32 elements of two bytes.
+    let int8 = plan(&deployment(json!({"model": {"kvCacheDtype": "int8"}})));
+    let elements = 1536 / if facts().inspection.dtype == "float32" { 4 } else { 2 };
+    assert_eq!(int8.main.kv_cache_bytes, elements * 34 / 32 * (8 * (96 + 52) + 31 * 8));
     // Without a workload too.
     let unsaid = plan(&deployment(json!({})));
     assert_eq!(unsaid.workload.concurrency, 8);

@@ -9,7 +9,7 @@ use crate::output::{json, table};
 use crate::{files, prompt};
 use indicatif::ProgressBar;
 use remoe_hub::ModelArgs;
-use remoe_model::{DenseDtype, ExpertsDtype};
+use remoe_model::{DenseDtype, ExpertsDtype, KvCacheDtype};
 use remoe_proto::v1::main_model_client::MainModelClient;
 use remoe_proto::v1::{InspectRequest, TokenIds, inspect_request};
 use serde::Serialize;
@@ -28,22 +28,25 @@ const MOST_TOKENS: usize = 1 << 20;
 const PLAIN: &str = "as computed";
 /// A window that takes longer than this has got stuck.
 const DEADLINE: Duration = Duration::from_secs(600);
-/// How experts are kept, and what else is multiplied with; none: in the compute dtype.
-type Form = (Option<ExpertsDtype>, Option<DenseDtype>);
+/// Forms of experts, other weights and the KV cache; none: the compute dtype.
+type Form = (Option<ExpertsDtype>, Option<DenseDtype>, Option<KvCacheDtype>);
 /// Forms to score, in turn.
-const FORMS: [Form; 8] = {
+const FORMS: [Form; 10] = {
     let (int8, int4) = (Some(ExpertsDtype::Int8), Some(ExpertsDtype::Int4));
     let mxfp4 = Some(ExpertsDtype::Mxfp4);
     let (dense8, dense4) = (Some(DenseDtype::Int8), Some(DenseDtype::Int4));
+    let cache8 = Some(KvCacheDtype::Int8);
     [
-        (None, None),
-        (int8, dense8),
-        (int4, dense8),
-        (int4, dense4),
-        (mxfp4, dense8),
-        (int8, None),
-        (int4, None),
-        (mxfp4, None),
+        (None, None, None),
+        (int8, dense8, None),
+        (int4, dense8, None),
+        (int4, dense4, None),
+        (mxfp4, dense8, None),
+        (int8, None, None),
+        (int4, None, None),
+        (mxfp4, None, None),
+        (None, None, cache8),
+        (int4, dense8, cache8),
     ]
 };
 
@@ -62,6 +65,8 @@ struct Perplexity {
     experts: &'static str,
     /// Form of attention, dense layers, shared experts and the head: `int8`, `int4`, or `as computed`.
     dense: &'static str,
+    /// Form of the KV cache: `int8` or `as computed`.
+    kv_cache: &'static str,
     /// e to the mean negative log-probability of a token.
     perplexity: f64,
 }
@@ -100,15 +105,22 @@ pub(crate) async fn run(
         let mean = scores.iter().map(|&score| f64::from(score)).sum::<f64>() / scores.len() as f64;
         let experts = form.0.map_or(PLAIN, ExpertsDtype::name);
         let dense = form.1.map_or(PLAIN, DenseDtype::name);
-        answer.perplexity.push(Perplexity { experts, dense, perplexity: (-mean).exp() });
+        let kv_cache = form.2.map_or(PLAIN, KvCacheDtype::name);
+        answer.perplexity.push(Perplexity { experts, dense, kv_cache, perplexity: (-mean).exp() });
     }
     if as_json {
         return Ok(json::print(&answer)?);
     }
-    let row =
-        |it: &Perplexity| vec![it.experts.to_owned(), it.dense.to_owned(), format!("{:.4}", it.perplexity)];
+    let row = |it: &Perplexity| {
+        vec![
+            it.experts.to_owned(),
+            it.dense.to_owned(),
+            it.kv_cache.to_owned(),
+            format!("{:.4}", it.perplexity),
+        ]
+    };
     let table = table::with_header(
-        &["experts", "other weights", "perplexity"],
+        &["experts", "other weights", "KV cache", "perplexity"],
         answer.perplexity.iter().map(row).collect(),
     );
     let (tokens, window) = (answer.tokens, answer.window);
@@ -118,8 +130,8 @@ pub(crate) async fn run(
 
 /// The model with all experts beside the main function.
 fn wanted(source: &ModelArgs, form: Form) -> Result<Wanted, CliError> {
-    let (experts_dtype, dense_dtype) = form;
-    let arguments = DeploymentArgs { experts_dtype, ..DeploymentArgs::default() };
+    let (experts_dtype, dense_dtype, kv_cache_dtype) = form;
+    let arguments = DeploymentArgs { experts_dtype, kv_cache_dtype, ..DeploymentArgs::default() };
     let mut wanted = deployment::unplaced(source, &arguments)?;
     wanted.inspection.dense_dtype = dense_dtype;
     let plain = default_dtype(&wanted.inspection);

@@ -195,7 +195,7 @@ impl KnownModel {
             rest_bytes: self.rest_bytes as f64,
             main_rest_bytes: self.main_rest_bytes as f64,
             device_rest_bytes: self.device_rest_bytes as f64,
-            kv_bytes_per_token: resident(self.inspection.kv_bytes_per_token),
+            kv_bytes_per_token: self.inspection.resident_kv_bytes_per_token(&self.dtype) as f64,
             token_bytes: resident(self.inspection.token_bytes),
         }
     }

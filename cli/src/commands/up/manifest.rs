@@ -113,6 +113,8 @@ impl Form<'_> {
         set(&mut options.experts_dtype, experts.map(Into::into));
         let dense = spec.dense_dtype.filter(|_| self.takes("dense_dtype"));
         set(&mut options.dense_dtype, dense.map(Into::into));
+        let kv_cache = spec.kv_cache_dtype.filter(|_| self.takes("kv_cache_dtype"));
+        set(&mut options.kv_cache_dtype, kv_cache.map(Into::into));
         let positions = spec.max_model_len.filter(|_| self.takes("max_model_len"));
         set(&mut options.max_model_len, positions.map(|positions| positions as usize));
         let variables = spec.chat_template_kwargs.as_ref().filter(|_| self.takes("chat_template_kwargs"));

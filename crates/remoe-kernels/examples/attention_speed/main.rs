@@ -17,8 +17,8 @@
 mod elementwise;
 
 use remoe_kernels::{
-    AttentionShape, AttentionSpan, Dtype, InstructionPath, KvPage, PAGE_POSITIONS, PackedMatrix, Pool,
-    PoolConfig, Product, StoredDtype,
+    AttentionShape, AttentionSpan, CacheFormat, Dtype, InstructionPath, KvPage, PAGE_POSITIONS, PackedMatrix,
+    Pool, PoolConfig, Product, StoredDtype,
 };
 
 /// Layers whose keys and values take more than a cache holds.
@@ -46,6 +46,7 @@ fn measure(name: &str) -> (f64, f64, &'static str, u64) {
         latent: true,
         scale: 0.07,
         window: None,
+        cache: CacheFormat::Plain,
     };
     let grouped =
         AttentionShape { kv_heads: 4, group: 4, key_dim: 128, value_dim: 128, latent: false, ..latent };

@@ -6,7 +6,8 @@ use common::Random;
 use remoe_kernels::activations::exp;
 use remoe_kernels::numerics::{add, div, fma, from_bf16, mul, to_bf16};
 use remoe_kernels::{
-    AttentionShape, AttentionSpan, Dtype, InstructionPath, PAGE_POSITIONS, Pool, PoolConfig,
+    AttentionShape, AttentionSpan, CACHE_GROUP, CacheFormat, Dtype, InstructionPath, PAGE_POSITIONS, Pool,
+    PoolConfig,
 };
 
 fn pool(threads: usize, path: Option<InstructionPath>) -> Pool {
@@ -25,6 +26,17 @@ fn floats(bytes: &[u8], dtype: Dtype) -> Vec<f32> {
         Dtype::F32 => bytes.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)).collect(),
         Dtype::Bf16 => bytes.as_chunks().0.iter().map(|&b| from_bf16(u16::from_le_bytes(b))).collect(),
     }
+}
+
+/// Elements of heads of `dim` as int8 keeps them.
+fn as_int8(elements: &[f32], dim: usize) -> Vec<f32> {
+    let groups = elements.chunks(dim).flat_map(|head| head.chunks(CACHE_GROUP));
+    let kept = |group: &[f32]| {
+        let scale = from_bf16(to_bf16(group.iter().fold(0.0_f32, |most, x| most.max(x.abs())) / 127.0));
+        let kept = |x: &f32| (x / scale).round_ties_even().clamp(-127.0, 127.0) * scale;
+        group.iter().map(kept).collect::<Vec<f32>>()
+    };
+    groups.flat_map(kept).collect()
 }
 
 /// A sequence with keys and values of all its positions and queries for each of them.
@@ -46,10 +58,7 @@ impl Sequence {
         };
         let (key, value) = (shape.kv_heads * shape.key_dim, shape.kv_heads * shape.value_dim);
         let keys = draw(positions * key);
-        let values = match shape.latent {
-            true => keys.chunks(shape.key_dim).flat_map(|key| key[..shape.value_dim].to_vec()).collect(),
-            false => draw(positions * value),
-        };
+        let values = if shape.latent { Vec::new() } else { draw(positions * value) };
         let query = draw(positions * shape.heads() * shape.key_dim);
         let mut pages = vec![vec![0xff; shape.page_bytes()]; positions.div_ceil(PAGE_POSITIONS)];
         for position in 0..positions {
@@ -57,6 +66,13 @@ impl Sequence {
             let page = &mut pages[position / PAGE_POSITIONS];
             let key = bytes(&keys[position * key..][..key], shape.dtype);
             shape.write(page, position % PAGE_POSITIONS, &key, &bytes(stored, shape.dtype)).unwrap();
+        }
+        let (keys, mut values) = match shape.cache {
+            CacheFormat::Plain => (keys, values),
+            CacheFormat::Int8 => (as_int8(&keys, shape.key_dim), as_int8(&values, shape.value_dim)),
+        };
+        if shape.latent {
+            values = keys.chunks(shape.key_dim).flat_map(|key| key[..shape.value_dim].to_vec()).collect();
         }
         Self { pages, keys, values, query, positions }
     }
@@ -172,6 +188,7 @@ fn shapes() -> Vec<AttentionShape> {
         latent: false,
         scale: 0.3,
         window: None,
+        cache: CacheFormat::Plain,
     };
     let latent = AttentionShape { kv_heads: 1, group: 5, key_dim: 41, value_dim: 34, latent: true, ..plain };
     let wide = AttentionShape { kv_heads: 1, group: 1, key_dim: 128, value_dim: 128, scale: 0.09, ..plain };
@@ -186,7 +203,9 @@ fn shapes() -> Vec<AttentionShape> {
         AttentionShape { group: 16, key_dim: 210, value_dim: 176, scale: 0.07, ..latent },
         AttentionShape { group: 5, key_dim: 130, value_dim: 144, scale: 0.09, ..plain },
     ];
-    float32.into_iter().flat_map(|shape| [shape, AttentionShape { dtype: Dtype::Bf16, ..shape }]).collect()
+    let both = |shape| [shape, AttentionShape { dtype: Dtype::Bf16, ..shape }];
+    let plain = float32.into_iter().flat_map(both);
+    plain.flat_map(|shape| [shape, AttentionShape { cache: CacheFormat::Int8, ..shape }]).collect()
 }
 
 #[test]
@@ -249,6 +268,41 @@ fn neighbours_threads_and_paths_change_nothing() {
             }
             first += sequence.positions;
         }
+    }
+}
+
+#[test]
+fn int8_cache_takes_half_and_rounds_by_its_scale() {
+    let plain = AttentionShape {
+        kv_heads: 4,
+        group: 2,
+        key_dim: 128,
+        value_dim: 128,
+        dtype: Dtype::Bf16,
+        ..shapes()[0]
+    };
+    let int8 = AttentionShape { cache: CacheFormat::Int8, ..plain };
+    let latent = AttentionShape { kv_heads: 1, key_dim: 576, value_dim: 512, latent: true, ..plain };
+    for (plain, int8) in [(plain, int8), (latent, AttentionShape { cache: CacheFormat::Int8, ..latent })] {
+        let (most, bytes) = (plain.page_bytes() as f64 * 0.53, int8.page_bytes() as f64);
+        assert!(bytes <= most, "{bytes} bytes, not {most}");
+    }
+    // Zeros, elements too small for a scale, and what is not finite.
+    let shape = AttentionShape { dtype: Dtype::F32, kv_heads: 1, group: 1, key_dim: 2, value_dim: 2, ..int8 };
+    let pool = pool(1, None);
+    let mixed = |value: [f32; 2]| {
+        let mut page = vec![0; shape.page_bytes()];
+        let (key, value) = (bytes(&[0.0, 1e-40], Dtype::F32), bytes(&value, Dtype::F32));
+        shape.write(&mut page, 0, &key, &value).unwrap();
+        let span = AttentionSpan { pages: &[&page], past: 0, rows: 1 };
+        let mut output = vec![0; 8];
+        pool.attend(&shape, &bytes(&[1.0, 1.0], Dtype::F32), None, &[span], &mut output).unwrap();
+        floats(&output, Dtype::F32)
+    };
+    assert_eq!(mixed([0.0, 1e-40]), [0.0, 0.0]);
+    assert_eq!(mixed([127.0, -63.0]), [127.0, -63.0]);
+    for not_finite in [f32::INFINITY, f32::NAN] {
+        assert!(mixed([1.0, not_finite]).iter().all(|mixed| mixed.is_nan()));
     }
 }
 

@@ -276,6 +276,7 @@ impl Outline {
             stored_as: None,
             experts_dtype: None,
             dense_dtype: None,
+            kv_cache_dtype: None,
             layers: self.layers.len(),
             experts: count,
             top_k: experts.map_or(0, |experts| experts.top_k),

@@ -664,6 +664,10 @@ pub struct MainDescription {
     /// they are, and an answer waits for the experts that it uses.
     #[prost(uint32, tag = "15")]
     pub arriving: u32,
+    /// Form of the KV cache ("int8"), a numerics class of its own; empty where it is the dtype. The main functions of a
+    /// deployment have the same.
+    #[prost(string, tag = "16")]
+    pub kv_cache_dtype: ::prost::alloc::string::String,
 }
 /// How often experts of one layer were used.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

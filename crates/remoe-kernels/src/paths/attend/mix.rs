@@ -147,7 +147,7 @@ unsafe fn mix_rows<F: Floats, E: Element, const R: usize, const C: usize>(
     asked: &mut *const u8,
 ) -> usize {
     let parts = weights.parts;
-    let lines = (C * F::LANES * size_of::<E>()).div_ceil(LINE);
+    let lines = (C * F::LANES * E::CACHED).div_ceil(LINE);
     let (low, high) = weights.visible[row];
     // SAFETY: the caller's promise.
     unsafe {

@@ -5,8 +5,9 @@ mod score;
 
 use super::floats::Floats;
 use crate::Dtype;
-use crate::attention_shape::{AttentionShape, PAGE_POSITIONS};
+use crate::attention_shape::AttentionShape;
 use crate::elements;
+use crate::kv_cache::{CacheFormat, PAGE_POSITIONS};
 use mix::{Weights, mix_page};
 use score::{score_page, weigh};
 
@@ -57,11 +58,22 @@ fn query_stride(shape: &AttentionShape) -> usize {
 /// Scratch memory of a block of at most `rows` rows.
 pub(crate) fn scratch_floats(shape: &AttentionShape, rows: usize) -> usize {
     let row = query_stride(shape) + value_stride(shape) + PAGE_POSITIONS + SUM_LANES + 1;
-    TILE_DIMS * PAGE_POSITIONS + rows * row
+    TILE_DIMS * PAGE_POSITIONS + widened_floats(shape) + rows * row
+}
+
+/// Floats of a head's part of a page that is widened before it is used.
+fn widened_floats(shape: &AttentionShape) -> usize {
+    match shape.cache {
+        CacheFormat::Plain => 0,
+        CacheFormat::Int8 => shape.int8_head().floats(),
+    }
 }
 
 /// Elements of a page as they are stored.
 trait Element: Copy {
+    /// Bytes of an element in the cache.
+    const CACHED: usize;
+
     /// Reads `LANES` elements and widens them.
     unsafe fn load<F: Floats>(from: *const Self) -> F::V;
     /// Reads one element, of any alignment, and widens it.
@@ -71,6 +83,8 @@ trait Element: Copy {
 }
 
 impl Element for f32 {
+    const CACHED: usize = 4;
+
     #[inline(always)]
     unsafe fn load<F: Floats>(from: *const f32) -> F::V {
         // SAFETY: the caller's promise.
@@ -92,6 +106,8 @@ impl Element for f32 {
 
 /// bfloat16.
 impl Element for u16 {
+    const CACHED: usize = 2;
+
     #[inline(always)]
     unsafe fn load<F: Floats>(from: *const u16) -> F::V {
         // SAFETY: the caller's promise.
@@ -108,6 +124,33 @@ impl Element for u16 {
     unsafe fn transpose<F: Floats>(from: *const u16, stride: usize, to: *mut f32, to_stride: usize) {
         // SAFETY: the caller's promise; a word is two elements.
         unsafe { F::transpose_pairs(from.cast(), stride / 2, to, to_stride) }
+    }
+}
+
+/// An int8 element, widened.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+struct Widened(f32);
+
+impl Element for Widened {
+    const CACHED: usize = 1;
+
+    #[inline(always)]
+    unsafe fn load<F: Floats>(from: *const Self) -> F::V {
+        // SAFETY: the caller's promise.
+        unsafe { F::load(from.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn widened(from: *const Self) -> f32 {
+        // SAFETY: the caller's promise.
+        unsafe { from.cast::<f32>().read_unaligned() }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose<F: Floats>(from: *const Self, stride: usize, to: *mut f32, to_stride: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { F::transpose(from.cast(), stride, to, to_stride) }
     }
 }
 
@@ -162,9 +205,10 @@ struct Parts {
 pub(crate) unsafe fn attend<F: Floats>(block: &mut Block<'_>) {
     // SAFETY: the caller's promise.
     unsafe {
-        match block.shape.dtype {
-            Dtype::F32 => attend_as::<F, f32>(block),
-            Dtype::Bf16 => attend_as::<F, u16>(block),
+        match (block.shape.cache, block.shape.dtype) {
+            (CacheFormat::Int8, _) => attend_as::<F, Widened>(block),
+            (CacheFormat::Plain, Dtype::F32) => attend_as::<F, f32>(block),
+            (CacheFormat::Plain, Dtype::Bf16) => attend_as::<F, u16>(block),
         }
     }
 }
@@ -174,6 +218,7 @@ unsafe fn attend_as<F: Floats, E: Element>(block: &mut Block<'_>) {
     let shape = block.shape;
     let (query_stride, stride) = (query_stride(shape), value_stride(shape));
     let (tile, rest) = block.scratch.split_at_mut(TILE_DIMS * PAGE_POSITIONS);
+    let (wide, rest) = rest.split_at_mut(widened_floats(shape));
     let (query, rest) = rest.split_at_mut(query_stride * block.count);
     let (mixed, rest) = rest.split_at_mut(stride * block.count);
     let (scores, rest) = rest.split_at_mut(PAGE_POSITIONS * block.count);
@@ -215,18 +260,30 @@ unsafe fn attend_as<F: Floats, E: Element>(block: &mut Block<'_>) {
             while rows.start < rows.end && seen[rows.end - 1].start >= begin + PAGE_POSITIONS {
                 rows.end -= 1;
             }
-            let source = Source::<E>::new(shape, block.pages[page], block.kv_head);
-            let next = match page + 1 < pages.end {
-                true => Source::<E>::new(shape, block.pages[page + 1], block.kv_head),
-                false => source,
+            let next = block.pages[(page + 1).min(pages.end - 1)];
+            // Memory to prefetch while keys are scored and while values are summed.
+            let (source, asked) = match shape.cache {
+                CacheFormat::Plain => {
+                    let of = |page| Source::<E>::new(shape, page, block.kv_head);
+                    let (source, next) = (of(block.pages[page]), of(next));
+                    let first = if shape.latent { next.keys } else { source.values };
+                    (source, [first.cast(), next.keys.cast()])
+                }
+                CacheFormat::Int8 => {
+                    let head = shape.int8_head();
+                    head.widen(head.part(block.pages[page], block.kv_head), wide);
+                    let keys = wide.as_ptr().cast::<E>();
+                    let values = if shape.latent { keys } else { keys.add(shape.key_dim * PAGE_POSITIONS) };
+                    let next = head.part(next, block.kv_head).as_ptr();
+                    (Source { keys, values }, [next, next.add(shape.key_dim * PAGE_POSITIONS)])
+                }
             };
             let mut visible = [(0, PAGE_POSITIONS); BLOCK_ROWS];
             for r in rows.clone() {
                 let low = seen[r].start.saturating_sub(begin);
                 visible[r] = (low, (seen[r].end - begin).min(PAGE_POSITIONS));
             }
-            let asked = if shape.latent { next.keys } else { source.values };
-            score_page::<F, E>(shape, &parts, rows.clone(), source.keys, asked.cast());
+            score_page::<F, E>(shape, &parts, rows.clone(), source.keys, asked[0]);
             let mut factors = [1.0; BLOCK_ROWS];
             for r in rows.clone() {
                 factors[r] = match F::LANES {
@@ -236,7 +293,7 @@ unsafe fn attend_as<F: Floats, E: Element>(block: &mut Block<'_>) {
                 };
             }
             let weights = Weights { parts: &parts, rows, visible: &visible, factors: &factors };
-            mix_page::<F, E>(shape, &weights, source.values, next.keys.cast());
+            mix_page::<F, E>(shape, &weights, source.values, asked[1]);
         }
         for r in 0..block.count {
             let at = row_of(shape, block.kv_head, block.first + r) * shape.value_dim;

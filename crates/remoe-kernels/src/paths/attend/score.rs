@@ -90,7 +90,7 @@ unsafe fn score_rows<F: Floats, E: Element, const R: usize, const C: usize>(
     keys: *const E,
     asked: *const u8,
 ) -> usize {
-    let lines = 2 * PAGE_POSITIONS * size_of::<E>() / LINE;
+    let lines = 2 * PAGE_POSITIONS * E::CACHED / LINE;
     // SAFETY: the caller's promise.
     unsafe {
         let to = parts.scores.add(row * PAGE_POSITIONS);
