@@ -330,6 +330,7 @@ mod tests {
         for (from, to, flag) in [
             ("cacheClaimName: c", "dtype: float32", "--dtype=float32"),
             ("cacheClaimName: c", "expertsDtype: mxfp4", "--experts-dtype=mxfp4"),
+            ("cacheClaimName: c", "kvCacheDtype: int8", "--kv-cache-dtype=int8"),
             ("cacheClaimName: c", "denseDtype: int4", "--dense-dtype=int4"),
             ("cacheClaimName: c", "maxModelLen: 2048", "--max-model-len=2048"),
             (
@@ -436,6 +437,7 @@ mod tests {
                 "spec.model.dtype: invalid value 'half': expected bfloat16 or",
             ),
             ("cacheClaimName: c", "expertsDtype: int2", "spec.model.expertsDtype: invalid value 'int2'"),
+            ("cacheClaimName: c", "kvCacheDtype: int2", "spec.model.kvCacheDtype: invalid value 'int2'"),
             ("cacheClaimName: c", "maxModelLen: 0", "spec.model.maxModelLen: invalid value '0'"),
             ("main: {", "main: {device: tpu, ", "spec.main.device: invalid value 'tpu': expected cpu, cuda"),
         ] {
