@@ -4,14 +4,19 @@
 //!
 //! # Numerics
 //!
-//! As for products (see the crate documentation), a row's result depends on its query and on the positions that it sees, on nothing else. Scores are sums over key elements in pairs, the odd one first, then multiplied by the scale. Pages are taken in the order of their positions, beginning at position 0 of the sequence: where a page has a larger score than all before it, what was summed so far is multiplied by e^(old - new). Weights e^(score - largest) stay float32; they are summed in 16 lanes, position `i` in lane `i mod 16`, and the lanes by halves. Values are summed by fused multiply-adds, positions ascending. One division, one rounding to the element type. Where heads have sinks, a row begins as if it had seen one position before all others, whose score is the sink and whose value is zero.
+//! As for products (see the crate documentation), a row's result depends on its query and on the positions that it sees, on nothing else. Scores are sums over key elements in pairs, the odd one first, then multiplied by the scale. Pages are taken in the order of their positions, beginning at position 0 of the sequence: where a page has a larger score than all before it, what was summed so far is multiplied by e^(old - new). Weights e^(score - largest) stay float32; they are summed in 16 lanes, position `i` in lane `i mod 16`, and the lanes by halves. Values are summed by fused multiply-adds, positions ascending. One division, one rounding to the element type.
+//!
+//! Positions are summed in parts of 1,024, by their number in the sequence: part by part in the same way, each from nothing. The sums of the first part that a row sees, of values and of weights, are merged with those of each later one, ascending: where `new` is the larger one of both largest scores, `sum = fma(sum of the part, e^(its largest - new), sum * e^(largest - new))`. So threads share a long context, and no result depends on how many there are.
+//!
+//! Where heads have sinks, a row begins as if it had seen one position before all others, whose score is the sink and whose value is zero.
 
 use std::cell::RefCell;
+use std::ops::Range;
 
 use crate::attention_shape::AttentionShape;
 use crate::kv_cache::PAGE_POSITIONS;
 use crate::memory::Buffer;
-use crate::paths::attend::{BLOCK_ROWS, Block, scratch_floats};
+use crate::paths::attend::{BLOCK_ROWS, Block, PART_POSITIONS, Step, parts_of, scratch_floats, state_stride};
 use crate::paths::{self, float_mode::FloatMode};
 use crate::{KernelError, MAX_ROWS, Pool};
 
@@ -23,6 +28,9 @@ const EVEN: usize = 4;
 
 /// Elements of float32 of a cache line.
 const LINE: usize = 16;
+
+/// Most floats of states that units leave for each other.
+const MAX_STATES: usize = 1 << 22;
 
 /// Memory of a page of the KV cache, zeroed at first: aligned to cache lines, and side by side with others on huge pages where it is not small.
 #[derive(Debug)]
@@ -66,9 +74,12 @@ pub struct AttentionSpan<'a> {
 thread_local! {
     /// Widened pages and unfinished sums; kept, because it is the same size in every call.
     static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+    /// States of rows over parts of their positions, which other threads merge.
+    static STATES: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
 /// The part of a block that differs from block to block.
+#[derive(Clone, Copy)]
 struct Unit<'a> {
     span: &'a AttentionSpan<'a>,
     kv_head: usize,
@@ -76,7 +87,13 @@ struct Unit<'a> {
     count: usize,
     query: &'a [u8],
     output: usize,
+    /// Positions that its last row sees in this step.
+    positions: usize,
+    step: Step,
 }
+
+// SAFETY: a step's states are written by one unit and read by others after it, see `Pool::attend`.
+unsafe impl Send for Unit<'_> {}
 
 /// Where a call writes.
 struct Output(*mut u8);
@@ -108,43 +125,25 @@ impl Pool {
         if let Some(actual) = sinks.map(<[f32]>::len).filter(|&actual| actual != expected) {
             return Err(KernelError::Length { what: "sinks", actual, expected });
         }
-        let bytes = shape.dtype.bytes();
-        let (query_row, output_row) =
-            (shape.heads() * shape.key_dim * bytes, shape.heads() * shape.value_dim * bytes);
+        let positions: usize = spans.iter().map(|span| span.rows * (span.past + span.rows)).sum();
+        let work = positions * shape.heads() * (shape.key_dim + shape.value_dim);
         let rows: usize = spans.iter().map(|span| span.rows * shape.group).sum();
-        // Few rows are spread more thinly; the result does not depend on it.
+        let threads = if work < PART { 1 } else { self.threads() };
+        let blocks = |block: usize| rows.div_ceil(block) * shape.kv_heads;
+        // Few rows are spread over threads by parts of their positions, as far as there is memory for states, or more thinly; the result does not depend on it.
+        let floats =
+            if threads > 1 && blocks(BLOCK_ROWS) < EVEN * threads { state_floats(shape, spans) } else { 0 };
+        let floats = if floats > MAX_STATES { 0 } else { floats };
         let mut block = BLOCK_ROWS;
-        let units = |block: usize| rows.div_ceil(block) * shape.kv_heads;
-        while (block > 4 && units(block) < self.threads())
-            || (block > 16 && units(block) < EVEN * self.threads())
-        {
+        while (block > 4 && blocks(block) < threads) || (block > 16 && blocks(block) < EVEN * threads) {
             block /= 2;
         }
-        let mut units = Vec::new();
-        let (mut first_token, mut work) = (0, 0);
-        for span in spans {
-            for kv_head in 0..shape.kv_heads {
-                let rows = span.rows * shape.group;
-                units.extend((0..rows).step_by(block).map(|first| Unit {
-                    span,
-                    kv_head,
-                    first,
-                    count: block.min(rows - first),
-                    query: &query[first_token * query_row..][..span.rows * query_row],
-                    output: first_token * output_row,
-                }));
-            }
-            work += span.rows * (span.past + span.rows);
-            first_token += span.rows;
-        }
-        // The longest first: what is left at the end is short.
-        units.sort_by_key(|unit| std::cmp::Reverse(unit.span.past + unit.first / shape.group));
         let path = self.attending(shape.dtype);
         let kernel = paths::attend_kernel(path);
         let output = Output(output.as_mut_ptr());
         let compute = |unit: &mut Unit<'_>| {
             SCRATCH.with_borrow_mut(|scratch| {
-                scratch.resize(scratch_floats(shape, block) + LINE, 0.0);
+                scratch.resize(scratch_floats(shape, BLOCK_ROWS) + LINE, 0.0);
                 let skip = scratch.as_ptr().align_offset(LINE * size_of::<f32>()).min(LINE);
                 let mut block = Block {
                     shape,
@@ -156,19 +155,98 @@ impl Pool {
                     query: unit.query,
                     sinks,
                     output: output.at(unit.output),
+                    step: unit.step,
                     scratch: &mut scratch[skip..],
                 };
                 let _mode = FloatMode::enter(path);
-                // SAFETY: the pool checked that the path is available, and its float mode is set. Lengths were validated; units differ in sequence, head or rows, and so in what they write.
+                // SAFETY: the pool checked that the path is available, and its float mode is set. Lengths were validated; units of a call differ in sequence, head, rows or part, and so in what they write. States are complete before units merge them.
                 unsafe { kernel(&mut block) };
             });
         };
-        if work * shape.heads() * (shape.key_dim + shape.value_dim) < PART {
-            units.iter_mut().for_each(compute);
-            return Ok(());
-        }
-        units.chunks_mut(MAX_ROWS).try_for_each(|units| self.each(units, compute))
+        let run = |units: &mut [Unit<'_>], work: usize| {
+            if work < PART {
+                units.iter_mut().for_each(compute);
+                return Ok(());
+            }
+            units.chunks_mut(MAX_ROWS).try_for_each(|units| self.each(units, compute))
+        };
+        STATES.with_borrow_mut(|states| {
+            if states.len() < floats {
+                states.resize(floats, 0.0);
+            }
+            let [mut units, mut merging] = units(shape, query, spans, block, &mut states[..floats]);
+            // The longest first: what is left at the end is short.
+            units.sort_by_key(|unit| std::cmp::Reverse(unit.positions));
+            run(&mut units, work)?;
+            run(&mut merging, floats)
+        })
     }
+}
+
+/// Floats for the states of all rows over the parts of their positions, of spans with several parts.
+fn state_floats(shape: &AttentionShape, spans: &[AttentionSpan<'_>]) -> usize {
+    let states =
+        |span: &AttentionSpan<'_>| match parts_of_rows(shape, span.past, 0..span.rows * shape.group).len() {
+            0 | 1 => 0,
+            parts => parts.saturating_mul(span.rows * shape.heads()),
+        };
+    spans.iter().map(states).fold(0, usize::saturating_add).saturating_mul(state_stride(shape))
+}
+
+/// Parts of the positions that query rows `rows` of a head see.
+fn parts_of_rows(shape: &AttentionShape, past: usize, rows: Range<usize>) -> Range<usize> {
+    match rows.is_empty() {
+        true => 0..0,
+        false => parts_of(&(shape.seen(past, rows.start).start..shape.seen(past, rows.end - 1).end)),
+    }
+}
+
+/// Units of blocks of `block` rows, and those that merge what some of the first leave in `states`. With room for states, blocks are larger and cut into parts instead.
+fn units<'a>(
+    shape: &AttentionShape,
+    query: &'a [u8],
+    spans: &'a [AttentionSpan<'a>],
+    block: usize,
+    states: &mut [f32],
+) -> [Vec<Unit<'a>>; 2] {
+    let bytes = shape.dtype.bytes();
+    let (query_row, output_row) =
+        (shape.heads() * shape.key_dim * bytes, shape.heads() * shape.value_dim * bytes);
+    let (has_states, mut free) = (!states.is_empty(), states.as_mut_ptr());
+    let (mut units, mut merging, mut first_token) = (Vec::new(), Vec::new(), 0);
+    for span in spans {
+        let rows = span.rows * shape.group;
+        let is_cut = has_states && parts_of_rows(shape, span.past, 0..rows).len() > 1;
+        let block = if is_cut { BLOCK_ROWS } else { block };
+        for kv_head in 0..shape.kv_heads {
+            for first in (0..rows).step_by(block) {
+                let count = block.min(rows - first);
+                let end = shape.seen(span.past, first + count - 1).end;
+                let unit = Unit {
+                    span,
+                    kv_head,
+                    first,
+                    count,
+                    query: &query[first_token * query_row..][..span.rows * query_row],
+                    output: first_token * output_row,
+                    positions: end - shape.seen(span.past, first).start,
+                    step: Step::Whole,
+                };
+                if !is_cut {
+                    units.push(unit);
+                    continue;
+                }
+                merging.push(Unit { step: Step::Merge { states: free }, ..unit });
+                for part in parts_of_rows(shape, span.past, first..first + count) {
+                    let positions = PART_POSITIONS.min(end - part * PART_POSITIONS);
+                    units.push(Unit { positions, step: Step::Part { part, states: free }, ..unit });
+                    free = free.wrapping_add(count * state_stride(shape));
+                }
+            }
+        }
+        first_token += span.rows;
+    }
+    [units, merging]
 }
 
 fn validate(

@@ -1,4 +1,4 @@
-//! Instrument for attention and operations on rows: CPU time of one call, its rate, and a checksum of the results' bits, so that two builds can be compared in alternating rounds.
+//! Instrument for attention and operations on rows: CPU time of one call (or wall time), its rate, and a checksum of the results' bits, so that two builds can be compared in alternating rounds.
 //!
 //! | argument | what is measured |
 //! | --- | --- |
@@ -6,6 +6,8 @@
 //! | `mla-decode` | the same, one token after 2,048, GFLOP/s |
 //! | `gqa-prefill` | 16 query heads over 4 of 128, a prompt of 4,096 tokens, GFLOP/s |
 //! | `gqa-decode-4k`, `gqa-decode-8k` | the same, one token, 24 layers in turn, GB/s of keys and values |
+//! | `gqa-decode-8k-int8` | the same with keys and values of int8 |
+//! | `mqa-decode-8k`, `mqa-decode-8k-2` | 4 query heads over one of 128, one token after 8,191, 24 layers in turn, by one thread and by two: wall time, GB/s of keys and values |
 //! | `norm`, `rotate`, `add` | operations on 512 rows of 2,048 elements, GB/s |
 //! | `weights` | product of one row with 400 MB of bfloat16 weights, GB/s |
 //! | `products` | product of 512 rows by fused multiply-adds (`avx512f` or `avx2-fma`), GFLOP/s |
@@ -21,6 +23,8 @@ use remoe_kernels::{
     Pool, PoolConfig, Product, StoredDtype,
 };
 
+use std::time::Instant;
+
 /// Layers whose keys and values take more than a cache holds.
 const LAYERS: usize = 24;
 
@@ -29,13 +33,13 @@ fn main() {
         let (seconds, amount, unit, sum) = measure(&name);
         let rate = amount / seconds / 1e9;
         println!(
-            r#"{{"shape": "{name}", "cpu_ms": {:.3}, "rate": {rate:.2}, "unit": "{unit}", "bits": "{sum:016x}"}}"#,
+            r#"{{"shape": "{name}", "ms": {:.3}, "rate": {rate:.2}, "unit": "{unit}", "bits": "{sum:016x}"}}"#,
             seconds * 1e3
         );
     }
 }
 
-/// CPU seconds of a call, its operations or bytes, their unit, and the checksum.
+/// Seconds of a call, its operations or bytes, their unit, and the checksum.
 fn measure(name: &str) -> (f64, f64, &'static str, u64) {
     let latent = AttentionShape {
         dtype: Dtype::Bf16,
@@ -50,12 +54,17 @@ fn measure(name: &str) -> (f64, f64, &'static str, u64) {
     };
     let grouped =
         AttentionShape { kv_heads: 4, group: 4, key_dim: 128, value_dim: 128, latent: false, ..latent };
+    let int8 = AttentionShape { cache: CacheFormat::Int8, ..grouped };
+    let single = AttentionShape { kv_heads: 1, ..grouped };
     match name {
-        "mla-prefill" => attention(&latent, 0, 2000, 1, 1),
-        "mla-decode" => attention(&latent, 2047, 1, LAYERS, 4),
-        "gqa-prefill" => attention(&grouped, 0, 4096, 1, 1),
-        "gqa-decode-4k" => attention(&grouped, 4095, 1, LAYERS, 6),
-        "gqa-decode-8k" => attention(&grouped, 8191, 1, LAYERS, 3),
+        "mla-prefill" => attention(&latent, [0, 2000], 1, 1, None),
+        "mla-decode" => attention(&latent, [2047, 1], LAYERS, 4, None),
+        "gqa-prefill" => attention(&grouped, [0, 4096], 1, 1, None),
+        "gqa-decode-4k" => attention(&grouped, [4095, 1], LAYERS, 6, None),
+        "gqa-decode-8k" => attention(&grouped, [8191, 1], LAYERS, 3, None),
+        "gqa-decode-8k-int8" => attention(&int8, [8191, 1], LAYERS, 3, None),
+        "mqa-decode-8k" => attention(&single, [8191, 1], LAYERS, 12, Some(1)),
+        "mqa-decode-8k-2" => attention(&single, [8191, 1], LAYERS, 12, Some(2)),
         "norm" | "rotate" | "add" => elementwise::measure(name),
         "weights" => product(None, Dtype::Bf16, 4096, 50_000, 1),
         "products" => product(fused(), Dtype::F32, 2048, 2048, 512),
@@ -91,12 +100,13 @@ fn pool(path: Option<InstructionPath>) -> Pool {
     Pool::new(PoolConfig { threads: 1, path, ..PoolConfig::default() }).expect("a pool")
 }
 
+/// Measures wall time by so many `threads`, or CPU time by one.
 fn attention(
     shape: &AttentionShape,
-    past: usize,
-    rows: usize,
+    [past, rows]: [usize; 2],
     layers: usize,
     calls: usize,
+    threads: Option<usize>,
 ) -> (f64, f64, &'static str, u64) {
     let layer_bytes = shape.page_bytes();
     let pages: Vec<KvPage> = (0..(past + rows).div_ceil(PAGE_POSITIONS))
@@ -112,7 +122,8 @@ fn attention(
         .collect();
     let query = bytes(shape.dtype, numbers(rows * shape.heads() * shape.key_dim, 3));
     let mut output = vec![0; rows * shape.heads() * shape.value_dim * shape.dtype.bytes()];
-    let pool = pool(None);
+    let config = PoolConfig { threads: threads.unwrap_or(1), ..PoolConfig::default() };
+    let pool = Pool::new(config).expect("a pool");
     let mut sum = 0xcbf2_9ce4_8422_2325;
     let mut run = |layer: &[&[u8]]| {
         let span = AttentionSpan { pages: layer, past, rows };
@@ -120,11 +131,12 @@ fn attention(
         sum = checksum(sum, &output);
     };
     run(&layers[0]);
-    let begin = cpu_seconds();
+    let (start, begin) = (Instant::now(), cpu_seconds());
     for _ in 0..calls {
         layers.iter().for_each(|layer| run(layer));
     }
-    let seconds = (cpu_seconds() - begin) / calls as f64;
+    let spent = if threads.is_some() { start.elapsed().as_secs_f64() } else { cpu_seconds() - begin };
+    let seconds = spent / calls as f64;
     if rows == 1 && !shape.latent {
         let read = layers.len() * (past + rows) * layer_bytes / PAGE_POSITIONS;
         return (seconds, read as f64, "GB/s", sum);

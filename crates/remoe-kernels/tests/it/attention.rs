@@ -9,6 +9,7 @@ use remoe_kernels::{
     AttentionShape, AttentionSpan, CACHE_GROUP, CacheFormat, Dtype, InstructionPath, PAGE_POSITIONS, Pool,
     PoolConfig,
 };
+use std::ops::Range;
 
 fn pool(threads: usize, path: Option<InstructionPath>) -> Pool {
     Pool::new(PoolConfig { threads, path, ..PoolConfig::default() }).unwrap()
@@ -107,18 +108,24 @@ impl Sequence {
     }
 }
 
-/// A row's result by the scalar definition, sum by sum in the documented order.
-fn defined(sequence: &Sequence, shape: &AttentionShape, token: usize, head: usize) -> Vec<f32> {
-    let kv = head / shape.group;
-    let query = &sequence.query[(token * shape.heads() + head) * shape.key_dim..][..shape.key_dim];
-    let (from, end) = (shape.window.map_or(0, |window| (token + 1).saturating_sub(window)), token + 1);
-    let sink = sinks(shape).map(|sinks| sinks[head]);
+/// Positions that are summed from nothing.
+const PART: usize = 1024;
+
+/// The largest score, the sums of weights and those of values of the positions `seen`.
+fn defined_part(
+    sequence: &Sequence,
+    shape: &AttentionShape,
+    query: &[f32],
+    kv: usize,
+    seen: Range<usize>,
+    sink: Option<f32>,
+) -> (f32, [f32; 16], Vec<f32>) {
     let (mut largest, mut sums, mut mixed) =
         (sink.unwrap_or(f32::NEG_INFINITY), [0.0; 16], vec![0.0; shape.value_dim]);
     sums[0] = if sink.is_some() { 1.0 } else { 0.0 };
-    for page in from / PAGE_POSITIONS..end.div_ceil(PAGE_POSITIONS) {
+    for page in seen.start / PAGE_POSITIONS..seen.end.div_ceil(PAGE_POSITIONS) {
         let begin = page * PAGE_POSITIONS;
-        let seen = from.max(begin)..end.min(begin + PAGE_POSITIONS);
+        let seen = seen.start.max(begin)..seen.end.min(begin + PAGE_POSITIONS);
         let scores: Vec<f32> = seen
             .clone()
             .map(|position| {
@@ -145,6 +152,31 @@ fn defined(sequence: &Sequence, shape: &AttentionShape, token: usize, head: usiz
                 *mixed = fma(weight, *value, *mixed);
             }
         }
+    }
+    (largest, sums, mixed)
+}
+
+/// A row's result by the scalar definition, sum by sum in the documented order.
+fn defined(sequence: &Sequence, shape: &AttentionShape, token: usize, head: usize) -> Vec<f32> {
+    let kv = head / shape.group;
+    let query = &sequence.query[(token * shape.heads() + head) * shape.key_dim..][..shape.key_dim];
+    let (from, end) = (shape.window.map_or(0, |window| (token + 1).saturating_sub(window)), token + 1);
+    let sink = sinks(shape).map(|sinks| sinks[head]);
+    let (mut largest, mut sums, mut mixed) = (f32::NEG_INFINITY, [0.0; 16], Vec::new());
+    for part in from / PART..end.div_ceil(PART) {
+        let seen = from.max(part * PART)..end.min((part + 1) * PART);
+        let sink = sink.filter(|_| mixed.is_empty());
+        let (own, own_sums, own_mixed) = defined_part(sequence, shape, query, kv, seen, sink);
+        if mixed.is_empty() {
+            (largest, sums, mixed) = (own, own_sums, own_mixed);
+            continue;
+        }
+        let new = largest.max(own);
+        let (before, factor) = (exp(largest - new), exp(own - new));
+        let merge = |total: &mut f32, own: f32| *total = fma(own, factor, mul(*total, before));
+        sums.iter_mut().zip(own_sums).for_each(|(total, own)| merge(total, own));
+        mixed.iter_mut().zip(own_mixed).for_each(|(total, own)| merge(total, own));
+        largest = new;
     }
     for half in [8, 4, 2, 1] {
         for lane in 0..half {
@@ -267,6 +299,43 @@ fn neighbours_threads_and_paths_change_nothing() {
                 assert_eq!(chunks, together[first..first + sequence.positions], "{cut} rows, {shape:?}");
             }
             first += sequence.positions;
+        }
+    }
+}
+
+/// Threads share the positions of long contexts, and merge what they have in one order.
+#[test]
+fn long_contexts_have_equal_bits_with_any_threads() {
+    let long = AttentionShape { kv_heads: 1, group: 2, key_dim: 12, value_dim: 18, ..shapes()[0] };
+    let shapes = [
+        long,
+        AttentionShape { cache: CacheFormat::Int8, dtype: Dtype::Bf16, ..long },
+        AttentionShape { window: Some(1500), ..long },
+        AttentionShape { latent: true, key_dim: 20, group: 5, dtype: Dtype::Bf16, ..long },
+        AttentionShape { kv_heads: 4, ..long },
+    ];
+    for shape in shapes {
+        let sequence = Sequence::new(&shape, 2500, 21);
+        let short = Sequence::new(&shape, 40, 22);
+        let together = attend(&pool(1, None), &shape, &[(&sequence, 2000, 2500), (&short, 0, 40)]);
+        for token in [2000, 2046, 2047, 2048, 2499] {
+            let expected: Vec<f32> =
+                (0..shape.heads()).flat_map(|head| defined(&sequence, &shape, token, head)).collect();
+            assert_eq!(together[token - 2000], bytes(&expected, shape.dtype), "{shape:?}, row {token}");
+        }
+        for threads in [1, 2, 8, 64] {
+            let pool = pool(threads, None);
+            let all = attend(&pool, &shape, &[(&sequence, 2000, 2500), (&short, 0, 40)]);
+            assert_eq!(all, together, "{threads} threads, {shape:?}");
+            for (from, to) in [(2047, 2048), (2048, 2049), (2040, 2056), (2499, 2500)] {
+                let rows = attend(&pool, &shape, &[(&short, 39, 40), (&sequence, from, to)]);
+                assert_eq!(rows[0], together[539], "{threads} threads, {shape:?}");
+                assert_eq!(rows[1..], together[from - 2000..to - 2000], "{threads} threads, {shape:?}");
+            }
+        }
+        for path in InstructionPath::available() {
+            let rows = attend(&pool(3, Some(path)), &shape, &[(&sequence, 2490, 2500)]);
+            assert_eq!(rows, together[490..500], "{path} {shape:?}");
         }
     }
 }

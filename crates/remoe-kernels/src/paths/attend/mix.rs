@@ -151,7 +151,7 @@ unsafe fn mix_rows<F: Floats, E: Element, const R: usize, const C: usize>(
     let (low, high) = weights.visible[row];
     // SAFETY: the caller's promise.
     unsafe {
-        let mixed = parts.mixed.add(row * parts.stride + column);
+        let mixed = parts.mixed(row).add(column);
         let mut acc = [[F::splat(0.0); C]; R];
         for r in 0..R {
             let factor = F::splat(weights.factors[row + r]);

@@ -1,18 +1,26 @@
 //! Softmax attention of a block of query rows over the pages of one sequence and one head of keys and values.
 
+mod element;
 mod mix;
 mod score;
 
+use std::ops::Range;
+
+use super::activation::exp;
 use super::floats::Floats;
 use crate::Dtype;
 use crate::attention_shape::AttentionShape;
 use crate::elements;
 use crate::kv_cache::{CacheFormat, PAGE_POSITIONS};
+use element::{Element, Widened};
 use mix::{Weights, mix_page};
 use score::{score_page, weigh};
 
 /// Most query rows of a block, for which each page is widened once.
 pub(crate) const BLOCK_ROWS: usize = 64;
+
+/// Positions of a part. A row's positions are summed part by part, and the parts merged in their order, so that threads can share a long context.
+pub(crate) const PART_POSITIONS: usize = 32 * PAGE_POSITIONS;
 
 /// Lanes in which the weights of a row are summed, independent of the path's own width.
 const SUM_LANES: usize = 16;
@@ -41,13 +49,34 @@ pub(crate) struct Block<'a> {
     pub(crate) sinks: Option<&'a [f32]>,
     /// The sequence's tokens x heads x value elements.
     pub(crate) output: *mut u8,
+    pub(crate) step: Step,
     /// At least [`scratch_floats`], of any content; fastest if aligned to a cache line.
     pub(crate) scratch: &'a mut [f32],
 }
 
-/// The distance of two rows of unfinished values: whole vectors, and a cache line more, so that a column of them does not fall into one set of the cache.
-fn value_stride(shape: &AttentionShape) -> usize {
-    shape.value_dim.next_multiple_of(16) + 16
+/// Step of attention that a block takes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Step {
+    /// Results of the rows.
+    Whole,
+    /// States of the rows over the positions of one part, at `states`: rows x [`state_stride`].
+    Part { part: usize, states: *mut f32 },
+    /// Results from the states of all parts that the rows see: parts x rows x [`state_stride`].
+    Merge { states: *const f32 },
+}
+
+/// Floats of a state behind the values: sums of weights, the largest score, and up to a cache line.
+const STATE_BESIDE: usize = 2 * SUM_LANES;
+
+/// Floats of a row's state: unfinished values, whole vectors of them, and what is beside. Two cache lines more than values, so that a column of states does not fall into one set of the cache.
+pub(crate) fn state_stride(shape: &AttentionShape) -> usize {
+    shape.value_dim.next_multiple_of(16) + STATE_BESIDE
+}
+
+/// Parts in which `positions` lie.
+#[inline(always)]
+pub(crate) fn parts_of(positions: &Range<usize>) -> Range<usize> {
+    positions.start / PART_POSITIONS..positions.end.div_ceil(PART_POSITIONS)
 }
 
 /// The distance of two widened query rows: whole cache lines.
@@ -57,7 +86,7 @@ fn query_stride(shape: &AttentionShape) -> usize {
 
 /// Scratch memory of a block of at most `rows` rows.
 pub(crate) fn scratch_floats(shape: &AttentionShape, rows: usize) -> usize {
-    let row = query_stride(shape) + value_stride(shape) + PAGE_POSITIONS + SUM_LANES + 1;
+    let row = query_stride(shape) + 2 * state_stride(shape) + PAGE_POSITIONS;
     TILE_DIMS * PAGE_POSITIONS + widened_floats(shape) + rows * row
 }
 
@@ -66,91 +95,6 @@ fn widened_floats(shape: &AttentionShape) -> usize {
     match shape.cache {
         CacheFormat::Plain => 0,
         CacheFormat::Int8 => shape.int8_head().floats(),
-    }
-}
-
-/// Elements of a page as they are stored.
-trait Element: Copy {
-    /// Bytes of an element in the cache.
-    const CACHED: usize;
-
-    /// Reads `LANES` elements and widens them.
-    unsafe fn load<F: Floats>(from: *const Self) -> F::V;
-    /// Reads one element, of any alignment, and widens it.
-    unsafe fn widened(from: *const Self) -> f32;
-    /// Transposes a square: `LANES` rows, `stride` elements apart, of as many words as a vector has lanes. Rows of `to` are `to_stride` apart.
-    unsafe fn transpose<F: Floats>(from: *const Self, stride: usize, to: *mut f32, to_stride: usize);
-}
-
-impl Element for f32 {
-    const CACHED: usize = 4;
-
-    #[inline(always)]
-    unsafe fn load<F: Floats>(from: *const f32) -> F::V {
-        // SAFETY: the caller's promise.
-        unsafe { F::load(from) }
-    }
-
-    #[inline(always)]
-    unsafe fn widened(from: *const f32) -> f32 {
-        // SAFETY: the caller's promise.
-        unsafe { from.read_unaligned() }
-    }
-
-    #[inline(always)]
-    unsafe fn transpose<F: Floats>(from: *const f32, stride: usize, to: *mut f32, to_stride: usize) {
-        // SAFETY: the caller's promise.
-        unsafe { F::transpose(from, stride, to, to_stride) }
-    }
-}
-
-/// bfloat16.
-impl Element for u16 {
-    const CACHED: usize = 2;
-
-    #[inline(always)]
-    unsafe fn load<F: Floats>(from: *const u16) -> F::V {
-        // SAFETY: the caller's promise.
-        unsafe { F::load_bf16(from) }
-    }
-
-    #[inline(always)]
-    unsafe fn widened(from: *const u16) -> f32 {
-        // SAFETY: the caller's promise.
-        f32::from_bits(u32::from(unsafe { from.read_unaligned() }) << 16)
-    }
-
-    #[inline(always)]
-    unsafe fn transpose<F: Floats>(from: *const u16, stride: usize, to: *mut f32, to_stride: usize) {
-        // SAFETY: the caller's promise; a word is two elements.
-        unsafe { F::transpose_pairs(from.cast(), stride / 2, to, to_stride) }
-    }
-}
-
-/// An int8 element, widened.
-#[derive(Clone, Copy)]
-#[repr(transparent)]
-struct Widened(f32);
-
-impl Element for Widened {
-    const CACHED: usize = 1;
-
-    #[inline(always)]
-    unsafe fn load<F: Floats>(from: *const Self) -> F::V {
-        // SAFETY: the caller's promise.
-        unsafe { F::load(from.cast()) }
-    }
-
-    #[inline(always)]
-    unsafe fn widened(from: *const Self) -> f32 {
-        // SAFETY: the caller's promise.
-        unsafe { from.cast::<f32>().read_unaligned() }
-    }
-
-    #[inline(always)]
-    unsafe fn transpose<F: Floats>(from: *const Self, stride: usize, to: *mut f32, to_stride: usize) {
-        // SAFETY: the caller's promise.
-        unsafe { F::transpose(from.cast(), stride, to, to_stride) }
     }
 }
 
@@ -181,86 +125,144 @@ impl<E> Source<E> {
     }
 }
 
-/// The scratch memory of a block in parts.
+/// Pointers into the scratch memory of a block.
 struct Parts {
     /// Widened rows.
     query: *mut f32,
     query_stride: usize,
     /// Widened keys or values.
     tile: *mut f32,
-    /// Unfinished values.
-    mixed: *mut f32,
-    stride: usize,
     /// Rows x positions of a page.
     scores: *mut f32,
-    sums: *mut f32,
-    largest: *mut f32,
+    /// States of the rows over the positions so far ([`state_stride`]).
+    states: *mut f32,
+    /// Distance of two states.
+    stride: usize,
+}
+
+impl Parts {
+    /// Unfinished values of row `row`.
+    #[inline(always)]
+    fn mixed(&self, row: usize) -> *mut f32 {
+        self.states.wrapping_add(row * self.stride)
+    }
+
+    /// Sums of the weights of row `row`.
+    #[inline(always)]
+    fn sums(&self, row: usize) -> *mut f32 {
+        self.mixed(row).wrapping_add(self.stride - STATE_BESIDE)
+    }
+
+    /// Largest score of row `row`.
+    #[inline(always)]
+    fn largest(&self, row: usize) -> *mut f32 {
+        self.sums(row).wrapping_add(SUM_LANES)
+    }
 }
 
 /// Computes a block, see [`crate::attention`] for the order of its sums.
 ///
 /// # Safety
-/// The CPU has the features of `F` and the thread is in its float mode. `pages` hold every position that a row sees, each as long as the shape says, `query` and `output` hold all rows, and no other thread touches the rows' outputs.
+/// The CPU has the features of `F` and the thread is in its float mode. `pages` hold every position that a row sees (in the part of the step, if it has one), each as long as the shape says, `query` and `output` hold all rows, states are those of the step, and no other thread touches the rows' outputs and states.
 #[inline(always)]
 pub(crate) unsafe fn attend<F: Floats>(block: &mut Block<'_>) {
+    let mut seen = [const { 0..0 }; BLOCK_ROWS];
+    for r in 0..block.count {
+        seen[r] = block.shape.seen(block.past, block.first + r);
+    }
     // SAFETY: the caller's promise.
     unsafe {
+        if let Step::Merge { states } = block.step {
+            return merge_parts::<F>(block, &seen, states);
+        }
         match (block.shape.cache, block.shape.dtype) {
-            (CacheFormat::Int8, _) => attend_as::<F, Widened>(block),
-            (CacheFormat::Plain, Dtype::F32) => attend_as::<F, f32>(block),
-            (CacheFormat::Plain, Dtype::Bf16) => attend_as::<F, u16>(block),
+            (CacheFormat::Int8, _) => attend_as::<F, Widened>(block, &seen),
+            (CacheFormat::Plain, Dtype::F32) => attend_as::<F, f32>(block, &seen),
+            (CacheFormat::Plain, Dtype::Bf16) => attend_as::<F, u16>(block, &seen),
         }
     }
 }
 
 #[inline(always)]
-unsafe fn attend_as<F: Floats, E: Element>(block: &mut Block<'_>) {
-    let shape = block.shape;
-    let (query_stride, stride) = (query_stride(shape), value_stride(shape));
-    let (tile, rest) = block.scratch.split_at_mut(TILE_DIMS * PAGE_POSITIONS);
+unsafe fn attend_as<F: Floats, E: Element>(block: &mut Block<'_>, seen: &[Range<usize>; BLOCK_ROWS]) {
+    let (shape, count) = (block.shape, block.count);
+    let (query_stride, stride) = (query_stride(shape), state_stride(shape));
+    let scratch = std::mem::take(&mut block.scratch);
+    let block = &*block;
+    let (tile, rest) = scratch.split_at_mut(TILE_DIMS * PAGE_POSITIONS);
     let (wide, rest) = rest.split_at_mut(widened_floats(shape));
-    let (query, rest) = rest.split_at_mut(query_stride * block.count);
-    let (mixed, rest) = rest.split_at_mut(stride * block.count);
-    let (scores, rest) = rest.split_at_mut(PAGE_POSITIONS * block.count);
-    let (sums, rest) = rest.split_at_mut(SUM_LANES * block.count);
-    let largest = &mut rest[..block.count];
-    mixed.fill(0.0);
-    sums.fill(0.0);
-    largest.fill(f32::NEG_INFINITY);
-    let mut seen = [const { 0..0 }; BLOCK_ROWS];
-    for r in 0..block.count {
-        seen[r] = shape.seen(block.past, block.first + r);
+    let (query, rest) = rest.split_at_mut(query_stride * count);
+    let (scores, rest) = rest.split_at_mut(PAGE_POSITIONS * count);
+    let (states, rest) = rest.split_at_mut(stride * count);
+    let totals = &mut rest[..stride * count];
+    for r in 0..count {
         let row = row_of(shape, block.kv_head, block.first + r);
         widen(shape.dtype, block.query, row * shape.key_dim, &mut query[r * query_stride..][..shape.key_dim]);
-        if let Some(sinks) = block.sinks {
-            largest[r] = sinks[row % shape.heads()];
-            sums[r * SUM_LANES] = 1.0;
-        }
     }
-    let parts = Parts {
+    let mut parts = Parts {
         query: query.as_mut_ptr(),
         query_stride,
         tile: tile.as_mut_ptr(),
-        mixed: mixed.as_mut_ptr(),
-        stride,
         scores: scores.as_mut_ptr(),
-        sums: sums.as_mut_ptr(),
-        largest: largest.as_mut_ptr(),
+        states: states.as_mut_ptr(),
+        stride,
     };
     // SAFETY: the caller's promise; the parts of the scratch memory have room for `count` rows, and unfinished rows are whole vectors.
     unsafe {
-        let pages = seen[0].start / PAGE_POSITIONS..seen[block.count - 1].end.div_ceil(PAGE_POSITIONS);
-        for page in pages.clone() {
+        if let Step::Part { part, states } = block.step {
+            parts.states = states;
+            return attend_part::<F, E>(block, seen, &parts, part, wide);
+        }
+        let all = parts_of(&(seen[0].start..seen[count - 1].end));
+        if all.len() == 1 {
+            attend_part::<F, E>(block, seen, &parts, all.start, wide);
+            return finish_rows::<F>(block, parts.states);
+        }
+        for part in all {
+            attend_part::<F, E>(block, seen, &parts, part, wide);
+            merge_rows::<F>(shape, seen, count, part, totals.as_mut_ptr(), parts.states);
+        }
+        finish_rows::<F>(block, totals.as_mut_ptr());
+    }
+}
+
+/// Computes the states of the rows over the positions of part `part` that they see.
+#[inline(always)]
+unsafe fn attend_part<F: Floats, E: Element>(
+    block: &Block<'_>,
+    seen: &[Range<usize>; BLOCK_ROWS],
+    parts: &Parts,
+    part: usize,
+    wide: &mut [f32],
+) {
+    let (shape, count) = (block.shape, block.count);
+    let positions = part * PART_POSITIONS..(part + 1) * PART_POSITIONS;
+    // SAFETY: the caller's promise.
+    unsafe {
+        for r in 0..count {
+            std::slice::from_raw_parts_mut(parts.mixed(r), parts.stride).fill(0.0);
+            *parts.largest(r) = f32::NEG_INFINITY;
+            if let Some(sinks) = block.sinks
+                && seen[r].start / PART_POSITIONS == part
+            {
+                let row = row_of(shape, block.kv_head, block.first + r);
+                *parts.largest(r) = sinks[row % shape.heads()];
+                *parts.sums(r) = 1.0;
+            }
+        }
+        let first = seen[0].start.max(positions.start) / PAGE_POSITIONS;
+        let end = seen[count - 1].end.min(positions.end).div_ceil(PAGE_POSITIONS);
+        for page in first..end {
             let begin = page * PAGE_POSITIONS;
             // Rows see the later positions the later they are: those of a page lie together.
-            let mut rows = 0..block.count;
+            let mut rows = 0..count;
             while rows.start < rows.end && seen[rows.start].end <= begin {
                 rows.start += 1;
             }
             while rows.start < rows.end && seen[rows.end - 1].start >= begin + PAGE_POSITIONS {
                 rows.end -= 1;
             }
-            let next = block.pages[(page + 1).min(pages.end - 1)];
+            let next = block.pages[(page + 1).min(end - 1)];
             // Memory to prefetch while keys are scored and while values are summed.
             let (source, asked) = match shape.cache {
                 CacheFormat::Plain => {
@@ -283,23 +285,95 @@ unsafe fn attend_as<F: Floats, E: Element>(block: &mut Block<'_>) {
                 let low = seen[r].start.saturating_sub(begin);
                 visible[r] = (low, (seen[r].end - begin).min(PAGE_POSITIONS));
             }
-            score_page::<F, E>(shape, &parts, rows.clone(), source.keys, asked[0]);
+            score_page::<F, E>(shape, parts, rows.clone(), source.keys, asked[0]);
             let mut factors = [1.0; BLOCK_ROWS];
             for r in rows.clone() {
                 factors[r] = match F::LANES {
-                    16 => weigh::<F, 2>(&parts, r, visible[r], shape.scale as f32),
-                    8 => weigh::<F, 4>(&parts, r, visible[r], shape.scale as f32),
-                    _ => weigh::<F, 8>(&parts, r, visible[r], shape.scale as f32),
+                    16 => weigh::<F, 2>(parts, r, visible[r], shape.scale as f32),
+                    8 => weigh::<F, 4>(parts, r, visible[r], shape.scale as f32),
+                    _ => weigh::<F, 8>(parts, r, visible[r], shape.scale as f32),
                 };
             }
-            let weights = Weights { parts: &parts, rows, visible: &visible, factors: &factors };
+            let weights = Weights { parts, rows, visible: &visible, factors: &factors };
             mix_page::<F, E>(shape, &weights, source.values, asked[1]);
         }
-        for r in 0..block.count {
+    }
+}
+
+/// Merges the states of all parts, of each `count` rows, and computes the rows' results.
+#[inline(always)]
+unsafe fn merge_parts<F: Floats>(
+    block: &mut Block<'_>,
+    seen: &[Range<usize>; BLOCK_ROWS],
+    states: *const f32,
+) {
+    let (shape, count) = (block.shape, block.count);
+    let totals = block.scratch.as_mut_ptr();
+    let all = parts_of(&(seen[0].start..seen[count - 1].end));
+    // SAFETY: the caller's promise.
+    unsafe {
+        for (at, part) in all.enumerate() {
+            let states = states.add(at * count * state_stride(shape));
+            merge_rows::<F>(shape, seen, count, part, totals, states);
+        }
+        finish_rows::<F>(block, totals);
+    }
+}
+
+/// Merges the states of part `part` into the rows' totals, which begin with the first part that a row sees.
+#[inline(always)]
+unsafe fn merge_rows<F: Floats>(
+    shape: &AttentionShape,
+    seen: &[Range<usize>; BLOCK_ROWS],
+    count: usize,
+    part: usize,
+    totals: *mut f32,
+    states: *const f32,
+) {
+    let stride = state_stride(shape);
+    for r in 0..count {
+        let of_row = parts_of(&seen[r]);
+        // SAFETY: the caller's promise.
+        unsafe {
+            let (total, state) = (totals.add(r * stride), states.add(r * stride));
+            if part == of_row.start {
+                total.copy_from_nonoverlapping(state, stride);
+            } else if of_row.contains(&part) {
+                merge::<F>(stride, total, state);
+            }
+        }
+    }
+}
+
+/// `total = total e^(old - new) + state e^(its own - new)`, values and sums of weights alike.
+#[inline(always)]
+unsafe fn merge<F: Floats>(stride: usize, total: *mut f32, state: *const f32) {
+    let sums = stride - STATE_BESIDE + SUM_LANES;
+    // SAFETY: the caller's promise; the largest score is behind the sums.
+    unsafe {
+        let (old, own) = (*total.add(sums), *state.add(sums));
+        let new = if own > old { own } else { old };
+        let [before, factor] = [old, own].map(|largest| exp::<F>(F::splat(largest - new)));
+        for at in (0..sums).step_by(F::LANES) {
+            let scaled = F::mul(F::load(total.add(at)), before);
+            F::store(total.add(at), F::fma(F::load(state.add(at)), factor, scaled));
+        }
+        *total.add(sums) = new;
+    }
+}
+
+/// Divides each row's values by its sum and writes them.
+#[inline(always)]
+unsafe fn finish_rows<F: Floats>(block: &Block<'_>, states: *mut f32) {
+    let (shape, stride) = (block.shape, state_stride(block.shape));
+    for r in 0..block.count {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let state = std::slice::from_raw_parts_mut(states.add(r * stride), stride);
+            let (mixed, beside) = state.split_at_mut(stride - STATE_BESIDE);
             let at = row_of(shape, block.kv_head, block.first + r) * shape.value_dim;
             let to = block.output.add(at * shape.dtype.bytes());
-            let sum = total(&mut sums[r * SUM_LANES..][..SUM_LANES]);
-            finish::<F>(shape, &mixed[r * stride..][..stride], sum, to);
+            finish::<F>(shape, mixed, total(&mut beside[..SUM_LANES]), to);
         }
     }
 }

@@ -154,8 +154,8 @@ pub(super) unsafe fn weigh<F: Floats, const C: usize>(
     // SAFETY: the caller's promise; LANES divides SUM_LANES, and `C * LANES` is PAGE_POSITIONS.
     unsafe {
         let at = parts.scores.add(row * PAGE_POSITIONS);
-        let sums = parts.sums.add(row * SUM_LANES);
-        let largest = &mut *parts.largest.add(row);
+        let sums = parts.sums(row);
+        let largest = &mut *parts.largest(row);
         let mut scores = [F::splat(0.0); C];
         for c in 0..C {
             scores[c] = F::mul(F::load(at.add(c * F::LANES)), F::splat(scale));
