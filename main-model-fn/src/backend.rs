@@ -34,6 +34,18 @@ pub enum BackendError {
         /// Message of the library.
         message: String,
     },
+    /// The device has no room for a result.
+    #[error("out of device memory: {message}")]
+    OutOfMemory {
+        /// Message of the library.
+        message: String,
+    },
+    /// The device does not answer any more: every further operation fails.
+    #[error("device lost: {message}")]
+    DeviceLost {
+        /// Message of the library.
+        message: String,
+    },
     /// Operands do not fit each other: a fault of this program.
     #[error("{what}: expected {expected}, got {actual}")]
     Shape {
@@ -162,6 +174,9 @@ pub trait Backend: Sized + Send + Sync + 'static {
 
     /// Called on the thread that computes, before everything else.
     fn enter_thread(&self) {}
+
+    /// Tells which layer the operations that follow are for, if any. For counts.
+    fn enter_layer(&self, _layer: Option<usize>) {}
 
     /// A table of rows, kept in the compute dtype or as `class` says. What is looked up is in the compute dtype.
     ///
@@ -305,6 +320,19 @@ pub trait Backend: Sized + Send + Sync + 'static {
         x: Self::Tensor,
         head_dim: usize,
     ) -> Result<Self::Tensor, BackendError>;
+
+    /// As [`rotate`](Self::rotate), of two tensors with the same rows.
+    ///
+    /// # Errors
+    /// As [`embed`](Self::embed).
+    fn rotate_both(
+        &self,
+        angles: &Self::Angles,
+        [first, second]: [Self::Tensor; 2],
+        head_dims: [usize; 2],
+    ) -> Result<[Self::Tensor; 2], BackendError> {
+        Ok([self.rotate(angles, first, head_dims[0])?, self.rotate(angles, second, head_dims[1])?])
+    }
 
     /// Writes the keys and values of the spans to their pages and attends: rows x (heads x value elements). `sinks`
     /// has one element for each head.

@@ -1,8 +1,10 @@
 //! Keys and values of every layer on the device.
 
+use crate::library::{Device, Kind, Tensor};
+use main_model_fn::backend::BackendError;
 use main_model_fn::backend::PagedLayer;
 use remoe_kernels::{AttentionShape, PAGE_POSITIONS};
-use tch::{Device, Kind, TchError, Tensor};
+use std::sync::Arc;
 
 /// Pages of all layers. One that was ever used keeps its memory.
 pub struct TorchPages {
@@ -10,7 +12,7 @@ pub struct TorchPages {
     /// By page, then by layer of its table.
     pages: Vec<Vec<LayerPage>>,
     kind: Kind,
-    device: Device,
+    device: Arc<Device>,
 }
 
 /// A layer and which of a page's it is.
@@ -26,7 +28,7 @@ struct LayerPage {
 }
 
 impl TorchPages {
-    pub(crate) fn new(layers: &[PagedLayer], kind: Kind, device: Device) -> Self {
+    pub(crate) fn new(layers: &[PagedLayer], kind: Kind, device: Arc<Device>) -> Self {
         let layers = layers.iter().enumerate().map(|(index, &paged)| {
             let slot = layers[..index].iter().filter(|before| before.table == paged.table).count();
             PlacedLayer { paged, slot }
@@ -43,29 +45,30 @@ impl TorchPages {
         self.layers.iter().filter(|layer| layer.paged.table == 0).map(|layer| &layer.paged.shape)
     }
 
-    fn page(&mut self, id: usize) -> Result<&mut Vec<LayerPage>, TchError> {
+    fn page(&mut self, id: usize) -> Result<&mut Vec<LayerPage>, BackendError> {
         if self.pages.len() <= id {
             self.pages.resize_with(id + 1, Vec::new);
         }
         if self.pages[id].is_empty() {
+            let (device, kind) = (self.device.clone(), self.kind);
             let layers = self.shapes().map(|shape| {
                 let zeros = |dim: usize| {
                     let size = [shape.kv_heads, PAGE_POSITIONS, dim].map(|size| size as i64);
-                    Tensor::f_zeros(size, (self.kind, self.device))
+                    Tensor::zeros(&device, &size, kind)
                 };
                 Ok(LayerPage { keys: zeros(shape.key_dim)?, values: zeros(shape.stored_values())? })
             });
-            self.pages[id] = layers.collect::<Result<_, TchError>>()?;
+            self.pages[id] = layers.collect::<Result<_, BackendError>>()?;
         }
         Ok(&mut self.pages[id])
     }
 
-    pub(crate) fn copy(&mut self, from: usize, to: usize) -> Result<(), TchError> {
+    pub(crate) fn copy(&mut self, from: usize, to: usize) -> Result<(), BackendError> {
         self.page(to)?;
         self.page(from)?;
         for (from, to) in self.pages[from].iter().zip(&self.pages[to]) {
-            to.keys.shallow_clone().f_copy_(&from.keys)?;
-            to.values.shallow_clone().f_copy_(&from.values)?;
+            to.keys.copy_(&from.keys)?;
+            to.values.copy_(&from.values)?;
         }
         Ok(())
     }
@@ -80,7 +83,7 @@ impl TorchPages {
         keys: &Tensor,
         values: &Tensor,
         from: usize,
-    ) -> Result<(Tensor, Tensor), TchError> {
+    ) -> Result<(Tensor, Tensor), BackendError> {
         let PlacedLayer { paged: PagedLayer { table, .. }, slot } = self.layers[layer];
         let (ids, rows) = (&tables[table], keys.size()[1] as usize);
         let end = past + rows;
@@ -90,8 +93,8 @@ impl TorchPages {
             let count = (PAGE_POSITIONS - at).min(rows - done);
             let page = &self.page(ids[page])?[slot];
             for (to, new) in [(&page.keys, keys), (&page.values, values)] {
-                let new = new.f_narrow(1, done as i64, count as i64)?;
-                to.f_narrow(1, at as i64, count as i64)?.f_copy_(&new)?;
+                let new = new.narrow(1, done as i64, count as i64)?;
+                to.narrow(1, at as i64, count as i64)?.copy_(&new)?;
             }
             done += count;
         }
@@ -99,12 +102,12 @@ impl TorchPages {
         let mut parts = (Vec::new(), Vec::new());
         for &id in &ids[first..end.div_ceil(PAGE_POSITIONS)] {
             let page = &self.page(id)?[slot];
-            parts.0.push(page.keys.shallow_clone());
-            parts.1.push(page.values.shallow_clone());
+            parts.0.push(page.keys.alias());
+            parts.1.push(page.values.alias());
         }
         let gathered = |parts: &[Tensor]| {
             let skipped = from - first * PAGE_POSITIONS;
-            Tensor::f_cat(parts, 1)?.f_narrow(1, skipped as i64, (end - from) as i64)
+            Tensor::cat(&parts.iter().collect::<Vec<_>>(), 1)?.narrow(1, skipped as i64, (end - from) as i64)
         };
         Ok((gathered(&parts.0)?, gathered(&parts.1)?))
     }

@@ -70,11 +70,11 @@ pub(super) struct Context<'a, B: Backend> {
 }
 
 impl<B: Backend> Context<'_, B> {
-    /// Rotates every head of `head_dim` elements.
-    fn rotate(&self, x: B::Tensor, head_dim: usize) -> Result<B::Tensor, BackendError> {
+    /// Rotates every head of queries and keys, which have `head_dims` elements.
+    fn rotate(&self, both: [B::Tensor; 2], head_dims: [usize; 2]) -> Result<[B::Tensor; 2], BackendError> {
         match self.angles {
-            Some(angles) => self.ops.rotate(angles, x, head_dim),
-            None => Ok(x),
+            Some(angles) => self.ops.rotate_both(angles, both, head_dims),
+            None => Ok(both),
         }
     }
 }
@@ -115,8 +115,7 @@ impl<B: Backend> GroupedQueryAttention<B> {
             key = ops.clamp(key, clip)?;
             value = ops.clamp(value, clip)?;
         }
-        let query = at.rotate(query, self.head_dim)?;
-        let key = at.rotate(key, self.head_dim)?;
+        let [query, key] = at.rotate([query, key], [self.head_dim; 2])?;
         let mixed = ops.attend(at.pages, layer, [query, key, value], self.sinks.as_deref(), at.spans)?;
         Ok(ops.linear(&self.output, &mixed)?)
     }
@@ -136,9 +135,9 @@ impl<B: Backend> LatentAttention<B> {
         if let Some((norm, up)) = &self.query {
             query = ops.linear(up, &ops.norm(norm, &query)?)?;
         }
-        let query = at.rotate(query, self.nope_dim + self.rope_dim)?;
+        let head_dims = [self.nope_dim + self.rope_dim, self.rope_dim];
+        let [query, key] = at.rotate([query, key], head_dims)?;
         let latent = ops.norm(&self.latent_norm, &latent)?;
-        let key = at.rotate(key, self.rope_dim)?;
         let mixed = ops.attend_latent(at.pages, layer, &self.heads, [query, latent, key], at.spans)?;
         Ok(ops.linear(&self.output, &mixed)?)
     }

@@ -29,6 +29,9 @@ impl ForwardError {
 impl From<ForwardError> for ServiceError {
     fn from(error: ForwardError) -> Self {
         match error {
+            ForwardError::Backend(
+                error @ (BackendError::OutOfMemory { .. } | BackendError::DeviceLost { .. }),
+            ) => Self::new(ErrorCode::Unavailable, format!("{error}; retry later")),
             ForwardError::Backend(error) => Self::new(ErrorCode::Internal, error.to_string()),
             ForwardError::Experts(error) => error.into(),
         }

@@ -199,6 +199,8 @@ impl<B: Backend> Model for Transformer<B> {
         experts: &mut Experts,
         trace: Option<InspectLevel>,
     ) -> Result<Output, ForwardError> {
+        // After a failure it may be within a layer.
+        self.ops.enter_layer(None);
         let rows = SegmentRows::of(segments);
         let mut traced = trace.map(|_| Trace::default());
         experts.begin_iteration(rows.tokens.len());
@@ -234,7 +236,9 @@ impl<B: Backend> Model for Transformer<B> {
         let Some(mut pass) = self.passes.remove(&id) else { return Ok(true) };
         // Its rows stay as they are until the next call.
         experts.begin_iteration(pass.rows());
-        let done = self.advance(&mut pass, experts, budget)?;
+        let done = self.advance(&mut pass, experts, budget);
+        self.ops.enter_layer(None);
+        let done = done?;
         self.passes.insert(id, pass);
         Ok(done)
     }
@@ -328,6 +332,7 @@ impl<B: Backend> Transformer<B> {
         let residual = self.multipliers.residual;
         let mut at = Context { ops, pages: &mut self.pages, angles: angles.as_ref(), spans: &rows.spans };
         for (id, layer) in self.layers.iter().enumerate() {
+            ops.enter_layer(Some(id));
             let normed = ops.norm(&layer.before_attention, &x)?;
             let output = layer.attention.forward(id, &normed, &mut at)?;
             x = ops.add(x, &scaled(ops, output, residual)?)?;
@@ -341,6 +346,7 @@ impl<B: Backend> Transformer<B> {
             };
             x = ops.add(x, &scaled(ops, output, residual)?)?;
         }
+        ops.enter_layer(None);
         Ok(x)
     }
 

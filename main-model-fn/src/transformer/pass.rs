@@ -218,6 +218,7 @@ impl<B: Backend> Transformer<B> {
             if pass.layer == self.layers.len() {
                 return Ok(true);
             }
+            self.ops.enter_layer(Some(pass.layer));
             let stage = std::mem::replace(&mut pass.stage, Stage::Attention(0));
             let (stage, step) = match stage {
                 Stage::Attention(next) => self.attention_step(pass, next, forced, budget)?,
