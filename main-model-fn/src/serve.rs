@@ -31,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::server::NamedService;
 use tonic_health::ServingStatus;
 
-/// After the drain, for errors to reach clients and for the engine to end.
+/// After the drain or the end of the engine, for errors to reach clients and for the engine to end.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// Limits on what the control interface takes in before a request is complete.
@@ -132,6 +132,10 @@ async fn serve<B: Backend>(
     let metrics = EngineMetrics::new(&registry)?;
     let cache_bytes = limits.cache_pages.saturating_mul(model.page_bytes());
     metrics.cache_limit.set(i64::try_from(cache_bytes).unwrap_or(i64::MAX));
+    for (purpose, bytes) in &model.device_memory {
+        let gauge = metrics.device_memory.with_label_values(&[*purpose]);
+        gauge.set(i64::try_from(*bytes).unwrap_or(i64::MAX));
+    }
     let refused = refused_connections(&registry, Refusal::ALL.map(Refusal::name))?;
     let recorder = match &settings.record_activations {
         None => None,
@@ -263,7 +267,13 @@ async fn serve<B: Backend>(
         served = &mut served => Some(served),
         () = drain => None,
         // Cancelled from inside: the engine's thread has ended without being asked to.
-        () = stop.finish.cancelled() => return Err(Error::Engine),
+        () = stop.finish.cancelled() => {
+            // Probes and gateways turn away, and clients are told, before the process ends and is started again.
+            not_ready.send_replace(false);
+            tokio::time::sleep(LAST_WORDS).await;
+            let lost = stop.device_lost.is_cancelled();
+            return Err(if lost { Error::DeviceLost } else { Error::Engine });
+        }
         Some(error) = lost_experts.recv() => return Err(Error::Expert(error)),
     };
     match in_time {

@@ -5,6 +5,7 @@
 //! | --- | --- |
 //! | `REMOE_TEST_DEVICE_BYTES` | simulate a device of so many bytes, which computes on the CPU; else the machine's |
 //! | `REMOE_TEST_RECORDING` | file for the device's [`Recording`](main_model_torch::library::Recording) as JSON, written anew while it changes |
+//! | `REMOE_TEST_DEVICE_LIMIT` | once this file exists, the simulated device has as many bytes as it says |
 //! | `REMOE_TEST_DEVICE_LOST` | once this file exists, the simulated device fails every operation |
 
 use main_model_fn::{DeviceError, DeviceName};
@@ -30,21 +31,35 @@ impl Driver for Recorded {
             None => Installed::open(name)?,
         };
         let file = |variable: &str| env::var_os(variable).map(PathBuf::from);
-        let (recording, lost) = (file("REMOE_TEST_RECORDING"), file("REMOE_TEST_DEVICE_LOST"));
+        let files = Files {
+            recording: file("REMOE_TEST_RECORDING"),
+            limit: file("REMOE_TEST_DEVICE_LIMIT"),
+            lost: file("REMOE_TEST_DEVICE_LOST"),
+        };
         let watched = device.clone();
         // Ends with the process.
-        thread::spawn(move || watch(&watched, recording, lost));
+        thread::spawn(move || watch(&watched, &files));
         Ok(device)
     }
 }
 
-fn watch(device: &Device, recording: Option<PathBuf>, lost: Option<PathBuf>) {
+struct Files {
+    recording: Option<PathBuf>,
+    limit: Option<PathBuf>,
+    lost: Option<PathBuf>,
+}
+
+fn watch(device: &Device, Files { recording, limit, lost }: &Files) {
     let mut written = None;
     loop {
+        let limit = limit.as_ref().and_then(|file| fs::read_to_string(file).ok());
+        if let Some(bytes) = limit.and_then(|text| text.trim().parse().ok()) {
+            device.limit(bytes);
+        }
         if lost.as_ref().is_some_and(|file| file.exists()) {
             device.lose();
         }
-        if let Some(file) = &recording {
+        if let Some(file) = recording {
             let now = device.recording();
             if written.as_ref() != Some(&now) {
                 if let Err(error) = write(file, &now) {

@@ -1,5 +1,5 @@
-//! The up-projections of latent attention: from a layer's latents to the keys and values of its heads, and,
-//! absorbed into query and output, from one side of the latents to the other. On the host they are the
+//! The up-projections of latent attention, absorbed into query and output: from queries to what meets latents, and from
+//! what heads mix of latents to values. On the host they are the
 //! kernels' products, so that a row's result depends on no other row; the weights are read once per call,
 //! however many rows there are.
 
@@ -16,10 +16,8 @@ pub(crate) enum HeadProjections {
     Device(DeviceHeads),
 }
 
-/// One matrix per head and use; those of the keys are needed in both directions.
+/// One matrix per head and use.
 pub(crate) struct HostHeads {
-    /// latent -> nope.
-    keys: Vec<PackedMatrix>,
     /// nope -> latent.
     absorbed_keys: Vec<PackedMatrix>,
     /// latent -> value.
@@ -39,7 +37,7 @@ impl Held for HeadProjections {
     fn bytes(&self) -> usize {
         match self {
             Self::Host(host) => {
-                let all = host.keys.iter().chain(&host.absorbed_keys).chain(&host.values);
+                let all = host.absorbed_keys.iter().chain(&host.values);
                 all.map(PackedMatrix::bytes).sum()
             }
             Self::Device(device) => device.keys.byte_count() + device.values.byte_count(),
@@ -48,22 +46,6 @@ impl Held for HeadProjections {
 }
 
 impl HeadProjections {
-    /// The keys' part without rotation, heads x positions x nope, of `latents`, positions x latent.
-    pub(crate) fn keys(&self, latents: &Tensor) -> Result<Tensor, BackendError> {
-        match self {
-            Self::Host(host) => host.expand(&host.keys, latents),
-            Self::Device(device) => device.expand(&device.keys, latents),
-        }
-    }
-
-    /// The values, heads x positions x value, of `latents`, positions x latent.
-    pub(crate) fn values(&self, latents: &Tensor) -> Result<Tensor, BackendError> {
-        match self {
-            Self::Host(host) => host.expand(&host.values, latents),
-            Self::Device(device) => device.expand(&device.values, latents),
-        }
-    }
-
     /// Queries that are multiplied with latents instead of keys, heads x rows x latent, of `queries`,
     /// heads x rows x nope.
     pub(crate) fn absorb(&self, queries: &Tensor) -> Result<Tensor, BackendError> {
@@ -79,12 +61,6 @@ impl HeadProjections {
             Self::Host(host) => host.each(&host.values, mixed),
             Self::Device(device) => mixed.matmul(&device.values.transpose(1, 2)?),
         }
-    }
-}
-
-impl DeviceHeads {
-    fn expand(&self, weights: &Tensor, latents: &Tensor) -> Result<Tensor, BackendError> {
-        latents.unsqueeze(0)?.matmul(&weights.transpose(1, 2)?)
     }
 }
 
@@ -110,22 +86,15 @@ impl HostHeads {
             (0..weights.size()[0]).map(pack).collect()
         };
         Ok(Self {
-            keys: matrices(keys)?,
             absorbed_keys: matrices(&keys.transpose(1, 2)?)?,
             values: matrices(values)?,
             pool: pool.clone(),
         })
     }
 
-    /// `x`, rows x inputs, times the matrix of every head.
-    fn expand(&self, matrices: &[PackedMatrix], x: &Tensor) -> Result<Tensor, BackendError> {
-        let bytes = x.bytes()?;
-        self.multiply(matrices, x, |_| &bytes)
-    }
-
     /// `x`, heads x rows x inputs, each head's rows times its own matrix.
     fn each(&self, matrices: &[PackedMatrix], x: &Tensor) -> Result<Tensor, BackendError> {
-        let bytes = x.bytes()?;
+        let bytes = x.contiguous()?.bytes()?;
         let head_bytes = bytes.len() / matrices.len();
         self.multiply(matrices, x, |head| &bytes[head * head_bytes..][..head_bytes])
     }

@@ -9,6 +9,9 @@ mod linear;
 mod norm;
 mod pages;
 mod rope;
+mod router;
+mod rows;
+mod spans;
 mod torch;
 
 pub use torch::{Torch, TorchOn};

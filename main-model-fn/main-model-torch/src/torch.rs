@@ -6,10 +6,13 @@ use crate::host::{self, HostMatrix, HostMlp};
 use crate::library::{self, Device, Driver, Installed, Kind, Tensor};
 use crate::linear::{DeviceMlp, Embedding, Gated, Linear, Weight};
 use crate::norm::Norm;
-use crate::pages::TorchPages;
+use crate::pages::{TorchPages, WORKSPACE_BYTES};
 use crate::rope::{Angles, Rope};
-use main_model_fn::backend::{Affine, Backend, BackendError, PagedLayer, Span};
-use main_model_fn::{DeviceError, DeviceName, LoadModelError};
+use crate::router;
+use crate::rows::Rows;
+use crate::spans::TorchSpans;
+use main_model_fn::backend::{Affine, Backend, BackendError, PagedLayer, Router, Span};
+use main_model_fn::{DeviceError, DeviceName, LoadModelError, Routed};
 use remoe_kernels::{Dtype, NumericsClass, Pool, WeightFormat};
 use remoe_model::{
     Activation, Checkpoint, MlaFacts, MlpTensors, NormKind, RopeFacts, StoredDtype, TensorRef,
@@ -76,7 +79,7 @@ impl<D: Driver> TorchOn<D> {
             .iter()
             .map(|part| self.tensor_as(checkpoint, part.weight, class.dtype))
             .collect::<Result<Vec<_>, LoadModelError>>()?;
-        Ok(Weight::Device(Tensor::cat(&parts.iter().collect::<Vec<_>>(), 0)?))
+        Ok(Weight::Device(joined(parts)?))
     }
 }
 
@@ -90,7 +93,11 @@ impl<D: Driver> Backend for TorchOn<D> {
     type Heads = LatentHeads;
     type Rope = Rope;
     type Angles = Angles;
+    type Vector = Tensor;
     type Pages = TorchPages;
+    type Spans = TorchSpans;
+    const ADDS_SHARED: bool = true;
+    const WORKSPACE_BYTES: usize = WORKSPACE_BYTES;
 
     fn open(device: Option<DeviceName>, dtype: Dtype, pool: &Arc<Pool>) -> Result<Self, DeviceError> {
         library::set_threads(pool.threads());
@@ -139,17 +146,19 @@ impl<D: Driver> Backend for TorchOn<D> {
         if parts.iter().all(|part| part.bias.is_none()) {
             return Ok(Linear { weight, bias: None });
         }
+        // Rounded as everything that is read, and then of the product's own dtype, which may be wider.
+        let kind = host::kind(class.dtype);
         let biases = parts
             .iter()
             .map(|part| match part.bias {
-                Some(bias) => self.tensor(checkpoint, bias),
+                Some(bias) => Ok(self.tensor(checkpoint, bias)?.to_kind(kind)?),
                 None => {
                     let outputs = part.weight.shape.first().copied().unwrap_or(0) as i64;
-                    Ok(Tensor::zeros(&self.device, &[outputs], self.kind())?)
+                    Ok(Tensor::zeros(&self.device, &[outputs], kind)?)
                 }
             })
             .collect::<Result<Vec<_>, LoadModelError>>()?;
-        Ok(Linear { weight, bias: Some(Tensor::cat(&biases.iter().collect::<Vec<_>>(), 0)?) })
+        Ok(Linear { weight, bias: Some(joined(biases)?) })
     }
 
     fn load_norm(
@@ -223,6 +232,28 @@ impl<D: Driver> Backend for TorchOn<D> {
         pages.page_bytes()
     }
 
+    fn vector(&self, values: &[f32]) -> Result<Tensor, BackendError> {
+        Tensor::from_slice(&self.device, values)
+    }
+
+    fn reserve_pages(&self, pages: &mut TorchPages, count: usize) -> Result<usize, BackendError> {
+        pages.reserve(count)
+    }
+
+    fn spans(&self, pages: &TorchPages, spans: Vec<Span>) -> Result<TorchSpans, BackendError> {
+        TorchSpans::new(pages, &spans)
+    }
+
+    fn route<'a>(
+        &self,
+        router: &Router<Self>,
+        x: &'a Tensor,
+    ) -> Result<(Cow<'a, [u8]>, Routed), BackendError> {
+        let logits = router.linear.forward(x)?;
+        let (rows, routed) = router::route(&router.rule, router.correction.as_ref(), &logits, x)?;
+        Ok((Cow::Owned(rows), routed))
+    }
+
     fn copy_page(&self, pages: &mut TorchPages, from: usize, to: usize) -> Result<(), BackendError> {
         pages.copy(from, to)
     }
@@ -267,7 +298,7 @@ impl<D: Driver> Backend for TorchOn<D> {
     }
 
     fn angles_of(&self, angles: &Angles, rows: &[usize]) -> Result<Angles, BackendError> {
-        let rows = Rows::new(&self.device, rows)?;
+        let rows = rows_of(&self.device, rows)?;
         angles.of_rows(|all| rows.of(all))
     }
 
@@ -293,14 +324,10 @@ impl<D: Driver> Backend for TorchOn<D> {
         pages: &mut TorchPages,
         layer: usize,
         query_key_value: [Tensor; 3],
-        sinks: Option<&[f32]>,
-        spans: &[Span],
+        sinks: Option<&Tensor>,
+        spans: &TorchSpans,
     ) -> Result<Tensor, BackendError> {
-        let sinks = match sinks {
-            None => None,
-            Some(sinks) => Some(Tensor::from_slice(&self.device, sinks)?.to_kind(self.kind())?),
-        };
-        grouped(pages, layer, &query_key_value, sinks.as_ref(), spans)
+        grouped(pages, layer, &query_key_value, sinks, spans)
     }
 
     fn attend_latent(
@@ -308,10 +335,10 @@ impl<D: Driver> Backend for TorchOn<D> {
         pages: &mut TorchPages,
         layer: usize,
         heads: &LatentHeads,
-        [query, latent, key]: [Tensor; 3],
-        spans: &[Span],
+        query_latent_key: [Tensor; 3],
+        spans: &TorchSpans,
     ) -> Result<Tensor, BackendError> {
-        heads.attend(pages, layer, &query, &latent, &key, spans)
+        heads.attend(pages, layer, &query_latent_key, spans)
     }
 
     fn add(&self, x: Tensor, y: &Tensor) -> Result<Tensor, BackendError> {
@@ -336,7 +363,7 @@ impl<D: Driver> Backend for TorchOn<D> {
     }
 
     fn rows(&self, x: &Tensor, rows: &[usize]) -> Result<Tensor, BackendError> {
-        Rows::new(&self.device, rows)?.of(x)
+        rows_of(&self.device, rows)?.of(x)
     }
 
     fn bytes<'a>(&self, x: &'a Tensor) -> Result<Cow<'a, [u8]>, BackendError> {
@@ -359,33 +386,20 @@ impl<D: Driver> Backend for TorchOn<D> {
     }
 }
 
+/// Matrices or biases one below the other; one alone as it is.
+fn joined(mut parts: Vec<Tensor>) -> Result<Tensor, BackendError> {
+    match parts.len() {
+        1 => Ok(parts.swap_remove(0)),
+        _ => Tensor::cat(&parts.iter().collect::<Vec<_>>(), 0),
+    }
+}
+
 /// Rows x heads x `head_dim` of rows x elements.
 fn in_heads(x: &Tensor, head_dim: usize) -> Result<Tensor, BackendError> {
     x.reshape(&[x.size()[0], -1, head_dim as i64])
 }
 
-/// Some rows of tensors with the same rows.
-enum Rows {
-    /// So many from one on: a view.
-    Following(i64, i64),
-    /// Their numbers.
-    Index(Tensor),
-}
-
-impl Rows {
-    fn new(device: &Arc<Device>, rows: &[usize]) -> Result<Self, BackendError> {
-        let first = rows.first().copied().unwrap_or(0);
-        if rows.iter().zip(first..).all(|(&row, expected)| row == expected) {
-            return Ok(Self::Following(first as i64, rows.len() as i64));
-        }
-        let rows: Vec<i64> = rows.iter().map(|&row| row as i64).collect();
-        Ok(Self::Index(Tensor::from_slice(device, &rows)?))
-    }
-
-    fn of(&self, all: &Tensor) -> Result<Tensor, BackendError> {
-        match self {
-            Self::Following(first, count) => all.narrow(0, *first, *count),
-            Self::Index(rows) => all.index_select(0, rows),
-        }
-    }
+fn rows_of(device: &Arc<Device>, rows: &[usize]) -> Result<Rows, BackendError> {
+    let rows: Vec<i64> = rows.iter().map(|&row| row as i64).collect();
+    Rows::new(device, &rows)
 }

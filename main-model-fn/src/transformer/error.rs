@@ -14,6 +14,16 @@ pub(crate) enum ForwardError {
 }
 
 impl ForwardError {
+    /// Reports if the device had no room for the iteration.
+    pub(crate) fn is_out_of_memory(&self) -> bool {
+        matches!(self, Self::Backend(BackendError::OutOfMemory { .. }))
+    }
+
+    /// Reports if the device does not answer any more.
+    pub(crate) fn is_device_lost(&self) -> bool {
+        matches!(self, Self::Backend(BackendError::DeviceLost { .. }))
+    }
+
     /// Which of the iteration's `rows` rows lacked weights that were out of reach, if that is why it failed.
     pub(crate) fn out_of_reach(&self, rows: usize) -> Option<Vec<usize>> {
         match self {

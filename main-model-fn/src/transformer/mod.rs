@@ -94,6 +94,12 @@ pub(crate) trait Model: Send {
     /// Bytes of a page of keys and values.
     fn page_bytes(&self) -> usize;
 
+    /// Makes room for `count` pages, or for as many as the device has memory for. Returns how many.
+    ///
+    /// # Errors
+    /// The device has no room for one.
+    fn reserve_pages(&mut self, count: usize) -> Result<usize, BackendError>;
+
     /// Pages that its sequences need.
     fn page_needs(&self) -> PageNeeds;
 
@@ -204,7 +210,7 @@ impl<B: Backend> Model for Transformer<B> {
         let rows = SegmentRows::of(segments);
         let mut traced = trace.map(|_| Trace::default());
         experts.begin_iteration(rows.tokens.len());
-        let x = self.layers_forward(&rows, experts, traced.as_mut())?;
+        let x = self.layers_forward(rows, experts, traced.as_mut())?;
         self.output(&x, segments, traced, trace == Some(InspectLevel::Hidden))
     }
 
@@ -268,6 +274,10 @@ impl<B: Backend> Model for Transformer<B> {
         B::page_bytes(&self.pages)
     }
 
+    fn reserve_pages(&mut self, count: usize) -> Result<usize, BackendError> {
+        self.ops.reserve_pages(&mut self.pages, count)
+    }
+
     fn page_needs(&self) -> PageNeeds {
         self.page_needs
     }
@@ -323,14 +333,15 @@ impl<B: Backend> Transformer<B> {
 
     fn layers_forward(
         &mut self,
-        rows: &SegmentRows,
+        rows: SegmentRows,
         experts: &mut Experts,
         mut trace: Option<&mut Trace>,
     ) -> Result<B::Tensor, ForwardError> {
         let (mut x, angles) = self.embedded(&rows.tokens, &rows.positions)?;
         let ops = &self.ops;
         let residual = self.multipliers.residual;
-        let mut at = Context { ops, pages: &mut self.pages, angles: angles.as_ref(), spans: &rows.spans };
+        let spans = ops.spans(&self.pages, rows.spans)?;
+        let mut at = Context { ops, pages: &mut self.pages, angles: angles.as_ref(), spans: &spans };
         for (id, layer) in self.layers.iter().enumerate() {
             ops.enter_layer(Some(id));
             let normed = ops.norm(&layer.before_attention, &x)?;

@@ -68,6 +68,11 @@ impl Device {
         self.lost.store(true, Ordering::Relaxed);
     }
 
+    /// Changes the memory of a simulated device, for tests: as other processes do that use the same device.
+    pub fn limit(&self, bytes: u64) {
+        self.recorder().limit(bytes);
+    }
+
     /// Returns its counters.
     #[must_use]
     pub fn recording(&self) -> Recording {
@@ -123,7 +128,7 @@ fn failure(error: &TchError) -> BackendError {
     // What follows is LibTorch's stack.
     let message = whole.lines().next().unwrap_or_default().to_owned();
     let has = |signs: &[&str]| signs.iter().any(|sign| whole.contains(sign));
-    if has(&["out of memory", "CUBLAS_STATUS_ALLOC_FAILED"]) {
+    if has(&["out of memory", "not enough memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED"]) {
         BackendError::OutOfMemory { message }
     } else if has(&["CUDA error", "CUDA driver error", "CUBLAS_STATUS_", "CUDNN_STATUS_"]) {
         BackendError::DeviceLost { message }

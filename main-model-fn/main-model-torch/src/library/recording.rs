@@ -86,6 +86,10 @@ impl Recorder {
         self.recording.clone()
     }
 
+    pub(super) fn limit(&mut self, bytes: u64) {
+        self.recording.limit_bytes = Some(bytes);
+    }
+
     pub(super) fn enter(&mut self, layer: Option<usize>) {
         self.layer = layer;
     }

@@ -83,9 +83,18 @@ impl Tensor {
         Self::computed(device, tch::Tensor::f_zeros(size, (kind, device.device)))
     }
 
-    /// Ones.
-    pub(crate) fn ones(device: &Arc<Device>, size: &[i64], kind: Kind) -> Outcome {
-        Self::computed(device, tch::Tensor::f_ones(size, (kind, device.device)))
+    /// Elements that nothing has been written to.
+    pub(crate) fn empty(device: &Arc<Device>, size: &[i64], kind: Kind) -> Outcome {
+        Self::holding(device, device.outcome(tch::Tensor::f_empty(size, (kind, device.device)))?)
+    }
+
+    pub(crate) fn full(device: &Arc<Device>, size: &[i64], value: f64, kind: Kind) -> Outcome {
+        Self::computed(device, tch::Tensor::f_full(size, value, (kind, device.device)))
+    }
+
+    /// Whole numbers from 0 to below `end`, of 32 bits.
+    pub(crate) fn arange(device: &Arc<Device>, end: i64) -> Outcome {
+        Self::computed(device, tch::Tensor::f_arange(end, (Kind::Int, device.device)))
     }
 
     /// Returns the elements, little endian, once the device has computed them: one copy and one synchronisation.
@@ -175,12 +184,17 @@ impl Tensor {
         self.view_of(self.tensor.f_transpose(first, second))
     }
 
-    pub(crate) fn unsqueeze(&self, dim: i64) -> Outcome {
-        self.view_of(self.tensor.f_unsqueeze(dim))
+    pub(crate) fn permute(&self, dims: &[i64]) -> Outcome {
+        self.view_of(self.tensor.f_permute(dims))
     }
 
-    pub(crate) fn squeeze_dim(&self, dim: i64) -> Outcome {
-        self.view_of(self.tensor.f_squeeze_dim(dim))
+    /// The bytes of the elements as elements of `kind`. The last dimension lies together.
+    pub(crate) fn view_as(&self, kind: Kind) -> Outcome {
+        self.view_of(self.tensor.f_view_dtype(kind))
+    }
+
+    pub(crate) fn unsqueeze(&self, dim: i64) -> Outcome {
+        self.view_of(self.tensor.f_unsqueeze(dim))
     }
 
     pub(crate) fn expand(&self, size: &[i64]) -> Outcome {
@@ -340,42 +354,120 @@ impl Tensor {
         self.result(self.tensor.f_addcmul(&first.tensor, &second.tensor))
     }
 
-    pub(crate) fn tril(&self, diagonal: i64) -> Outcome {
-        self.result(self.tensor.f_tril(diagonal))
-    }
-
-    pub(crate) fn triu(&self, diagonal: i64) -> Outcome {
-        self.result(self.tensor.f_triu(diagonal))
-    }
-
-    pub(crate) fn logical_not(&self) -> Outcome {
-        self.result(self.tensor.f_logical_not())
-    }
-
-    pub(crate) fn masked_fill(&self, mask: &Self, value: f64) -> Outcome {
-        self.result(self.tensor.f_masked_fill(&mask.tensor, value))
-    }
-
-    pub(crate) fn repeat_interleave(&self, repeats: i64, dim: i64) -> Outcome {
-        self.result(self.tensor.f_repeat_interleave_self_int(repeats, dim, None))
-    }
-
-    /// softmax(`scale` q k' + mask) v: batch x heads x rows x elements.
-    pub(crate) fn attend(
-        [query, keys, values]: [&Self; 3],
-        mask: Option<&Self>,
-        causal: bool,
-        scale: f64,
-    ) -> Outcome {
+    /// softmax(`scale` q k' + mask) v: batch x heads x rows x elements. Without a mask a row sees as many positions as there
+    /// are rows up to it.
+    pub(crate) fn attend([query, keys, values]: [&Self; 3], mask: Option<&Self>, scale: f64) -> Outcome {
         query.result(tch::Tensor::f_scaled_dot_product_attention(
             &query.tensor,
             &keys.tensor,
             &values.tensor,
             mask.map(|mask| &mask.tensor),
             0.0,
-            causal,
+            mask.is_none(),
             scale,
             false,
         ))
+    }
+
+    /// As [`Self::attend`], and of each row the logarithm of the sum of its weights before they are divided by it, in
+    /// float32: batch x heads x rows.
+    pub(crate) fn attend_with_sum(
+        [query, keys, values]: [&Self; 3],
+        mask: Option<&Self>,
+        scale: f64,
+    ) -> Result<(Self, Self), BackendError> {
+        let (q, k, v) = (&query.tensor, &keys.tensor, &values.tensor);
+        let (bias, causal) = (mask.map(|mask| &mask.tensor), mask.is_none());
+        if !query.memory.device.device.is_cuda() {
+            let outcome = tch::Tensor::f_internal_scaled_dot_product_flash_attention_for_cpu(
+                q, k, v, 0.0, causal, bias, scale,
+            );
+            return query.two(outcome);
+        }
+        // The kernel takes a mask of full size; that is a view.
+        let size = [q.size()[0], q.size()[1], q.size()[2], k.size()[2]];
+        let device = &query.memory.device;
+        let bias = device.outcome(bias.map(|bias| bias.f_expand(size, false)).transpose())?;
+        let outcome = tch::Tensor::f_internal_scaled_dot_product_efficient_attention(
+            q,
+            k,
+            v,
+            bias.as_ref(),
+            true,
+            0.0,
+            causal,
+            scale,
+        );
+        let (output, sum) = query.two(outcome.map(|(output, sum, _, _)| (output, sum)))?;
+        // Its rows are padded.
+        let sum = sum.narrow(2, 0, size[2])?;
+        Ok((output, sum))
+    }
+
+    /// The two results of one call.
+    fn two(
+        &self,
+        outcome: Result<(tch::Tensor, tch::Tensor), TchError>,
+    ) -> Result<(Self, Self), BackendError> {
+        let device = &self.memory.device;
+        let (first, second) = device.outcome(outcome)?;
+        device.count(|counts| counts.calls += 1);
+        Ok((Self::holding(device, first)?, Self::holding(device, second)?))
+    }
+
+    pub(crate) fn sub(&self, other: &Self) -> Outcome {
+        self.result(self.tensor.f_sub(&other.tensor))
+    }
+
+    pub(crate) fn add_whole(&self, value: i64) -> Outcome {
+        self.result(self.tensor.f_add_scalar(value))
+    }
+
+    pub(crate) fn zero_(&self) -> Result<(), BackendError> {
+        self.in_place(|own| own.f_zero_().map(drop))
+    }
+
+    /// Writes row `at` of `rows` to row `index[at]`.
+    pub(crate) fn index_copy_(&self, dim: i64, index: &Self, rows: &Self) -> Result<(), BackendError> {
+        self.in_place(|own| own.f_index_copy_(dim, &index.tensor, &rows.tensor).map(drop))
+    }
+
+    pub(crate) fn greater(&self, other: &Self) -> Outcome {
+        self.result(self.tensor.f_gt_tensor(&other.tensor))
+    }
+
+    pub(crate) fn less(&self, other: &Self) -> Outcome {
+        self.result(self.tensor.f_lt_tensor(&other.tensor))
+    }
+
+    pub(crate) fn logical_or(&self, other: &Self) -> Outcome {
+        self.result(self.tensor.f_logical_or(&other.tensor))
+    }
+
+    /// Over the last dimension, computed in `kind`.
+    pub(crate) fn softmax_last(&self, kind: Kind) -> Outcome {
+        self.result(self.tensor.f_softmax(-1, kind))
+    }
+
+    /// The largest `count` elements of the last dimension, in descending order, and where they are.
+    pub(crate) fn top(&self, count: i64) -> Result<(Self, Self), BackendError> {
+        self.two(self.tensor.f_topk(count, -1, true, true))
+    }
+
+    pub(crate) fn gather_last(&self, index: &Self) -> Outcome {
+        self.result(self.tensor.f_gather(-1, &index.tensor, false))
+    }
+
+    /// Writes `value` where `index` says.
+    pub(crate) fn scatter_last_(&self, index: &Self, value: f64) -> Result<(), BackendError> {
+        self.in_place(|own| own.f_scatter_value_(-1, &index.tensor, value).map(drop))
+    }
+
+    pub(crate) fn max_last(&self) -> Outcome {
+        self.result(self.tensor.f_amax(-1_i64, false))
+    }
+
+    pub(crate) fn sum_last(&self) -> Outcome {
+        self.result(self.tensor.f_sum_dim_intlist(-1_i64, false, None))
     }
 }
