@@ -6,6 +6,7 @@
 //! them.
 
 use crate::DeviceName;
+use crate::routing::{Routed, RoutingRule};
 use remoe_kernels::{AttentionShape, CacheFormat, Dtype, KernelError, NumericsClass, Pool};
 use remoe_model::{
     Activation, Checkpoint, CheckpointError, MlaFacts, MlpTensors, NormKind, RopeFacts, TensorRef,
@@ -31,6 +32,18 @@ pub enum BackendError {
     Library {
         /// Name of the library.
         library: &'static str,
+        /// Message of the library.
+        message: String,
+    },
+    /// The device has no room for a result.
+    #[error("out of device memory: {message}")]
+    OutOfMemory {
+        /// Message of the library.
+        message: String,
+    },
+    /// The device does not answer any more: every further operation fails.
+    #[error("device lost: {message}")]
+    DeviceLost {
         /// Message of the library.
         message: String,
     },
@@ -122,6 +135,23 @@ pub struct Affine<'a> {
     pub bias: Option<&'a TensorRef>,
 }
 
+/// The router of one layer.
+pub struct Router<B: Backend> {
+    /// From rows to a logit for each expert.
+    pub linear: B::Linear,
+    /// How experts are selected by them.
+    pub rule: RoutingRule,
+    /// The rule's correction on the device.
+    pub correction: Option<B::Vector>,
+}
+
+impl<B: Backend> Router<B> {
+    /// Bytes of its weights.
+    pub(crate) fn bytes(&self) -> usize {
+        self.linear.bytes() + size_of_val(&self.rule.correction[..])
+    }
+}
+
 /// Part of the model that stays in memory as long as the model does.
 pub trait Held {
     /// Bytes of it, on whatever device.
@@ -148,8 +178,19 @@ pub trait Backend: Sized + Send + Sync + 'static {
     type Rope: Send;
     /// Cosines and sines of an iteration's rows.
     type Angles: Send;
+    /// A few numbers that operations take, in float32.
+    type Vector: Send;
     /// Keys and values of every layer, page by page.
     type Pages: Send;
+    /// The spans of an iteration, and what attention of every layer needs to know of them.
+    type Spans: Send;
+
+    /// True if what shared experts add stays on the device: it is added there, rounded once more, and the host waits for
+    /// routed experts alone.
+    const ADDS_SHARED: bool = false;
+
+    /// Bytes of the device's memory that pages leave to iterations.
+    const WORKSPACE_BYTES: usize = 0;
 
     /// The set of operations on `device`, or on the best one there is.
     ///
@@ -172,6 +213,9 @@ pub trait Backend: Sized + Send + Sync + 'static {
 
     /// Called on the thread that computes, before everything else.
     fn enter_thread(&self) {}
+
+    /// Tells which layer the operations that follow are for, if any. For counts.
+    fn enter_layer(&self, _layer: Option<usize>) {}
 
     /// A table of rows, kept in the compute dtype or as `class` says. What is looked up is in the compute dtype.
     ///
@@ -252,6 +296,26 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// Bytes of one page, all layers of a page table together.
     fn page_bytes(pages: &Self::Pages) -> usize;
 
+    /// Brings numbers to the device.
+    ///
+    /// # Errors
+    /// The device has no room.
+    fn vector(&self, values: &[f32]) -> Result<Self::Vector, BackendError>;
+
+    /// Makes room for `count` pages, or for as many as the device has memory for. Returns how many.
+    ///
+    /// # Errors
+    /// The device has no room for one.
+    fn reserve_pages(&self, _pages: &mut Self::Pages, count: usize) -> Result<usize, BackendError> {
+        Ok(count)
+    }
+
+    /// Prepares the attention of `spans` in all layers of `pages`.
+    ///
+    /// # Errors
+    /// As [`embed`](Self::embed).
+    fn spans(&self, pages: &Self::Pages, spans: Vec<Span>) -> Result<Self::Spans, BackendError>;
+
     /// Copies page `from` to page `to`.
     ///
     /// # Errors
@@ -316,6 +380,19 @@ pub trait Backend: Sized + Send + Sync + 'static {
         head_dim: usize,
     ) -> Result<Self::Tensor, BackendError>;
 
+    /// As [`rotate`](Self::rotate), of two tensors with the same rows.
+    ///
+    /// # Errors
+    /// As [`embed`](Self::embed).
+    fn rotate_both(
+        &self,
+        angles: &Self::Angles,
+        [first, second]: [Self::Tensor; 2],
+        head_dims: [usize; 2],
+    ) -> Result<[Self::Tensor; 2], BackendError> {
+        Ok([self.rotate(angles, first, head_dims[0])?, self.rotate(angles, second, head_dims[1])?])
+    }
+
     /// Writes the keys and values of the spans to their pages and attends: rows x (heads x value elements). `sinks`
     /// has one element for each head.
     ///
@@ -326,8 +403,8 @@ pub trait Backend: Sized + Send + Sync + 'static {
         pages: &mut Self::Pages,
         layer: usize,
         query_key_value: [Self::Tensor; 3],
-        sinks: Option<&[f32]>,
-        spans: &[Span],
+        sinks: Option<&Self::Vector>,
+        spans: &Self::Spans,
     ) -> Result<Self::Tensor, BackendError>;
 
     /// As [`attend`](Self::attend), for latent attention. Query: rows x heads x (nope and rotated elements); latent:
@@ -341,7 +418,7 @@ pub trait Backend: Sized + Send + Sync + 'static {
         layer: usize,
         heads: &Self::Heads,
         query_latent_key: [Self::Tensor; 3],
-        spans: &[Span],
+        spans: &Self::Spans,
     ) -> Result<Self::Tensor, BackendError>;
 
     /// `x + y`.
@@ -391,6 +468,19 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// # Errors
     /// As [`embed`](Self::embed).
     fn floats(&self, x: &Self::Tensor) -> Result<Vec<f32>, BackendError>;
+
+    /// Routes the rows of `x`: their elements, little endian, and the experts of each, on the host.
+    ///
+    /// # Errors
+    /// As [`embed`](Self::embed).
+    fn route<'a>(
+        &self,
+        router: &Router<Self>,
+        x: &'a Self::Tensor,
+    ) -> Result<(Cow<'a, [u8]>, Routed), BackendError> {
+        let logits = self.floats(&self.linear(&router.linear, x)?)?;
+        Ok((self.bytes(x)?, router.rule.routed(&logits)))
+    }
 
     /// A tensor of `rows` x `width` that `fill` writes on the host, every byte of it.
     ///

@@ -68,6 +68,9 @@ pub enum Error {
     /// The gRPC server failed.
     #[error("gRPC server: {0}")]
     Server(#[from] tonic::transport::Error),
+    /// The device does not answer any more; a new process may find it again.
+    #[error("the device is lost; see the log lines above, and nvidia-smi for its state")]
+    DeviceLost,
     /// The engine's thread ended on its own.
     #[error("the engine crashed; see the log lines above")]
     Engine,
@@ -109,6 +112,7 @@ impl Error {
             | Self::Io(_)
             | Self::Server(_)
             | Self::Traces(_)
+            | Self::DeviceLost
             | Self::Engine => false,
         }
     }

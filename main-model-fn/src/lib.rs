@@ -29,6 +29,7 @@ mod pages;
 mod placer;
 mod program;
 mod records;
+mod routing;
 mod routing_check;
 mod serve;
 mod settings;
@@ -44,6 +45,7 @@ pub use http::fuzzing as http_fuzzing;
 pub use native::Native;
 pub use pages::{PageNeeds, Tenant};
 pub use program::main;
+pub use routing::{Routed, RoutingRule};
 #[doc(hidden)]
 pub use routing_check::check_routing;
 pub use serve::{Listeners, run};

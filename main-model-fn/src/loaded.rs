@@ -6,7 +6,7 @@ use crate::engine::{RequestLimits, Vocabulary};
 use crate::http::ModelCard;
 use crate::model_text::ModelText;
 use crate::transformer::{Model, Transformer};
-use crate::{Backend, DeviceName, Error, Settings};
+use crate::{Backend, DeviceName, Error, LoadModelError, Settings};
 use remoe_kernels::{CacheFormat, Dtype, NumericsClass, Pool, PoolConfig, wrong_paths};
 use remoe_model::{Checkpoint, DenseDtype, KvCacheDtype};
 use remoe_predictor::record::RecordHeader;
@@ -33,6 +33,10 @@ pub(crate) struct Loaded {
     pub(crate) text: Option<Arc<ModelText>>,
     pub(crate) pool: Arc<Pool>,
     pub(crate) model: Box<dyn Model>,
+    /// Bytes of device memory: weights, KV cache and workspace; none on the CPU.
+    pub(crate) device_memory: Vec<(&'static str, usize)>,
+    /// Pages of keys and values that the device has room for, of those asked for.
+    cache_pages: usize,
     pub(crate) rest: Vec<Arc<dyn Rest>>,
     pub(crate) fingerprint: String,
 }
@@ -69,8 +73,24 @@ impl Loaded {
             let paths = pool.paths(class);
             tracing::debug!(%class, %paths, "instruction paths");
         }
-        let model = Transformer::load(&checkpoint, dense, ops, threads)?;
+        let mut model = Transformer::load(&checkpoint, dense, ops, threads)?;
         tracing::info!(bytes = model.weight_bytes(), class = %dense, "non-expert weights loaded");
+        // Rounded up: where so many positions have room, a request of so many has.
+        let asked = settings.kv_cache_bytes.div_ceil(model.page_bytes().max(1) as u64);
+        let asked = usize::try_from(asked).unwrap_or(usize::MAX);
+        let cache_pages = model.reserve_pages(asked).map_err(LoadModelError::from)?;
+        if cache_pages < asked {
+            let bytes = cache_pages.saturating_mul(model.page_bytes());
+            tracing::warn!(bytes, "KV cache limited by device memory");
+        }
+        let device_memory = match device {
+            DeviceName::Cpu => Vec::new(),
+            DeviceName::Cuda(_) => vec![
+                ("weights", model.weight_bytes()),
+                ("kv_cache", cache_pages.saturating_mul(model.page_bytes())),
+                ("workspace", B::WORKSPACE_BYTES),
+            ],
+        };
         let (rest, model) = (model.rest(), Box::new(model));
         let fingerprint = checkpoint.fingerprint()?.to_string();
         Ok(Self {
@@ -83,6 +103,8 @@ impl Loaded {
             text,
             pool,
             model,
+            device_memory,
+            cache_pages,
             rest,
             fingerprint,
         })
@@ -96,12 +118,10 @@ impl Loaded {
     /// Returns the limits of one request. At most `prefill_rows` of a prompt go through the layers together.
     pub(crate) fn limits(&self, settings: &Settings, prefill_rows: usize) -> RequestLimits {
         let config = self.checkpoint.config();
-        // Rounded up: where so many positions have room, a request of so many has.
-        let cache_pages = settings.kv_cache_bytes.div_ceil(self.page_bytes() as u64);
         RequestLimits {
             vocab_size: config.vocab_size,
             context_length: config.served_context(),
-            cache_pages: usize::try_from(cache_pages).unwrap_or(usize::MAX),
+            cache_pages: self.cache_pages,
             page_needs: self.model.page_needs(),
             prefill_rows,
             max_choices: MAX_CHOICES.min(settings.max_batch),

@@ -25,6 +25,10 @@ pub(crate) struct EngineMetrics {
     pub(crate) cache_limit: IntGauge,
     /// Requests that had to give their keys and values back.
     pub(crate) preemptions: IntCounter,
+    /// Forwards that device memory had no room for.
+    pub(crate) out_of_memory: IntCounter,
+    /// Bytes of device memory by use.
+    pub(crate) device_memory: IntGaugeVec,
     /// Requests that waited for longer than they may.
     pub(crate) overdue: IntCounter,
     /// Requests that ended because their logits were not finite.
@@ -80,6 +84,17 @@ impl EngineMetrics {
                 "remoe_preemptions_total",
                 "Preemptions: requests that released their pages and were computed again later.",
             )?,
+            out_of_memory: IntCounter::new(
+                "remoe_device_out_of_memory_total",
+                "Forwards without enough device memory: one request was refused or preempted each time.",
+            )?,
+            device_memory: IntGaugeVec::new(
+                Opts::new(
+                    "remoe_device_memory_bytes",
+                    "Device memory by use: weights, kv_cache, or workspace that is left to iterations.",
+                ),
+                &["use"],
+            )?,
             overdue: IntCounter::new(
                 "remoe_requests_overdue_total",
                 "Requests that failed because they waited for longer than their queue deadline.",
@@ -108,6 +123,8 @@ impl EngineMetrics {
         registry.register(Box::new(metrics.cache_bytes.clone()))?;
         registry.register(Box::new(metrics.cache_limit.clone()))?;
         registry.register(Box::new(metrics.preemptions.clone()))?;
+        registry.register(Box::new(metrics.out_of_memory.clone()))?;
+        registry.register(Box::new(metrics.device_memory.clone()))?;
         registry.register(Box::new(metrics.overdue.clone()))?;
         registry.register(Box::new(metrics.not_finite.clone()))?;
         registry.register(Box::new(metrics.prefix_tokens.clone()))?;

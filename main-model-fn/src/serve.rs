@@ -35,7 +35,7 @@ use tonic::server::NamedService;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
-/// After the drain, for errors to reach clients and for the engine to end.
+/// After the drain or the end of the engine, for errors to reach clients and for the engine to end.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// Limits on what the control interface takes in before a request is complete.
@@ -181,6 +181,10 @@ impl Process {
         let metrics = EngineMetrics::new(&registry)?;
         let cache_bytes = limits.cache_pages.saturating_mul(model.page_bytes());
         metrics.cache_limit.set(i64::try_from(cache_bytes).unwrap_or(i64::MAX));
+        for (purpose, bytes) in &model.device_memory {
+            let gauge = metrics.device_memory.with_label_values(&[*purpose]);
+            gauge.set(i64::try_from(*bytes).unwrap_or(i64::MAX));
+        }
         let recorder = match &settings.record_activations {
             None => None,
             Some(path) => Some(Recorder::open(path, model.record_header(settings), &registry)?),
@@ -316,7 +320,13 @@ impl Process {
             served = &mut served => Some(served),
             () = drain => None,
             // Cancelled from inside: the engine's thread has ended without being asked to.
-            () = stop.finish.cancelled() => return Err(Error::Engine),
+            () = stop.finish.cancelled() => {
+                // Probes and gateways turn away, and clients are told, before the process ends and is started again.
+                self.placed.send_replace(false);
+                tokio::time::sleep(LAST_WORDS).await;
+                let lost = stop.device_lost.is_cancelled();
+                return Err(if lost { Error::DeviceLost } else { Error::Engine });
+            }
             Some(error) = lost_experts.recv() => return Err(Error::Expert(error)),
         };
         match in_time {

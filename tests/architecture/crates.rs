@@ -145,6 +145,20 @@ fn libtorch_is_linked_by_main_model_torch_alone() {
     assert_eq!(linked, ["main-model-torch"], "these crates depend on LibTorch");
 }
 
+/// What a device is asked for is counted where LibTorch is called.
+#[test]
+fn libtorch_is_called_by_its_library_module_alone() {
+    let folder = workspace().join("main-model-fn/main-model-torch/src");
+    let calls = |path: &std::path::PathBuf| {
+        let text = fs::read_to_string(path).unwrap();
+        text.lines().any(|line| line.contains("tch::") || line.contains("use tch"))
+    };
+    let callers: Vec<_> = modules::sources(&folder).into_iter().filter(calls).collect();
+    assert!(callers.len() > 1, "the library calls LibTorch");
+    let outside: Vec<_> = callers.iter().filter(|path| !path.starts_with(folder.join("library"))).collect();
+    assert!(outside.is_empty(), "{outside:?} call LibTorch beside the library");
+}
+
 /// Members whose manifests name the dependency `name`.
 fn manifests(name: &str) -> Vec<String> {
     let names = |member: &Member| {

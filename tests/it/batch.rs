@@ -143,6 +143,14 @@ async fn eight_mixed_requests_get_the_tokens_that_they_get_alone_by_libtorch() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn eight_mixed_requests_get_the_tokens_that_they_get_alone_on_a_device() {
+    for model in served_fixtures() {
+        let options = Options::dtype("float32").simulated_device(1 << 30);
+        together_and_alone(&model, options, &mixed(&model)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn eight_equal_requests_take_as_many_forwards_as_one() {
     let model = Model::fixture("olmoe-basic");
     let prompt = &model.prompts()[3];

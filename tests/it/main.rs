@@ -7,6 +7,7 @@ mod chain;
 mod commands;
 mod conversion;
 mod cost;
+mod device;
 mod door;
 mod ending;
 mod failure;

@@ -8,6 +8,7 @@ use remoe_test_support::placement::{all_experts, remote_sets};
 
 /// max|difference| / max|reference| of the logits.
 const LOGITS: f32 = 2e-4;
+const GIB: u64 = 1 << 30;
 /// |difference| of a routing weight.
 const WEIGHTS: f32 = 1e-4;
 
@@ -29,6 +30,12 @@ async fn reference_models_answer_as_transformers_does() {
 #[tokio::test(flavor = "multi_thread")]
 async fn reference_models_answer_as_transformers_does_by_libtorch() {
     answer_as_transformers_does(&Options::dtype("float32").torch()).await;
+}
+
+/// The branches that a GPU takes: products, gated networks, up-projections, norms and attention by LibTorch.
+#[tokio::test(flavor = "multi_thread")]
+async fn reference_models_answer_as_transformers_does_on_a_device() {
+    answer_as_transformers_does(&Options::dtype("float32").simulated_device(GIB)).await;
 }
 
 async fn answer_as_transformers_does(options: &Options) {

@@ -23,6 +23,8 @@ pub struct Options {
     pub log: Option<&'static str>,
     /// Set if the main function uses LibTorch's operations.
     pub torch: bool,
+    /// Set if the device of these operations is recorded or simulated.
+    pub recorded: bool,
     /// Further arguments.
     pub arguments: Vec<String>,
     /// Further variables.
@@ -45,8 +47,21 @@ impl Options {
         self
     }
 
+    /// These with LibTorch's operations on a device of `bytes` that is simulated on the CPU: everything above them takes
+    /// the branches that it takes on a GPU.
+    #[must_use]
+    pub fn simulated_device(mut self, bytes: u64) -> Self {
+        self.recorded = true;
+        self.environment.push(("REMOE_TEST_DEVICE_BYTES", bytes.to_string()));
+        self.torch()
+    }
+
     fn main_program(&self) -> &'static str {
-        if self.torch { "main-model-fn-torch" } else { "main-model-fn" }
+        match (self.torch, self.recorded) {
+            (_, true) => "examples/recorded_device",
+            (true, false) => "main-model-fn-torch",
+            (false, false) => "main-model-fn",
+        }
     }
 
     /// These and one more argument with its value.

@@ -1,11 +1,13 @@
-//! Attention by LibTorch's scaled dot product, sequence by sequence, over keys and values gathered from their pages.
+//! Attention of all spans together by LibTorch's scaled dot product, over keys and values gathered from the slabs.
+//!
+//! Queries that share keys and values are arranged so that these are never repeated in memory ([`Arrangement`]). What
+//! spans there are changes sizes, not the number of calls.
 
-use crate::error::Refused;
 use crate::heads::HeadProjections;
+use crate::library::Tensor;
 use crate::pages::TorchPages;
-use main_model_fn::backend::{BackendError, Held, Span};
-use remoe_kernels::AttentionShape;
-use tch::{Device, Kind, TchError, Tensor};
+use crate::spans::{Chunk, TorchSpans, View};
+use main_model_fn::backend::{BackendError, Held};
 
 /// Up-projections and sizes of one layer's latent attention.
 pub struct LatentHeads {
@@ -22,242 +24,214 @@ impl Held for LatentHeads {
     }
 }
 
-/// Bounds on what a row sees, in addition to the causal rule.
-struct Visibility {
-    /// Positions before the first row.
-    past: i64,
-    /// A token sees itself and the `window` - 1 before it.
-    window: Option<i64>,
+/// Sizes of a layer's attention.
+#[derive(Clone, Copy)]
+struct Sizes {
+    kv_heads: i64,
+    /// Queries for each of them.
+    group: i64,
+    key_dim: i64,
+    value_dim: i64,
+    /// First element of an entry's values.
+    values_from: i64,
+    scale: f64,
 }
 
-impl Visibility {
-    /// Which of `positions` each of `rows` sees: itself and what lies before it, as far as the
-    /// window reaches. None where plain causal attention from position 0 says the same.
-    fn mask(&self, rows: i64, positions: i64, device: Device) -> Result<Option<Tensor>, TchError> {
-        let narrow = self.window.is_some_and(|window| positions > window);
-        if self.past == 0 && !narrow {
-            return Ok(None);
+/// Most queries of one head in a decode step where all share keys: more heads keep more of the device busy.
+const HEAD_ROWS: i64 = 16;
+
+/// How queries become batch x heads x rows x elements, so that each meets its keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Arrangement {
+    /// One row of each span: the queries that share keys are the rows of a head.
+    Decode,
+    /// As `Decode`, where all queries share keys: they are divided into so many heads.
+    DecodeShared(i64),
+    /// Several rows of one span: keys' heads are the batch, the queries that share them its heads.
+    One,
+    /// Several rows of several spans: all rows of the queries that share keys are the rows of a head.
+    Several,
+    /// Several rows where all queries share keys: each is a head.
+    Shared,
+}
+
+impl Arrangement {
+    fn of(chunk: &Chunk, sizes: &Sizes) -> Self {
+        match (chunk.rows, sizes.kv_heads, chunk.spans) {
+            (1, 1, _) => {
+                let rows = (1..=HEAD_ROWS).rev().find(|rows| sizes.group % rows == 0);
+                Self::DecodeShared(sizes.group / rows.unwrap_or(1))
+            }
+            (1, ..) => Self::Decode,
+            (_, 1, _) => Self::Shared,
+            (_, _, 1) => Self::One,
+            _ => Self::Several,
         }
-        let seen = Tensor::f_ones([rows, positions], (Kind::Bool, device))?.f_tril(self.past)?;
-        match self.window {
-            None => Ok(Some(seen)),
-            Some(window) => Ok(Some(seen.f_triu(self.past + 1 - window)?)),
+    }
+
+    /// Arranges `x`, (spans and rows) x (heads x elements).
+    fn queries(self, x: &Tensor, chunk: &Chunk, sizes: &Sizes) -> Result<Tensor, BackendError> {
+        let Sizes { kv_heads, group, key_dim, .. } = *sizes;
+        let Chunk { spans, rows, .. } = *chunk;
+        match self {
+            Self::Decode => x.reshape(&[spans, kv_heads, group, key_dim]),
+            Self::DecodeShared(heads) => x.reshape(&[spans, heads, group / heads, key_dim]),
+            Self::One => x.reshape(&[rows, kv_heads, group, key_dim])?.permute(&[1, 2, 0, 3]),
+            Self::Several => {
+                let x = x.reshape(&[spans, rows, kv_heads, group, key_dim])?.permute(&[0, 2, 1, 3, 4])?;
+                x.reshape(&[spans, kv_heads, rows * group, key_dim])
+            }
+            Self::Shared => x.reshape(&[spans, rows, group, key_dim])?.transpose(1, 2),
         }
+    }
+
+    /// Arranges keys or values, `x`: (spans and positions) x (heads x `dim`).
+    fn shared(self, x: &Tensor, chunk: &Chunk, sizes: &Sizes, dim: i64) -> Result<Tensor, BackendError> {
+        let x = x.reshape(&[chunk.spans, chunk.positions, sizes.kv_heads, dim])?;
+        match self {
+            Self::Decode | Self::Several => x.transpose(1, 2),
+            Self::DecodeShared(heads) => {
+                x.transpose(1, 2)?.expand(&[chunk.spans, heads, chunk.positions, dim])
+            }
+            Self::Shared => x.transpose(1, 2)?.expand(&[chunk.spans, sizes.group, chunk.positions, dim]),
+            Self::One => {
+                let heads_first = x.permute(&[2, 0, 1, 3])?;
+                heads_first.expand(&[sizes.kv_heads, sizes.group, chunk.positions, dim])
+            }
+        }
+    }
+
+    /// Brings outputs back to (spans and rows) x (heads x elements).
+    fn outputs(self, x: &Tensor, chunk: &Chunk, sizes: &Sizes) -> Result<Tensor, BackendError> {
+        let Sizes { kv_heads, group, value_dim, .. } = *sizes;
+        let Chunk { spans, rows, .. } = *chunk;
+        let rows_first = match self {
+            Self::Decode | Self::DecodeShared(_) => x.alias(),
+            Self::One => x.permute(&[2, 0, 1, 3])?,
+            Self::Several => {
+                x.reshape(&[spans, kv_heads, rows, group, value_dim])?.permute(&[0, 2, 1, 3, 4])?
+            }
+            Self::Shared => x.transpose(1, 2)?,
+        };
+        rows_first.reshape(&[spans * rows, kv_heads * group * value_dim])
+    }
+
+    /// Arranges one number for each head so that it meets the rows' of [`Self::queries`], whose sizes but the last are
+    /// those of the second result.
+    fn heads(self, x: &Tensor, chunk: &Chunk, sizes: &Sizes) -> Result<(Tensor, Vec<i64>), BackendError> {
+        let Sizes { kv_heads, group, .. } = *sizes;
+        let Chunk { spans, rows, .. } = *chunk;
+        Ok(match self {
+            Self::Decode => (x.reshape(&[1, kv_heads, group])?, vec![spans, kv_heads, group]),
+            Self::DecodeShared(heads) => {
+                (x.reshape(&[1, heads, group / heads])?, vec![spans, heads, group / heads])
+            }
+            Self::One => (x.reshape(&[kv_heads, group, 1])?, vec![kv_heads, group, rows]),
+            Self::Several => (x.reshape(&[1, kv_heads, 1, group])?, vec![spans, kv_heads, rows, group]),
+            Self::Shared => (x.reshape(&[1, group, 1])?, vec![spans, group, rows]),
+        })
     }
 }
 
-/// Grouped-query attention. Query, key and value: rows x (heads x elements); `sinks`: heads.
+/// Grouped-query attention. Query, key and value: rows x (heads x elements); `sinks`: heads, float32.
 pub(crate) fn grouped(
-    pages: &mut TorchPages,
+    pages: &TorchPages,
     layer: usize,
     [query, key, value]: &[Tensor; 3],
     sinks: Option<&Tensor>,
-    spans: &[Span],
-) -> Result<Tensor, TchError> {
-    let shape = pages.layers[layer].paged.shape;
-    let rows = query.size()[0];
-    let dim = shape.key_dim as i64;
-    let heads = |x: &Tensor, heads: usize| x.f_reshape([rows, heads as i64, dim]);
-    let (query, key, value) =
-        (heads(query, shape.heads())?, heads(key, shape.kv_heads)?, heads(value, shape.kv_heads)?);
-    let mut outputs = Vec::with_capacity(spans.len());
-    for span in spans {
-        let part = |x: &Tensor| x.f_narrow(0, span.first as i64, span.rows as i64)?.f_transpose(0, 1);
-        // The first position that any row of the span can see.
-        let from = shape.window.map_or(0, |window| (span.past + 1).saturating_sub(window));
-        let (keys, values) =
-            pages.extend(layer, &span.tables, span.past, &part(&key)?, &part(&value)?, from)?;
-        let past = (span.past - from) as i64;
-        outputs.push(match sinks {
-            None => attend_grouped(&shape, &part(&query)?, &keys, &values, past)?,
-            Some(sinks) => attend_with_sinks(&shape, &part(&query)?, [&keys, &values], sinks, past)?,
+    spans: &TorchSpans,
+) -> Result<Tensor, BackendError> {
+    let (placed, slab, [keys, values]) = pages.slab(layer)?;
+    let shape = placed.paged.shape;
+    let view = spans.view(&shape, placed.paged.table)?;
+    slab.narrow(1, 0, keys)?.index_copy_(0, &view.written, key)?;
+    slab.narrow(1, keys, values)?.index_copy_(0, &view.written, value)?;
+    let sizes = Sizes {
+        kv_heads: shape.kv_heads as i64,
+        group: shape.group as i64,
+        key_dim: shape.key_dim as i64,
+        value_dim: shape.value_dim as i64,
+        values_from: keys,
+        scale: f64::from(shape.scale),
+    };
+    attend(view, &sizes, query, slab, sinks)
+}
+
+/// Returns rows x (heads x value elements) of `query`, rows x (heads x key elements), over the entries of `slab`.
+fn attend(
+    view: &View,
+    sizes: &Sizes,
+    query: &Tensor,
+    slab: &Tensor,
+    sinks: Option<&Tensor>,
+) -> Result<Tensor, BackendError> {
+    let mut outputs = Vec::with_capacity(view.chunks.len());
+    for chunk in &view.chunks {
+        let arrangement = Arrangement::of(chunk, sizes);
+        let query = arrangement.queries(&chunk.queries.of(query)?, chunk, sizes)?;
+        let gathered = slab.index_select(0, &chunk.entries)?;
+        let part = |from: i64, dim: i64| {
+            let part = gathered.narrow(1, from, sizes.kv_heads * dim)?;
+            arrangement.shared(&part, chunk, sizes, dim)
+        };
+        let (keys, values) = (part(0, sizes.key_dim)?, part(sizes.values_from, sizes.value_dim)?);
+        let mask = chunk.mask.as_ref();
+        let output = match sinks {
+            None => Tensor::attend([&query, &keys, &values], mask, sizes.scale)?,
+            Some(sinks) => {
+                // A sink is one more position with this score and no value: it takes its part of the weights.
+                let (output, sum) = Tensor::attend_with_sum([&query, &keys, &values], mask, sizes.scale)?;
+                let (sinks, size) = arrangement.heads(sinks, chunk, sizes)?;
+                let size_of_sum = [sum.size(), vec![1]].concat();
+                let kept = sum.reshape(&size)?.sub(&sinks)?.sigmoid()?;
+                output.mul(&kept.reshape(&size_of_sum)?.to_kind(output.kind())?)?
+            }
+        };
+        let output = arrangement.outputs(&output, chunk, sizes)?;
+        outputs.push(match &chunk.kept {
+            None => output,
+            Some(kept) => output.index_select(0, kept)?,
         });
     }
-    Tensor::f_cat(&outputs, 0)
-}
-
-/// `query`: heads x rows x dim; `keys`, `values`: kv heads x positions x dim, of which `past` lie before the first
-/// row. Returns rows x (heads dim).
-fn attend_grouped(
-    shape: &AttentionShape,
-    query: &Tensor,
-    keys: &Tensor,
-    values: &Tensor,
-    past: i64,
-) -> Result<Tensor, TchError> {
-    let (kv_heads, group, dim) = (shape.kv_heads as i64, shape.group as i64, shape.key_dim as i64);
-    if query.size()[1] == 1 {
-        // One row sees all that is given: the heads that share keys become rows, so that
-        // keys and values need not be repeated for them.
-        let query = query.f_reshape([1, kv_heads, group, dim])?;
-        let output = dot_product(&query, keys, values, shape.scale, None, false)?;
-        return output.f_reshape([1, kv_heads * group * dim]);
+    match (outputs.as_slice(), &view.order) {
+        ([output], None) => Ok(output.alias()),
+        (outputs, None) => Tensor::cat(&outputs.iter().collect::<Vec<_>>(), 0),
+        (outputs, Some(order)) => Tensor::cat(&outputs.iter().collect::<Vec<_>>(), 0)?.index_select(0, order),
     }
-    let repeated = |x: &Tensor| match group {
-        1 => Ok(x.shallow_clone()),
-        _ => x.f_repeat_interleave_self_int(group, 0, None),
-    };
-    let visibility = Visibility { past, window: shape.window.map(|window| window as i64) };
-    attend(query, &repeated(keys)?, &repeated(values)?, shape.scale, &visibility)
-}
-
-/// As [`attend_grouped`], with `sinks`: one more position, whose key and value are zero and whose score is the sink.
-fn attend_with_sinks(
-    shape: &AttentionShape,
-    query: &Tensor,
-    keys_values: [&Tensor; 2],
-    sinks: &Tensor,
-    past: i64,
-) -> Result<Tensor, TchError> {
-    let (heads, rows, positions) = (query.size()[0], query.size()[1], keys_values[0].size()[1]);
-    let extended = |x: &Tensor| {
-        let repeated = x.f_repeat_interleave_self_int(shape.group as i64, 0, None)?;
-        Tensor::f_cat(&[&repeated, &repeated.f_narrow(1, 0, 1)?.f_zeros_like()?], 1)
-    };
-    let (keys, values) = (extended(keys_values[0])?, extended(keys_values[1])?);
-    let seen = Tensor::f_ones([rows, positions], (Kind::Bool, query.device()))?.f_tril(past)?;
-    let seen = match shape.window {
-        None => seen,
-        Some(window) => seen.f_triu(past + 1 - window as i64)?,
-    };
-    let scores = Tensor::f_zeros([rows, positions], (query.f_kind()?, query.device()))?
-        .f_masked_fill(&seen.f_logical_not()?, f64::NEG_INFINITY)?;
-    let scores = scores.f_unsqueeze(0)?.f_expand([heads, rows, positions], false)?;
-    let sinks = sinks.f_reshape([heads, 1, 1])?.f_expand([heads, rows, 1], false)?;
-    let mask = Tensor::f_cat(&[scores, sinks], -1)?.f_unsqueeze(0)?;
-    let output = dot_product(&query.f_unsqueeze(0)?, &keys, &values, shape.scale, Some(mask), false)?;
-    output.f_squeeze_dim(0)?.f_transpose(0, 1)?.f_reshape([rows, -1])
 }
 
 impl LatentHeads {
-    /// Latent attention. `query`: rows x heads x (nope and rotated elements), `latent`: rows x latent, `key`: rows x
-    /// rotated elements. Several rows at once expand the latents to keys and values; the single rows of all
-    /// sequences go through the up-projections together and work on the latents themselves.
+    /// Latent attention on the latents themselves (absorbed): no key or value of a head is ever expanded. `query`: rows
+    /// x heads x (nope and rotated elements), `latent`: rows x latent, `key`: rows x rotated elements.
     pub(crate) fn attend(
         &self,
-        pages: &mut TorchPages,
+        pages: &TorchPages,
         layer: usize,
-        query: &Tensor,
-        latent: &Tensor,
-        key: &Tensor,
-        spans: &[Span],
+        [query, latent, key]: &[Tensor; 3],
+        spans: &TorchSpans,
     ) -> Result<Tensor, BackendError> {
-        let scale = pages.layers[layer].paged.shape.scale;
+        let (placed, slab, _) = pages.slab(layer)?;
+        let shape = placed.paged.shape;
+        let view = spans.view(&shape, placed.paged.table)?;
         let rows = query.size()[0];
-        let query = query.f_reshape([rows, self.heads, self.nope_dim + self.rope_dim]).told()?;
-        let plain = query.f_narrow(-1, 0, self.nope_dim).told()?;
-        let rotated = query.f_narrow(-1, self.nope_dim, self.rope_dim).told()?;
-        // 1 x rows x (latent and rotated part): what the cache holds of a token.
-        let entries = Tensor::f_cat(&[latent, key], -1).told()?.f_unsqueeze(0).told()?;
-        let nothing = entries.f_narrow(-1, 0, 0).told()?;
-        let single: Vec<i64> =
-            spans.iter().filter(|span| span.rows == 1).map(|span| span.first as i64).collect();
-        let absorbed = self.absorbed_queries(&plain, &rotated, &single)?;
-        let mut outputs = Vec::with_capacity(spans.len());
-        let mut mixed = Vec::with_capacity(single.len());
-        for span in spans {
-            let own = |x: &Tensor| x.f_narrow(1, span.first as i64, span.rows as i64).told();
-            let (new, values) = (own(&entries)?, own(&nothing)?);
-            let (entries, _) = pages.extend(layer, &span.tables, span.past, &new, &values, 0).told()?;
-            match (&absorbed, span.rows) {
-                (Some(queries), 1) => {
-                    let query = queries.f_narrow(1, mixed.len() as i64, 1).told()?;
-                    mixed.push(self.attend_absorbed(&query, &entries, scale).told()?);
-                }
-                _ => {
-                    let heads_first =
-                        |x: &Tensor| x.f_narrow(0, span.first as i64, span.rows as i64)?.f_transpose(0, 1);
-                    let (plain, rotated) = (heads_first(&plain).told()?, heads_first(&rotated).told()?);
-                    let past = span.past as i64;
-                    let output = self.attend_expanded(&plain, &rotated, &entries, past, scale)?;
-                    outputs.push((span.first as i64, output));
-                }
-            }
-        }
-        if !mixed.is_empty() {
-            let values = self.projections.release(&Tensor::f_cat(&mixed, 1).told()?)?;
-            let rows = values.f_transpose(0, 1).told()?.f_reshape([single.len() as i64, -1]).told()?;
-            for (row, &first) in (0..).zip(&single) {
-                outputs.push((first, rows.f_narrow(0, row, 1).told()?));
-            }
-        }
-        outputs.sort_by_key(|(first, _)| *first);
-        let outputs: Vec<Tensor> = outputs.into_iter().map(|(_, output)| output).collect();
-        Tensor::f_cat(&outputs, 0).told()
+        slab.narrow(1, 0, self.latent_dim)?.index_copy_(0, &view.written, latent)?;
+        slab.narrow(1, self.latent_dim, self.rope_dim)?.index_copy_(0, &view.written, key)?;
+        let query = query.reshape(&[rows, self.heads, self.nope_dim + self.rope_dim])?;
+        let plain = query.narrow(-1, 0, self.nope_dim)?.transpose(0, 1)?;
+        let rotated = query.narrow(-1, self.nope_dim, self.rope_dim)?;
+        let absorbed = self.projections.absorb(&plain)?.transpose(0, 1)?;
+        let width = self.latent_dim + self.rope_dim;
+        let query = Tensor::cat(&[&absorbed, &rotated], -1)?.reshape(&[rows, self.heads * width])?;
+        let sizes = Sizes {
+            kv_heads: 1,
+            group: self.heads,
+            key_dim: width,
+            value_dim: self.latent_dim,
+            values_from: 0,
+            scale: f64::from(shape.scale),
+        };
+        let mixed = attend(view, &sizes, &query, slab, None)?;
+        let mixed = mixed.reshape(&[rows, self.heads, self.latent_dim])?.transpose(0, 1)?;
+        self.projections.release(&mixed)?.transpose(0, 1)?.reshape(&[rows, -1])
     }
-
-    /// The queries of the rows `single` with the keys' up-projection absorbed: heads x rows x (latent and
-    /// rotated part); none without such rows. `plain`, `rotated`: rows x heads x dim.
-    fn absorbed_queries(
-        &self,
-        plain: &Tensor,
-        rotated: &Tensor,
-        single: &[i64],
-    ) -> Result<Option<Tensor>, BackendError> {
-        if single.is_empty() {
-            return Ok(None);
-        }
-        let rows = Tensor::f_from_slice(single).told()?.f_to_device(plain.device()).told()?;
-        let heads_first = |x: &Tensor| x.f_index_select(0, &rows)?.f_transpose(0, 1);
-        let absorbed = self.projections.absorb(&heads_first(plain).told()?)?;
-        Ok(Some(Tensor::f_cat(&[absorbed, heads_first(rotated).told()?], -1).told()?))
-    }
-
-    /// Returns the latents as a row's heads mix them, heads x 1 x latent. `query`: heads x 1 x (latent and rotated
-    /// part); `entries`: 1 x positions x (latent and rotated part).
-    fn attend_absorbed(&self, query: &Tensor, entries: &Tensor, scale: f64) -> Result<Tensor, TchError> {
-        // All heads share the entries: they become the rows of one head.
-        let query = query.f_transpose(0, 1)?.f_unsqueeze(0)?;
-        let latents = entries.f_narrow(-1, 0, self.latent_dim)?;
-        let mixed = dot_product(&query, entries, &latents, scale, None, false)?;
-        mixed.f_reshape([self.heads, 1, self.latent_dim])
-    }
-
-    /// `plain`, `rotated`: heads x rows x dim.
-    fn attend_expanded(
-        &self,
-        plain: &Tensor,
-        rotated: &Tensor,
-        entries: &Tensor,
-        past: i64,
-        scale: f64,
-    ) -> Result<Tensor, BackendError> {
-        let positions = entries.size()[1];
-        let latents = entries.f_narrow(-1, 0, self.latent_dim).told()?.f_squeeze_dim(0).told()?;
-        let shared = entries.f_narrow(-1, self.latent_dim, self.rope_dim).told()?;
-        let shared = shared.f_expand([self.heads, positions, self.rope_dim], false).told()?;
-        let keys = Tensor::f_cat(&[self.projections.keys(&latents)?, shared], -1).told()?;
-        let values = self.projections.values(&latents)?;
-        let query = Tensor::f_cat(&[plain, rotated], -1).told()?;
-        attend(&query, &keys, &values, scale, &Visibility { past, window: None }).told()
-    }
-}
-
-/// softmax(scale q k') v for several rows. `query`: heads x rows x dim; `keys`, `values`: heads x
-/// positions x dim. Returns rows x (heads value-dim).
-fn attend(
-    query: &Tensor,
-    keys: &Tensor,
-    values: &Tensor,
-    scale: f64,
-    visibility: &Visibility,
-) -> Result<Tensor, TchError> {
-    let rows = query.size()[1];
-    let mask = visibility.mask(rows, keys.size()[1], query.device())?;
-    let causal = mask.is_none();
-    let output = dot_product(&query.f_unsqueeze(0)?, keys, values, scale, mask, causal)?;
-    output.f_squeeze_dim(0)?.f_transpose(0, 1)?.f_reshape([rows, -1])
-}
-
-/// Scaled dot-product attention; the batch dimension of keys and values is added.
-fn dot_product(
-    query: &Tensor,
-    keys: &Tensor,
-    values: &Tensor,
-    scale: f64,
-    mask: Option<Tensor>,
-    causal: bool,
-) -> Result<Tensor, TchError> {
-    let (keys, values) = (keys.f_unsqueeze(0)?, values.f_unsqueeze(0)?);
-    Tensor::f_scaled_dot_product_attention(query, &keys, &values, mask, 0.0, causal, scale, false)
 }

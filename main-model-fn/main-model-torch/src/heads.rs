@@ -1,16 +1,13 @@
-//! The up-projections of latent attention: from a layer's latents to the keys and values of its heads, and,
-//! absorbed into query and output, from one side of the latents to the other. On the host they are the
+//! The up-projections of latent attention, absorbed into query and output: from queries to what meets latents, and from
+//! what heads mix of latents to values. On the host they are the
 //! kernels' products, so that a row's result depends on no other row; the weights are read once per call,
 //! however many rows there are.
 
-use crate::error::Refused;
-use crate::host;
-use crate::linear::tensor_bytes;
+use crate::library::Tensor;
 use main_model_fn::LoadModelError;
 use main_model_fn::backend::{BackendError, Held};
 use remoe_kernels::{MAX_ROWS, NumericsClass, PackedMatrix, Pool, Product, StoredDtype};
 use std::sync::Arc;
-use tch::{TchError, Tensor};
 
 /// The up-projections of one layer.
 pub(crate) enum HeadProjections {
@@ -19,10 +16,8 @@ pub(crate) enum HeadProjections {
     Device(DeviceHeads),
 }
 
-/// One matrix per head and use; those of the keys are needed in both directions.
+/// One matrix per head and use.
 pub(crate) struct HostHeads {
-    /// latent -> nope.
-    keys: Vec<PackedMatrix>,
     /// nope -> latent.
     absorbed_keys: Vec<PackedMatrix>,
     /// latent -> value.
@@ -42,37 +37,21 @@ impl Held for HeadProjections {
     fn bytes(&self) -> usize {
         match self {
             Self::Host(host) => {
-                let all = host.keys.iter().chain(&host.absorbed_keys).chain(&host.values);
+                let all = host.absorbed_keys.iter().chain(&host.values);
                 all.map(PackedMatrix::bytes).sum()
             }
-            Self::Device(device) => tensor_bytes(&device.keys) + tensor_bytes(&device.values),
+            Self::Device(device) => device.keys.byte_count() + device.values.byte_count(),
         }
     }
 }
 
 impl HeadProjections {
-    /// The keys' part without rotation, heads x positions x nope, of `latents`, positions x latent.
-    pub(crate) fn keys(&self, latents: &Tensor) -> Result<Tensor, BackendError> {
-        match self {
-            Self::Host(host) => host.expand(&host.keys, latents),
-            Self::Device(device) => device.expand(&device.keys, latents).told(),
-        }
-    }
-
-    /// The values, heads x positions x value, of `latents`, positions x latent.
-    pub(crate) fn values(&self, latents: &Tensor) -> Result<Tensor, BackendError> {
-        match self {
-            Self::Host(host) => host.expand(&host.values, latents),
-            Self::Device(device) => device.expand(&device.values, latents).told(),
-        }
-    }
-
     /// Queries that are multiplied with latents instead of keys, heads x rows x latent, of `queries`,
     /// heads x rows x nope.
     pub(crate) fn absorb(&self, queries: &Tensor) -> Result<Tensor, BackendError> {
         match self {
             Self::Host(host) => host.each(&host.absorbed_keys, queries),
-            Self::Device(device) => queries.f_matmul(&device.keys).told(),
+            Self::Device(device) => queries.matmul(&device.keys),
         }
     }
 
@@ -80,14 +59,8 @@ impl HeadProjections {
     pub(crate) fn release(&self, mixed: &Tensor) -> Result<Tensor, BackendError> {
         match self {
             Self::Host(host) => host.each(&host.values, mixed),
-            Self::Device(device) => mixed.f_matmul(&device.values.f_transpose(1, 2).told()?).told(),
+            Self::Device(device) => mixed.matmul(&device.values.transpose(1, 2)?),
         }
-    }
-}
-
-impl DeviceHeads {
-    fn expand(&self, weights: &Tensor, latents: &Tensor) -> Result<Tensor, TchError> {
-        latents.f_unsqueeze(0)?.f_matmul(&weights.f_transpose(1, 2)?)
     }
 }
 
@@ -107,28 +80,21 @@ impl HostHeads {
         let matrices = |weights: &Tensor| -> Result<Vec<PackedMatrix>, LoadModelError> {
             let inputs = weights.size()[2] as usize;
             let pack = |head| {
-                let bytes = host::bytes(&weights.f_get(head).told()?).told()?;
+                let bytes = weights.select(0, head)?.contiguous()?.bytes()?;
                 Ok(PackedMatrix::pack(inputs, class, &[(stored, &bytes)])?)
             };
             (0..weights.size()[0]).map(pack).collect()
         };
         Ok(Self {
-            keys: matrices(keys)?,
-            absorbed_keys: matrices(&keys.f_transpose(1, 2).told()?)?,
+            absorbed_keys: matrices(&keys.transpose(1, 2)?)?,
             values: matrices(values)?,
             pool: pool.clone(),
         })
     }
 
-    /// `x`, rows x inputs, times the matrix of every head.
-    fn expand(&self, matrices: &[PackedMatrix], x: &Tensor) -> Result<Tensor, BackendError> {
-        let bytes = host::bytes(x).told()?;
-        self.multiply(matrices, x, |_| &bytes)
-    }
-
     /// `x`, heads x rows x inputs, each head's rows times its own matrix.
     fn each(&self, matrices: &[PackedMatrix], x: &Tensor) -> Result<Tensor, BackendError> {
-        let bytes = host::bytes(x).told()?;
+        let bytes = x.contiguous()?.bytes()?;
         let head_bytes = bytes.len() / matrices.len();
         self.multiply(matrices, x, |head| &bytes[head * head_bytes..][..head_bytes])
     }
@@ -154,7 +120,7 @@ impl HostHeads {
         }
         drop(products);
         let shape = [matrices.len() as i64, rows, outputs as i64];
-        Tensor::f_from_data_size(&output, &shape, x.f_kind().told()?).told()
+        Tensor::from_bytes(x.device(), &output, &shape, x.kind())
     }
 }
 
@@ -162,54 +128,58 @@ impl HostHeads {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::library::Device;
     use remoe_kernels::{Dtype, PoolConfig};
-    use tch::{Device, Kind};
 
     const HEADS: i64 = 3;
     const NOPE: i64 = 10;
     const VALUE: i64 = 6;
     const LATENT: i64 = 34;
 
-    fn projections(dtype: Dtype, stored: StoredDtype) -> (HeadProjections, HeadProjections) {
-        let kind = host::kind(dtype);
-        let weights = |rows| Tensor::randn([HEADS, rows, LATENT], (Kind::Float, Device::Cpu)).to_kind(kind);
+    fn random(device: &Arc<Device>, dtype: Dtype, size: &[i64]) -> Tensor {
+        let count = size.iter().product::<i64>() as u64;
+        let element = |at: u64| {
+            let mixed = (at + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            (mixed >> 40) as f32 / (1 << 23) as f32 - 1.0
+        };
+        let elements: Vec<f32> = (0..count).map(element).collect();
+        let all = Tensor::from_slice(device, &elements).unwrap().reshape(size).unwrap();
+        all.to_kind(crate::host::kind(dtype)).unwrap()
+    }
+
+    fn projections(device: &Arc<Device>, dtype: Dtype, stored: StoredDtype) -> [HeadProjections; 2] {
+        let weights = |rows| random(device, dtype, &[HEADS, rows, LATENT]);
         let (keys, values) = (weights(NOPE), weights(VALUE));
         let pool = Arc::new(Pool::new(PoolConfig { threads: 2, ..PoolConfig::default() }).unwrap());
         let host = HostHeads::pack(&keys, &values, stored, dtype.into(), &pool).unwrap();
-        (HeadProjections::Host(host), HeadProjections::Device(DeviceHeads { keys, values }))
+        [HeadProjections::Host(host), HeadProjections::Device(DeviceHeads { keys, values })]
     }
 
     /// A row's result does not depend on the rows beside it, and is what LibTorch computes.
     #[test]
     fn rows_together_are_rows_alone() {
+        let device = Device::simulated(1 << 30);
         for (dtype, stored, tolerance) in
             [(Dtype::F32, StoredDtype::F32, 1e-4), (Dtype::Bf16, StoredDtype::Bf16, 0.2)]
         {
-            let (host, torch) = projections(dtype, stored);
-            let random =
-                |size: &[i64]| Tensor::randn(size, (Kind::Float, Device::Cpu)).to_kind(host::kind(dtype));
-            let queries = random(&[HEADS, 5, NOPE]);
-            let mixed = random(&[HEADS, 5, LATENT]);
-            let latents = random(&[5, LATENT]);
+            let [host, torch] = projections(&device, dtype, stored);
+            let queries = random(&device, dtype, &[HEADS, 5, NOPE]);
+            let mixed = random(&device, dtype, &[HEADS, 5, LATENT]);
             let close = |a: &Tensor, b: &Tensor| {
-                let difference = (a.to_kind(Kind::Double) - b.to_kind(Kind::Double)).abs().max();
                 assert_eq!(a.size(), b.size());
-                assert!(difference.double_value(&[]) < tolerance, "{dtype}: {difference:?}");
+                for (a, b) in a.floats().unwrap().into_iter().zip(b.floats().unwrap()) {
+                    assert!((a - b).abs() < tolerance, "{dtype}: {a} {b}");
+                }
             };
             let all = host.absorb(&queries).unwrap();
             close(&all, &torch.absorb(&queries).unwrap());
             let released = host.release(&mixed).unwrap();
             close(&released, &torch.release(&mixed).unwrap());
-            let (keys, values) = (host.keys(&latents).unwrap(), host.values(&latents).unwrap());
-            close(&keys, &torch.keys(&latents).unwrap());
-            close(&values, &torch.values(&latents).unwrap());
             for row in 0..5 {
-                let one = |x: &Tensor| x.narrow(1, row, 1);
-                assert_eq!(host.absorb(&one(&queries)).unwrap(), one(&all));
-                assert_eq!(host.release(&one(&mixed)).unwrap(), one(&released));
-                let latent = latents.narrow(0, row, 1);
-                assert_eq!(host.keys(&latent).unwrap(), one(&keys));
-                assert_eq!(host.values(&latent).unwrap(), one(&values));
+                let one = |x: &Tensor| x.narrow(1, row, 1).unwrap();
+                let same = |a: Tensor, b: Tensor| assert_eq!(a.bytes().unwrap(), b.bytes().unwrap());
+                same(host.absorb(&one(&queries)).unwrap(), one(&all));
+                same(host.release(&one(&mixed)).unwrap(), one(&released));
             }
         }
     }

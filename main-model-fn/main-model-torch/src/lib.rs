@@ -2,13 +2,16 @@
 //! that code is tested. On the CPU products with weights are the kernels' own.
 
 mod attention;
-mod error;
 mod heads;
 mod host;
+pub mod library;
 mod linear;
 mod norm;
 mod pages;
 mod rope;
+mod router;
+mod rows;
+mod spans;
 mod torch;
 
-pub use torch::Torch;
+pub use torch::{Torch, TorchOn};

@@ -1,12 +1,11 @@
 //! Products with weights and gated networks: the kernels' on the host, LibTorch's on devices.
 
-use crate::error::Refused;
 use crate::host::{HostMatrix, HostMlp};
+use crate::library::Tensor;
 use main_model_fn::backend::{BackendError, Held};
 use remoe_kernels::PackedMatrix;
 use remoe_model::Activation;
 use std::sync::Arc;
-use tch::{TchError, Tensor};
 
 /// y = x W' + b.
 pub struct Linear {
@@ -28,25 +27,20 @@ pub enum Embedding {
     Packed(Arc<PackedMatrix>),
 }
 
-/// Bytes of a tensor's elements.
-pub(crate) fn tensor_bytes(tensor: &Tensor) -> usize {
-    tensor.numel() * tensor.kind().elt_size_in_bytes()
-}
-
 impl Held for Linear {
     fn bytes(&self) -> usize {
         let weight = match &self.weight {
             Weight::Host(weight) => weight.matrix.bytes(),
-            Weight::Device(weight) => tensor_bytes(weight),
+            Weight::Device(weight) => weight.byte_count(),
         };
-        weight + self.bias.as_ref().map_or(0, tensor_bytes)
+        weight + self.bias.as_ref().map_or(0, Tensor::byte_count)
     }
 }
 
 impl Held for Embedding {
     fn bytes(&self) -> usize {
         match self {
-            Self::Rows(table) => tensor_bytes(table),
+            Self::Rows(table) => table.byte_count(),
             Self::Packed(matrix) => matrix.bytes(),
         }
     }
@@ -56,7 +50,7 @@ impl Held for Gated {
     fn bytes(&self) -> usize {
         match self {
             Self::Host(mlp) => mlp.packed.bytes(),
-            Self::Device(mlp) => [&mlp.gate, &mlp.up, &mlp.down].into_iter().map(tensor_bytes).sum(),
+            Self::Device(mlp) => mlp.gate_up.byte_count() + mlp.down.byte_count(),
         }
     }
 }
@@ -65,13 +59,10 @@ impl Linear {
     /// `x`: rows x inputs.
     pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor, BackendError> {
         match &self.weight {
-            Weight::Device(weight) => {
-                let x = x.f_to_kind(weight.f_kind().told()?).told()?;
-                x.f_linear(weight, self.bias.as_ref()).told()
-            }
+            Weight::Device(weight) => x.to_kind(weight.kind())?.linear(weight, self.bias.as_ref()),
             Weight::Host(weight) => match &self.bias {
                 None => weight.multiply(x),
-                Some(bias) => weight.multiply(x)?.f_add(bias).told(),
+                Some(bias) => weight.multiply(x)?.add(bias),
             },
         }
     }
@@ -87,8 +78,8 @@ pub enum Gated {
 
 /// The weights on a device.
 pub struct DeviceMlp {
-    pub(crate) gate: Tensor,
-    pub(crate) up: Tensor,
+    /// Those of the gate, and below them those of the up-projection.
+    pub(crate) gate_up: Tensor,
     pub(crate) down: Tensor,
     pub(crate) activation: Activation,
 }
@@ -98,26 +89,26 @@ impl Gated {
     pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor, BackendError> {
         match self {
             Self::Host(mlp) => mlp.forward(x),
-            Self::Device(mlp) => mlp.forward(x).told(),
+            Self::Device(mlp) => mlp.forward(x),
         }
     }
 }
 
 impl DeviceMlp {
-    fn forward(&self, x: &Tensor) -> Result<Tensor, TchError> {
-        let product = |weight: &Tensor, x: &Tensor| x.f_linear(weight, None::<&Tensor>);
-        let gate = product(&self.gate, x)?;
-        let up = product(&self.up, x)?;
+    fn forward(&self, x: &Tensor) -> Result<Tensor, BackendError> {
+        let both = x.linear(&self.gate_up, None)?;
+        let width = both.size()[1] / 2;
+        let (gate, up) = (both.narrow(1, 0, width)?, both.narrow(1, width, width)?);
         let (gate, up) = match self.activation {
-            Activation::Silu => (gate.f_silu()?, up),
-            Activation::GeluTanh => (gate.f_gelu("tanh")?, up),
-            Activation::Relu => (gate.f_relu()?, up),
+            Activation::Silu => (gate.silu()?, up),
+            Activation::GeluTanh => (gate.gelu_tanh()?, up),
+            Activation::Relu => (gate.relu()?, up),
             Activation::ClampedSwiglu => {
-                let gate = gate.f_clamp_max(7.0)?;
-                let up = up.f_clamp(-7.0, 7.0)?.f_add_scalar(1.0)?;
-                (gate.f_mul(&gate.f_mul_scalar(1.702)?.f_sigmoid()?)?, up)
+                let gate = gate.clamp_max(7.0)?;
+                let up = up.clamp(-7.0, 7.0)?.add_scalar(1.0)?;
+                (gate.mul(&gate.mul_scalar(1.702)?.sigmoid()?)?, up)
             }
         };
-        product(&self.down, &gate.f_mul(&up)?)
+        gate.mul(&up)?.linear(&self.down, None)
     }
 }

@@ -1,37 +1,62 @@
 //! Keys and values of every layer on the device.
+//!
+//! A page has a layer of every page table at each of its places, so there is one slab of memory for each place: with one
+//! page table, one for each layer. A slab has an entry for each position of every page, and behind them one of zeros,
+//! which stands for positions that do not exist. Slabs are made once; nothing of the cache is allocated later.
 
-use main_model_fn::backend::PagedLayer;
+use crate::library::{Device, Kind, Tensor};
+use main_model_fn::backend::{BackendError, PagedLayer};
 use remoe_kernels::{AttentionShape, PAGE_POSITIONS};
-use tch::{Device, Kind, TchError, Tensor};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
-/// Pages of all layers. One that was ever used keeps its memory.
+/// Memory of the device that pages leave to an iteration: gathered keys and values, masks, hidden states and logits.
+pub(crate) const WORKSPACE_BYTES: usize = 512 << 20;
+
+/// Pages of all layers.
 pub struct TorchPages {
-    pub(crate) layers: Vec<PlacedLayer>,
-    /// By page, then by layer of its table.
-    pages: Vec<Vec<LayerPage>>,
+    layers: Vec<PlacedLayer>,
+    /// By place within a page.
+    slabs: Vec<Tensor>,
+    pages: usize,
     kind: Kind,
-    device: Device,
+    device: Arc<Device>,
 }
 
 /// A layer and which of a page's it is.
+#[derive(Clone, Copy)]
 pub(crate) struct PlacedLayer {
     pub(crate) paged: PagedLayer,
-    slot: usize,
+    place: usize,
 }
 
-/// [kv heads, positions, elements] of keys and values.
-struct LayerPage {
-    keys: Tensor,
-    values: Tensor,
+/// What of a slab's entry is keys or values.
+fn elements(shape: &AttentionShape) -> [i64; 2] {
+    [shape.kv_heads * shape.key_dim, shape.kv_heads * shape.stored_values()].map(|count| count as i64)
 }
 
 impl TorchPages {
-    pub(crate) fn new(layers: &[PagedLayer], kind: Kind, device: Device) -> Self {
-        let layers = layers.iter().enumerate().map(|(index, &paged)| {
-            let slot = layers[..index].iter().filter(|before| before.table == paged.table).count();
-            PlacedLayer { paged, slot }
+    /// No pages.
+    pub(crate) fn new(layers: &[PagedLayer], kind: Kind, device: Arc<Device>) -> Self {
+        let mut places = BTreeMap::new();
+        let layers = layers.iter().map(|&paged| {
+            let next = places.entry(paged.table).or_insert(0);
+            *next += 1;
+            PlacedLayer { paged, place: *next - 1 }
         });
-        Self { layers: layers.collect(), pages: Vec::new(), kind, device }
+        Self { layers: layers.collect(), slabs: Vec::new(), pages: 0, kind, device }
+    }
+
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    pub(crate) fn layers(&self) -> &[PlacedLayer] {
+        &self.layers
     }
 
     pub(crate) fn page_bytes(&self) -> usize {
@@ -43,69 +68,84 @@ impl TorchPages {
         self.layers.iter().filter(|layer| layer.paged.table == 0).map(|layer| &layer.paged.shape)
     }
 
-    fn page(&mut self, id: usize) -> Result<&mut Vec<LayerPage>, TchError> {
-        if self.pages.len() <= id {
-            self.pages.resize_with(id + 1, Vec::new);
+    /// Allocates the slabs of `count` pages, or of as many as the device has room for beside its workspace. Returns how
+    /// many. Free memory is found by allocation, which is what counts: LibTorch has no question for it.
+    ///
+    /// # Errors
+    /// There is no room for one.
+    pub(crate) fn reserve(&mut self, count: usize) -> Result<usize, BackendError> {
+        let fits = |pages: usize| -> Result<Option<Vec<Tensor>>, BackendError> {
+            match self.allocate(pages) {
+                Ok(slabs) => Ok(Some(slabs)),
+                Err(BackendError::OutOfMemory { .. }) => Ok(None),
+                Err(error) => Err(error),
+            }
+        };
+        let (mut most, mut too_many) = (0, count.saturating_add(1));
+        let mut next = count;
+        while most < next {
+            match fits(next)? {
+                // Given back before more is tried.
+                Some(slabs) => drop(slabs),
+                None => too_many = next,
+            }
+            if next < too_many {
+                most = next;
+            }
+            next = most.midpoint(too_many);
         }
-        if self.pages[id].is_empty() {
-            let layers = self.shapes().map(|shape| {
-                let zeros = |dim: usize| {
-                    let size = [shape.kv_heads, PAGE_POSITIONS, dim].map(|size| size as i64);
-                    Tensor::f_zeros(size, (self.kind, self.device))
-                };
-                Ok(LayerPage { keys: zeros(shape.key_dim)?, values: zeros(shape.stored_values())? })
-            });
-            self.pages[id] = layers.collect::<Result<_, TchError>>()?;
-        }
-        Ok(&mut self.pages[id])
+        self.slabs = self.allocate(most.max(1))?;
+        self.pages = most.max(1);
+        Ok(self.pages)
     }
 
-    pub(crate) fn copy(&mut self, from: usize, to: usize) -> Result<(), TchError> {
-        self.page(to)?;
-        self.page(from)?;
-        for (from, to) in self.pages[from].iter().zip(&self.pages[to]) {
-            to.keys.shallow_clone().f_copy_(&from.keys)?;
-            to.values.shallow_clone().f_copy_(&from.values)?;
+    /// Slabs of `pages` pages, which leave room for the workspace.
+    fn allocate(&self, pages: usize) -> Result<Vec<Tensor>, BackendError> {
+        let out_of_range = || BackendError::OutOfMemory { message: format!("{pages} pages of the KV cache") };
+        let entries = pages.checked_mul(PAGE_POSITIONS).and_then(|entries| i64::try_from(entries + 1).ok());
+        let entries = entries.ok_or_else(out_of_range)?;
+        let slabs = self.shapes().map(|shape| {
+            let width = elements(shape).iter().sum::<i64>();
+            entries.checked_mul(width * 8).ok_or_else(out_of_range)?;
+            let slab = Tensor::empty(&self.device, &[entries, width], self.kind)?;
+            slab.narrow(0, entries - 1, 1)?.zero_()?;
+            Ok(slab)
+        });
+        let slabs = slabs.collect::<Result<Vec<_>, BackendError>>()?;
+        drop(Tensor::empty(&self.device, &[WORKSPACE_BYTES as i64], Kind::Uint8)?);
+        Ok(slabs)
+    }
+
+    /// The entry of a position in page `page`.
+    pub(crate) fn entry(page: usize, at: usize) -> i64 {
+        (page * PAGE_POSITIONS + at) as i64
+    }
+
+    /// The entry of positions that do not exist.
+    pub(crate) fn nowhere(&self) -> i64 {
+        Self::entry(self.pages, 0)
+    }
+
+    /// Number of pages that there are.
+    pub(crate) fn count(&self) -> usize {
+        self.pages
+    }
+
+    pub(crate) fn copy(&self, from: usize, to: usize) -> Result<(), BackendError> {
+        for slab in &self.slabs {
+            let page = |id| slab.narrow(0, Self::entry(id, 0), PAGE_POSITIONS as i64);
+            page(to)?.copy_(&page(from)?)?;
         }
         Ok(())
     }
 
-    /// Writes the keys and values ([kv heads, rows, elements]) of the positions from `past` on to the pages of
-    /// `tables` and returns all from position `from` on.
-    pub(crate) fn extend(
-        &mut self,
-        layer: usize,
-        tables: &[Vec<usize>],
-        past: usize,
-        keys: &Tensor,
-        values: &Tensor,
-        from: usize,
-    ) -> Result<(Tensor, Tensor), TchError> {
-        let PlacedLayer { paged: PagedLayer { table, .. }, slot } = self.layers[layer];
-        let (ids, rows) = (&tables[table], keys.size()[1] as usize);
-        let end = past + rows;
-        let mut done = 0;
-        while done < rows {
-            let (page, at) = ((past + done) / PAGE_POSITIONS, (past + done) % PAGE_POSITIONS);
-            let count = (PAGE_POSITIONS - at).min(rows - done);
-            let page = &self.page(ids[page])?[slot];
-            for (to, new) in [(&page.keys, keys), (&page.values, values)] {
-                let new = new.f_narrow(1, done as i64, count as i64)?;
-                to.f_narrow(1, at as i64, count as i64)?.f_copy_(&new)?;
-            }
-            done += count;
-        }
-        let first = from / PAGE_POSITIONS;
-        let mut parts = (Vec::new(), Vec::new());
-        for &id in &ids[first..end.div_ceil(PAGE_POSITIONS)] {
-            let page = &self.page(id)?[slot];
-            parts.0.push(page.keys.shallow_clone());
-            parts.1.push(page.values.shallow_clone());
-        }
-        let gathered = |parts: &[Tensor]| {
-            let skipped = from - first * PAGE_POSITIONS;
-            Tensor::f_cat(parts, 1)?.f_narrow(1, skipped as i64, (end - from) as i64)
-        };
-        Ok((gathered(&parts.0)?, gathered(&parts.1)?))
+    /// The entries of `layer`, entries x (keys, then values), and the elements of its keys and values.
+    pub(crate) fn slab(&self, layer: usize) -> Result<(PlacedLayer, &Tensor, [i64; 2]), BackendError> {
+        let missing =
+            BackendError::Shape { what: "layer of the KV cache", actual: layer, expected: self.layers.len() };
+        let placed = self.layers.get(layer).copied();
+        let slab = placed.and_then(|placed| self.slabs.get(placed.place));
+        let (placed, slab) = placed.zip(slab).ok_or(missing)?;
+        Ok((placed, slab, elements(&placed.paged.shape)))
     }
 }

@@ -1,94 +1,129 @@
 //! Rotary position embedding (Su et al., arXiv 2104.09864).
 
+use crate::library::{Device, Kind, Tensor};
+use main_model_fn::backend::BackendError;
 use remoe_model::{RopeFacts, RopeLayout};
-use tch::{Device, Kind, TchError, Tensor};
+use std::sync::Arc;
 
-/// Inverse frequencies on the device and the factor on cosines and sines.
+/// Frequencies on the device, one for each element that is rotated.
 pub struct Rope {
-    /// dim / 2, float32.
+    /// dim, float32.
     frequencies: Tensor,
-    attention_factor: f64,
+    /// Factors on sines, dim elements: an element is rotated with its partner, and one of both subtracts.
+    signs: Tensor,
+    /// Factor on cosines.
+    factor: f64,
     layout: RopeLayout,
     in_float32: bool,
-    dim: i64,
 }
 
 /// Cosines and sines of the rows of one iteration.
 pub struct Angles {
-    /// rows x 1 x dim (halves), or rows x 1 x dim / 2 (pairs), in the dtype of the rotation.
+    /// rows x 1 x dim, in the dtype of the rotation.
     cos: Tensor,
+    /// As `cos`, with the sign of the partner.
     sin: Tensor,
     layout: RopeLayout,
-    /// Elements that are rotated.
-    dim: i64,
 }
 
 impl Rope {
-    pub(crate) fn new(facts: &RopeFacts, device: Device) -> Result<Self, TchError> {
+    pub(crate) fn new(facts: &RopeFacts, device: &Arc<Device>) -> Result<Self, BackendError> {
+        let half = facts.inverse_frequencies();
+        let factor = facts.attention_factor as f32;
+        // First and second of each pair.
+        let both = |of: &dyn Fn(usize, bool) -> f32| -> Vec<f32> {
+            match facts.layout {
+                RopeLayout::Halves => {
+                    let ranks = 0..half.len();
+                    ranks.clone().map(|at| of(at, true)).chain(ranks.map(|at| of(at, false))).collect()
+                }
+                RopeLayout::Interleaved => {
+                    (0..half.len()).flat_map(|at| [of(at, true), of(at, false)]).collect()
+                }
+            }
+        };
+        let frequencies = both(&|at, _| half[at]);
+        let signs = both(&|_, is_first| if is_first { -factor } else { factor });
         Ok(Self {
-            frequencies: Tensor::f_from_slice(&facts.inverse_frequencies())?.f_to_device(device)?,
-            attention_factor: facts.attention_factor,
+            frequencies: Tensor::from_slice(device, &frequencies)?,
+            signs: Tensor::from_slice(device, &signs)?,
+            factor: facts.attention_factor,
             layout: facts.layout,
             in_float32: facts.in_float32,
-            dim: facts.dim as i64,
         })
     }
 
     /// Angles at `positions`, for rows in `kind`.
-    pub(crate) fn angles(&self, positions: &[i64], kind: Kind) -> Result<Angles, TchError> {
-        let positions = Tensor::f_from_slice(positions)?
-            .f_to_device(self.frequencies.device())?
-            .f_to_kind(Kind::Float)?;
-        let angles = positions.f_outer(&self.frequencies)?.f_unsqueeze(1)?;
+    pub(crate) fn angles(&self, positions: &[usize], kind: Kind) -> Result<Angles, BackendError> {
+        let positions: Vec<f32> = positions.iter().map(|&position| position as f32).collect();
+        let positions = Tensor::from_slice(self.frequencies.device(), &positions)?;
+        let angles = positions.outer(&self.frequencies)?.unsqueeze(1)?;
         let kind = if self.in_float32 { Kind::Float } else { kind };
-        let angles = match self.layout {
-            RopeLayout::Halves => Tensor::f_cat(&[&angles, &angles], -1)?,
-            RopeLayout::Interleaved => angles,
-        };
-        let scaled = |x: Tensor| x.f_mul_scalar(self.attention_factor)?.f_to_kind(kind);
-        Ok(Angles {
-            cos: scaled(angles.f_cos()?)?,
-            sin: scaled(angles.f_sin()?)?,
-            layout: self.layout,
-            dim: self.dim,
-        })
+        let mut cos = angles.cos()?;
+        if self.factor != 1.0 {
+            cos = cos.mul_scalar(self.factor)?;
+        }
+        let sin = angles.sin()?.mul(&self.signs)?;
+        Ok(Angles { cos: cos.to_kind(kind)?, sin: sin.to_kind(kind)?, layout: self.layout })
     }
 }
 
 impl Angles {
-    /// The angles of the rows at `rows`, an index.
-    pub(crate) fn of_rows(&self, rows: &Tensor) -> Result<Self, TchError> {
-        let of = |all: &Tensor| all.f_index_select(0, rows);
-        Ok(Self { cos: of(&self.cos)?, sin: of(&self.sin)?, ..*self })
+    /// Elements that are rotated.
+    fn dim(&self) -> i64 {
+        self.cos.size()[2]
+    }
+
+    /// The angles of other rows: `of` takes them from a tensor of all rows.
+    pub(crate) fn of_rows(
+        &self,
+        of: impl Fn(&Tensor) -> Result<Tensor, BackendError>,
+    ) -> Result<Self, BackendError> {
+        Ok(Self { cos: of(&self.cos)?, sin: of(&self.sin)?, layout: self.layout })
     }
 
     /// Rotates the last elements of `x`: rows x heads x dim.
-    pub(crate) fn rotate(&self, x: &Tensor) -> Result<Tensor, TchError> {
-        let (dim, rotated) = (x.size()[2], self.dim);
+    pub(crate) fn rotate(&self, x: &Tensor) -> Result<Tensor, BackendError> {
+        let (dim, rotated) = (x.size()[2], self.dim());
         if dim == rotated {
             return self.rotate_all(x);
         }
-        let plain = x.f_narrow(-1, 0, dim - rotated)?;
-        Tensor::f_cat(&[plain, self.rotate_all(&x.f_narrow(-1, dim - rotated, rotated)?)?], -1)
+        let plain = x.narrow(-1, 0, dim - rotated)?;
+        Tensor::cat(&[&plain, &self.rotate_all(&x.narrow(-1, dim - rotated, rotated)?)?], -1)
     }
 
-    fn rotate_all(&self, x: &Tensor) -> Result<Tensor, TchError> {
-        match self.layout {
-            RopeLayout::Halves => {
-                let half = x.size()[2] / 2;
-                let first = x.f_narrow(-1, 0, half)?;
-                let second = x.f_narrow(-1, half, half)?;
-                let turned = Tensor::f_cat(&[second.f_neg()?, first], -1)?;
-                x.f_mul(&self.cos)?.f_add(&turned.f_mul(&self.sin)?)
+    /// Rotates two tensors of the same rows together, each rows x heads x dim.
+    pub(crate) fn rotate_both(&self, [first, second]: [&Tensor; 2]) -> Result<[Tensor; 2], BackendError> {
+        let rotated = self.dim();
+        let end = |x: &Tensor| -> Result<Tensor, BackendError> {
+            let dim = x.size()[2];
+            if dim == rotated { Ok(x.alias()) } else { x.narrow(-1, dim - rotated, rotated) }
+        };
+        let ends = [end(first)?, end(second)?];
+        let heads = ends.each_ref().map(|end| end.size()[1]);
+        let together = self.rotate_all(&Tensor::cat(&[&ends[0], &ends[1]], 1)?)?;
+        let whole = |x: &Tensor, end: &Tensor, rotated: Tensor| -> Result<Tensor, BackendError> {
+            if x.size() == rotated.size() {
+                return Ok(rotated);
             }
+            end.copy_(&rotated)?;
+            Ok(x.alias())
+        };
+        Ok([
+            whole(first, &ends[0], together.narrow(1, 0, heads[0])?)?,
+            whole(second, &ends[1], together.narrow(1, heads[0], heads[1])?)?,
+        ])
+    }
+
+    fn rotate_all(&self, x: &Tensor) -> Result<Tensor, BackendError> {
+        let wide = x.to_kind(self.cos.kind())?;
+        let size = wide.size();
+        let partners = match self.layout {
+            RopeLayout::Halves => wide.roll_last(size[2] / 2)?,
             RopeLayout::Interleaved => {
-                let size = x.size();
-                let pairs = x.f_to_kind(self.cos.f_kind()?)?.f_reshape([size[0], size[1], size[2] / 2, 2])?;
-                let (first, second) = (pairs.f_select(-1, 0)?, pairs.f_select(-1, 1)?);
-                let real = first.f_mul(&self.cos)?.f_sub(&second.f_mul(&self.sin)?)?;
-                let imaginary = first.f_mul(&self.sin)?.f_add(&second.f_mul(&self.cos)?)?;
-                Tensor::f_stack(&[real, imaginary], -1)?.f_reshape(&size[..])?.f_to_kind(x.f_kind()?)
+                wide.reshape(&[size[0], size[1], size[2] / 2, 2])?.flip_last()?.reshape(&size)?
             }
-        }
+        };
+        wide.mul(&self.cos)?.addcmul(&partners, &self.sin)?.to_kind(x.kind())
     }
 }

@@ -1,38 +1,39 @@
 //! LibTorch's operations, as the seam wants them.
 
 use crate::attention::{LatentHeads, grouped};
-use crate::error::Refused;
 use crate::heads::{DeviceHeads, HeadProjections, HostHeads};
 use crate::host::{self, HostMatrix, HostMlp};
+use crate::library::{self, Device, Driver, Installed, Kind, Tensor};
 use crate::linear::{DeviceMlp, Embedding, Gated, Linear, Weight};
 use crate::norm::Norm;
-use crate::pages::TorchPages;
+use crate::pages::{TorchPages, WORKSPACE_BYTES};
 use crate::rope::{Angles, Rope};
-use main_model_fn::backend::{Affine, Backend, BackendError, PagedLayer, Span};
-use main_model_fn::{DeviceError, DeviceName, LoadModelError};
+use crate::router;
+use crate::rows::Rows;
+use crate::spans::TorchSpans;
+use main_model_fn::backend::{Affine, Backend, BackendError, PagedLayer, Router, Span};
+use main_model_fn::{DeviceError, DeviceName, LoadModelError, Routed};
 use remoe_kernels::{Dtype, NumericsClass, Pool, WeightFormat};
 use remoe_model::{
     Activation, Checkpoint, MlaFacts, MlpTensors, NormKind, RopeFacts, StoredDtype, TensorRef,
 };
 use remoe_weights::{load_gated, load_matrix, stored_dtype};
 use std::borrow::Cow;
+use std::marker::PhantomData;
 use std::sync::Arc;
-use tch::{Cuda, Device, Kind, Tensor};
 
-/// Operations by LibTorch.
-pub struct Torch {
-    name: DeviceName,
-    device: Device,
+/// Operations by LibTorch on the machine's devices.
+pub type Torch = TorchOn<Installed>;
+
+/// Operations by LibTorch on the device that `D` opens.
+pub struct TorchOn<D> {
+    device: Arc<Device>,
     dtype: Dtype,
     pool: Arc<Pool>,
+    driver: PhantomData<D>,
 }
 
-/// CUDA where there is one, else the processor.
-fn best() -> DeviceName {
-    if Cuda::is_available() { DeviceName::Cuda(0) } else { DeviceName::Cpu }
-}
-
-impl Torch {
+impl<D: Driver> TorchOn<D> {
     fn kind(&self) -> Kind {
         host::kind(self.dtype)
     }
@@ -47,7 +48,7 @@ impl Torch {
         tensor: &TensorRef,
         dtype: Dtype,
     ) -> Result<Tensor, LoadModelError> {
-        Ok(self.stored(checkpoint, tensor)?.f_to_kind(host::kind(dtype)).told()?)
+        Ok(self.stored(checkpoint, tensor)?.to_kind(host::kind(dtype))?)
     }
 
     /// As the checkpoint has it, on the device.
@@ -59,8 +60,7 @@ impl Torch {
         };
         let bytes = checkpoint.read(tensor)?;
         let shape: Vec<i64> = tensor.shape.iter().map(|&size| size as i64).collect();
-        let tensor = Tensor::f_from_data_size(&bytes, &shape, stored).told()?;
-        Ok(tensor.f_to_device(self.device).told()?)
+        Ok(Tensor::from_bytes(&self.device, &bytes, &shape, stored)?)
     }
 
     fn weight(
@@ -70,7 +70,7 @@ impl Torch {
         class: NumericsClass,
         threads: usize,
     ) -> Result<Weight, LoadModelError> {
-        if self.device == Device::Cpu {
+        if self.device.is_host() {
             let weights: Vec<_> = parts.iter().map(|part| part.weight).collect();
             let matrix = Arc::new(load_matrix(checkpoint, &weights, class, threads)?);
             return Ok(Weight::Host(HostMatrix { matrix, pool: self.pool.clone() }));
@@ -79,11 +79,11 @@ impl Torch {
             .iter()
             .map(|part| self.tensor_as(checkpoint, part.weight, class.dtype))
             .collect::<Result<Vec<_>, LoadModelError>>()?;
-        Ok(Weight::Device(Tensor::f_cat(&parts, 0).told()?))
+        Ok(Weight::Device(joined(parts)?))
     }
 }
 
-impl Backend for Torch {
+impl<D: Driver> Backend for TorchOn<D> {
     const NAME: &'static str = "torch";
     type Tensor = Tensor;
     type Embedding = Embedding;
@@ -93,33 +93,27 @@ impl Backend for Torch {
     type Heads = LatentHeads;
     type Rope = Rope;
     type Angles = Angles;
+    type Vector = Tensor;
     type Pages = TorchPages;
+    type Spans = TorchSpans;
+    const ADDS_SHARED: bool = true;
+    const WORKSPACE_BYTES: usize = WORKSPACE_BYTES;
 
     fn open(device: Option<DeviceName>, dtype: Dtype, pool: &Arc<Pool>) -> Result<Self, DeviceError> {
-        tch::set_num_threads(i32::try_from(pool.threads()).unwrap_or(i32::MAX));
-        let name = device.unwrap_or_else(best);
-        let device = match name {
-            DeviceName::Cpu => Device::Cpu,
-            DeviceName::Cuda(index) => {
-                let found = if Cuda::is_available() { Cuda::device_count() } else { 0 };
-                let found = usize::try_from(found).unwrap_or(0);
-                if index >= found {
-                    return Err(DeviceError::Missing { index, found });
-                }
-                Device::Cuda(index)
-            }
-        };
-        Ok(Self { name, device, dtype, pool: pool.clone() })
+        library::set_threads(pool.threads());
+        Ok(Self { device: D::open(device)?, dtype, pool: pool.clone(), driver: PhantomData })
     }
 
     fn device(&self) -> DeviceName {
-        self.name
+        self.device.name()
     }
 
     fn enter_thread(&self) {
-        // As long as the thread lives.
-        #[expect(clippy::disallowed_methods, reason = "the guard lives as long as the thread")]
-        std::mem::forget(tch::no_grad_guard());
+        library::forbid_gradients();
+    }
+
+    fn enter_layer(&self, layer: Option<usize>) {
+        self.device.enter(layer);
     }
 
     fn load_embedding(
@@ -137,7 +131,7 @@ impl Backend for Torch {
     fn table_of(&self, weight: &Linear) -> Option<Embedding> {
         Some(match &weight.weight {
             Weight::Host(host) => Embedding::Packed(host.matrix.clone()),
-            Weight::Device(weight) => Embedding::Rows(weight.shallow_clone()),
+            Weight::Device(weight) => Embedding::Rows(weight.alias()),
         })
     }
 
@@ -152,17 +146,19 @@ impl Backend for Torch {
         if parts.iter().all(|part| part.bias.is_none()) {
             return Ok(Linear { weight, bias: None });
         }
+        // Rounded as everything that is read, and then of the product's own dtype, which may be wider.
+        let kind = host::kind(class.dtype);
         let biases = parts
             .iter()
             .map(|part| match part.bias {
-                Some(bias) => self.tensor(checkpoint, bias),
+                Some(bias) => Ok(self.tensor(checkpoint, bias)?.to_kind(kind)?),
                 None => {
                     let outputs = part.weight.shape.first().copied().unwrap_or(0) as i64;
-                    Ok(Tensor::f_zeros([outputs], (self.kind(), self.device)).told()?)
+                    Ok(Tensor::zeros(&self.device, &[outputs], kind)?)
                 }
             })
             .collect::<Result<Vec<_>, LoadModelError>>()?;
-        Ok(Linear { weight, bias: Some(Tensor::f_cat(&biases, 0).told()?) })
+        Ok(Linear { weight, bias: Some(joined(biases)?) })
     }
 
     fn load_norm(
@@ -183,12 +179,14 @@ impl Backend for Torch {
         activation: Activation,
         class: NumericsClass,
     ) -> Result<Gated, LoadModelError> {
-        if self.device != Device::Cpu {
+        if !self.device.is_host() {
             let gate = tensors.gate.as_ref();
             let gate = gate.ok_or(LoadModelError::Inconsistent("a gated network has no gate"))?;
             return Ok(Gated::Device(DeviceMlp {
-                gate: self.tensor(checkpoint, &gate.weight)?,
-                up: self.tensor(checkpoint, &tensors.up.weight)?,
+                gate_up: Tensor::cat(
+                    &[&self.tensor(checkpoint, &gate.weight)?, &self.tensor(checkpoint, &tensors.up.weight)?],
+                    0,
+                )?,
                 down: self.tensor(checkpoint, &tensors.down.weight)?,
                 activation,
             }));
@@ -209,33 +207,55 @@ impl Backend for Torch {
         let (nope_dim, value_dim) = (size(facts.nope_dim), size(facts.value_dim));
         let stored = stored_dtype(expand.dtype);
         let expand = self.stored(checkpoint, expand)?;
-        let expand = expand.f_view([heads, nope_dim + value_dim, latent_dim]).told()?;
-        let part = |from, count| expand.f_narrow(1, from, count).told();
+        let expand = expand.reshape(&[heads, nope_dim + value_dim, latent_dim])?;
+        let part = |from, count| expand.narrow(1, from, count);
         let (keys, values) = (part(0, nope_dim)?, part(nope_dim, value_dim)?);
-        let projections = if self.device == Device::Cpu {
+        let projections = if self.device.is_host() {
             HeadProjections::Host(HostHeads::pack(&keys, &values, stored, class, &self.pool)?)
         } else {
-            let on_device = |part: &Tensor| part.f_to_kind(self.kind())?.f_contiguous();
-            let (keys, values) = (on_device(&keys).told()?, on_device(&values).told()?);
+            let on_device = |part: &Tensor| part.to_kind(self.kind())?.contiguous();
+            let (keys, values) = (on_device(&keys)?, on_device(&values)?);
             HeadProjections::Device(DeviceHeads { keys, values })
         };
         Ok(LatentHeads { projections, heads, nope_dim, rope_dim: size(facts.rope_dim), latent_dim })
     }
 
     fn rope(&self, facts: &RopeFacts) -> Result<Rope, BackendError> {
-        Rope::new(facts, self.device).told()
+        Rope::new(facts, &self.device)
     }
 
     fn pages(&self, layers: &[PagedLayer]) -> TorchPages {
-        TorchPages::new(layers, self.kind(), self.device)
+        TorchPages::new(layers, self.kind(), self.device.clone())
     }
 
     fn page_bytes(pages: &TorchPages) -> usize {
         pages.page_bytes()
     }
 
+    fn vector(&self, values: &[f32]) -> Result<Tensor, BackendError> {
+        Tensor::from_slice(&self.device, values)
+    }
+
+    fn reserve_pages(&self, pages: &mut TorchPages, count: usize) -> Result<usize, BackendError> {
+        pages.reserve(count)
+    }
+
+    fn spans(&self, pages: &TorchPages, spans: Vec<Span>) -> Result<TorchSpans, BackendError> {
+        TorchSpans::new(pages, &spans)
+    }
+
+    fn route<'a>(
+        &self,
+        router: &Router<Self>,
+        x: &'a Tensor,
+    ) -> Result<(Cow<'a, [u8]>, Routed), BackendError> {
+        let logits = router.linear.forward(x)?;
+        let (rows, routed) = router::route(&router.rule, router.correction.as_ref(), &logits, x)?;
+        Ok((Cow::Owned(rows), routed))
+    }
+
     fn copy_page(&self, pages: &mut TorchPages, from: usize, to: usize) -> Result<(), BackendError> {
-        pages.copy(from, to).told()
+        pages.copy(from, to)
     }
 
     fn embed(&self, table: &Embedding, tokens: &[u32]) -> Result<Tensor, BackendError> {
@@ -247,12 +267,12 @@ impl Backend for Torch {
                     matrix.read_row(token as usize, to)?;
                 }
                 let size = [tokens.len() as i64, matrix.inputs() as i64];
-                return Tensor::f_from_data_size(&rows, &size, host::kind(matrix.dtype())).told();
+                return Tensor::from_bytes(&self.device, &rows, &size, host::kind(matrix.dtype()));
             }
         };
         let tokens: Vec<i64> = tokens.iter().copied().map(i64::from).collect();
-        let tokens = Tensor::f_from_slice(&tokens).told()?.f_to_device(self.device).told()?;
-        table.f_index_select(0, &tokens).told()
+        let tokens = Tensor::from_slice(&self.device, &tokens)?;
+        table.index_select(0, &tokens)
     }
 
     fn linear(&self, weight: &Linear, x: &Tensor) -> Result<Tensor, BackendError> {
@@ -260,33 +280,43 @@ impl Backend for Torch {
     }
 
     fn norm(&self, norm: &Norm, x: &Tensor) -> Result<Tensor, BackendError> {
-        norm.forward(x).told()
+        norm.forward(x)
     }
 
     fn split<const N: usize>(&self, x: Tensor, widths: [usize; N]) -> Result<[Tensor; N], BackendError> {
-        let parts = x.f_split_with_sizes(&widths.map(|width| width as i64)[..], 1).told()?;
+        let parts = x.split(&widths.map(|width| width as i64), 1)?;
         let actual = parts.len();
         parts.try_into().map_err(|_| BackendError::Shape { what: "parts of a row", actual, expected: N })
     }
 
     fn clamp(&self, x: Tensor, bound: f64) -> Result<Tensor, BackendError> {
-        x.f_clamp(-bound, bound).told()
+        x.clamp(-bound, bound)
     }
 
     fn angles(&self, rope: &Rope, positions: &[usize]) -> Result<Angles, BackendError> {
-        let positions: Vec<i64> = positions.iter().map(|&position| position as i64).collect();
-        rope.angles(&positions, self.kind()).told()
+        rope.angles(positions, self.kind())
     }
 
     fn angles_of(&self, angles: &Angles, rows: &[usize]) -> Result<Angles, BackendError> {
-        let rows: Vec<i64> = rows.iter().map(|&row| row as i64).collect();
-        angles.of_rows(&Tensor::f_from_slice(&rows).told()?.f_to_device(self.device).told()?).told()
+        let rows = rows_of(&self.device, rows)?;
+        angles.of_rows(|all| rows.of(all))
     }
 
     fn rotate(&self, angles: &Angles, x: Tensor, head_dim: usize) -> Result<Tensor, BackendError> {
         let size = x.size();
-        let heads = x.f_reshape([size[0], -1, head_dim as i64]).told()?;
-        angles.rotate(&heads).told()?.f_reshape(&size[..]).told()
+        angles.rotate(&in_heads(&x, head_dim)?)?.reshape(&size)
+    }
+
+    fn rotate_both(
+        &self,
+        angles: &Angles,
+        [first, second]: [Tensor; 2],
+        head_dims: [usize; 2],
+    ) -> Result<[Tensor; 2], BackendError> {
+        let sizes = [first.size(), second.size()];
+        let heads = [in_heads(&first, head_dims[0])?, in_heads(&second, head_dims[1])?];
+        let [first, second] = angles.rotate_both(heads.each_ref())?;
+        Ok([first.reshape(&sizes[0])?, second.reshape(&sizes[1])?])
     }
 
     fn attend(
@@ -294,17 +324,10 @@ impl Backend for Torch {
         pages: &mut TorchPages,
         layer: usize,
         query_key_value: [Tensor; 3],
-        sinks: Option<&[f32]>,
-        spans: &[Span],
+        sinks: Option<&Tensor>,
+        spans: &TorchSpans,
     ) -> Result<Tensor, BackendError> {
-        let sinks = match sinks {
-            None => None,
-            Some(sinks) => {
-                let sinks = Tensor::f_from_slice(sinks).told()?.f_to_kind(self.kind()).told()?;
-                Some(sinks.f_to_device(self.device).told()?)
-            }
-        };
-        grouped(pages, layer, &query_key_value, sinks.as_ref(), spans).told()
+        grouped(pages, layer, &query_key_value, sinks, spans)
     }
 
     fn attend_latent(
@@ -312,20 +335,19 @@ impl Backend for Torch {
         pages: &mut TorchPages,
         layer: usize,
         heads: &LatentHeads,
-        [query, latent, key]: [Tensor; 3],
-        spans: &[Span],
+        query_latent_key: [Tensor; 3],
+        spans: &TorchSpans,
     ) -> Result<Tensor, BackendError> {
-        heads.attend(pages, layer, &query, &latent, &key, spans)
+        heads.attend(pages, layer, &query_latent_key, spans)
     }
 
     fn add(&self, x: Tensor, y: &Tensor) -> Result<Tensor, BackendError> {
-        x.f_add(y).told()
+        x.add(y)
     }
 
     fn add_rows(&self, x: &mut Tensor, first: usize, y: &Tensor) -> Result<(), BackendError> {
         let rows = y.size().first().copied().unwrap_or_default();
-        let _same_memory = x.f_narrow(0, first as i64, rows).told()?.f_add_(y).told()?;
-        Ok(())
+        x.narrow(0, first as i64, rows)?.add_(y)
     }
 
     fn gated(&self, network: &Gated, x: &Tensor) -> Result<Tensor, BackendError> {
@@ -333,25 +355,23 @@ impl Backend for Torch {
     }
 
     fn scale(&self, x: Tensor, factor: f64) -> Result<Tensor, BackendError> {
-        x.f_mul_scalar(factor).told()
+        x.mul_scalar(factor)
     }
 
     fn scale_by_sigmoid(&self, x: Tensor, gate: &Tensor) -> Result<Tensor, BackendError> {
-        gate.f_sigmoid().told()?.f_mul(&x).told()
+        gate.sigmoid()?.mul(&x)
     }
 
     fn rows(&self, x: &Tensor, rows: &[usize]) -> Result<Tensor, BackendError> {
-        let rows: Vec<i64> = rows.iter().map(|&row| row as i64).collect();
-        let rows = Tensor::f_from_slice(&rows).told()?.f_to_device(self.device).told()?;
-        x.f_index_select(0, &rows).told()
+        rows_of(&self.device, rows)?.of(x)
     }
 
     fn bytes<'a>(&self, x: &'a Tensor) -> Result<Cow<'a, [u8]>, BackendError> {
-        host::bytes(x).map(Cow::Owned).told()
+        x.bytes().map(Cow::Owned)
     }
 
     fn floats(&self, x: &Tensor) -> Result<Vec<f32>, BackendError> {
-        host::floats(x).told()
+        x.floats()
     }
 
     fn filled<E: From<BackendError>>(
@@ -362,7 +382,24 @@ impl Backend for Torch {
     ) -> Result<Tensor, E> {
         let mut bytes = vec![0; rows * width * self.dtype.bytes()];
         fill(&mut bytes)?;
-        let tensor = Tensor::f_from_data_size(&bytes, &[rows as i64, width as i64], self.kind());
-        Ok(tensor.told()?.f_to_device(self.device).told()?)
+        Ok(Tensor::from_bytes(&self.device, &bytes, &[rows as i64, width as i64], self.kind())?)
     }
+}
+
+/// Matrices or biases one below the other; one alone as it is.
+fn joined(mut parts: Vec<Tensor>) -> Result<Tensor, BackendError> {
+    match parts.len() {
+        1 => Ok(parts.swap_remove(0)),
+        _ => Tensor::cat(&parts.iter().collect::<Vec<_>>(), 0),
+    }
+}
+
+/// Rows x heads x `head_dim` of rows x elements.
+fn in_heads(x: &Tensor, head_dim: usize) -> Result<Tensor, BackendError> {
+    x.reshape(&[x.size()[0], -1, head_dim as i64])
+}
+
+fn rows_of(device: &Arc<Device>, rows: &[usize]) -> Result<Rows, BackendError> {
+    let rows: Vec<i64> = rows.iter().map(|&row| row as i64).collect();
+    Rows::new(device, &rows)
 }

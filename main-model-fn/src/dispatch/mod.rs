@@ -1,6 +1,6 @@
 //! Experts of a layer, wherever they are: local kernels and remote functions at the same time.
 //!
-//! Per layer: route (pure) -> split the remote pairs by who hosts them and into messages (pure) -> they leave ->
+//! Per layer: routed rows -> split the remote pairs by who hosts them and into messages (pure) -> they leave ->
 //! local kernels, for what is still being read as soon as it is there -> answers are joined; for what fails or is
 //! late the next replica is asked, then the experts are loaded and computed here -> one reduction in a fixed order.
 //! Nothing but the reduction sums, so that placement cannot change the answer.
@@ -24,7 +24,6 @@ mod placement;
 mod portions;
 mod reduce;
 mod replicas;
-mod routing;
 mod split;
 mod tally;
 
@@ -37,5 +36,4 @@ pub(crate) use link::{Expected, Link, LinkEvent, LinkState};
 pub(crate) use metrics::ExpertMetrics;
 pub(crate) use placement::{LocalExperts, Placement};
 pub(crate) use portions::{Portions, RemoteUnits};
-pub(crate) use routing::{Routed, route};
 pub use tally::{ExpertTally, ExpertTime};

@@ -4,7 +4,7 @@
 //! expert ids ascending, `acc + (w x row)` with two roundings (no fused multiply-add), then the
 //! shared experts, then one rounding to the compute dtype.
 
-use super::routing::Routed;
+use crate::routing::Routed;
 use remoe_kernels::{Dtype, KernelError, Loops, Pool, by_vectors};
 use std::marker::PhantomData;
 

@@ -2,7 +2,7 @@
 
 use super::hosts::LayerHosts;
 use super::pace::Pace;
-use super::routing::Routed;
+use crate::routing::Routed;
 use bytes::Bytes;
 use remoe_plan::longest_first_beside;
 use remoe_proto::MAX_PAYLOAD;

@@ -230,6 +230,11 @@ impl Running {
         &self.job.request
     }
 
+    /// Reports if its client has a token of it.
+    pub(super) fn has_answered(&self) -> bool {
+        self.first_token.is_some()
+    }
+
     /// Reports if every row of the prompt has to go through the model: the prefix cache does not hold what is
     /// recorded, inspected or scored of them.
     pub(super) fn wants_prompt_rows(&self) -> bool {

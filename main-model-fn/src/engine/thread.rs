@@ -2,6 +2,7 @@
 
 mod admission;
 mod iteration;
+mod memory;
 mod prefill;
 
 use super::handle::{EngineHandle, Job, RequestLimits};
@@ -70,6 +71,8 @@ pub(crate) struct EngineStop {
     pub(crate) finish: CancellationToken,
     /// It fails its requests and ends, between two iterations.
     pub(crate) halt: CancellationToken,
+    /// Cancelled by the engine if its device does not answer any more: it fails its requests and ends.
+    pub(crate) device_lost: CancellationToken,
 }
 
 /// Starts the engine's thread. It ends as `stop` says, or when every handle is gone.
@@ -190,7 +193,11 @@ impl Engine {
         loop {
             self.receive();
             if self.stop.halt.is_cancelled() {
-                self.refuse_all();
+                self.refuse_all("the server is shutting down");
+                return;
+            }
+            if self.stop.device_lost.is_cancelled() {
+                self.refuse_all("the device is lost; retry later");
                 return;
             }
             self.settle_switch();
@@ -270,12 +277,9 @@ impl Engine {
         self.metrics.cache_bytes.set(i64::try_from(bytes).unwrap_or(i64::MAX));
     }
 
-    /// Fails every request that has not ended.
-    fn refuse_all(&mut self) {
-        let error = ServiceError::new(
-            ErrorCode::Unavailable,
-            "cannot complete the answer: the server is shutting down",
-        );
+    /// Fails every request that has not ended, and says why.
+    fn refuse_all(&mut self, why: &str) {
+        let error = ServiceError::new(ErrorCode::Unavailable, format!("cannot complete the answer: {why}"));
         for job in self.waiting.drain(..) {
             let _client_gone = job.events.try_send(Event::Failed(error.clone()));
         }

@@ -165,7 +165,9 @@ impl Backend for Native {
     type Heads = NativeHeads;
     type Rope = NativeRope;
     type Angles = NativeAngles;
+    type Vector = Vec<f32>;
     type Pages = NativePages;
+    type Spans = Vec<Span>;
 
     fn open(device: Option<DeviceName>, dtype: Dtype, pool: &Arc<Pool>) -> Result<Self, DeviceError> {
         match device {
@@ -279,6 +281,14 @@ impl Backend for Native {
 
     fn page_bytes(pages: &NativePages) -> usize {
         pages.page_bytes
+    }
+
+    fn vector(&self, values: &[f32]) -> Result<Vec<f32>, BackendError> {
+        Ok(values.to_vec())
+    }
+
+    fn spans(&self, _pages: &NativePages, spans: Vec<Span>) -> Result<Vec<Span>, BackendError> {
+        Ok(spans)
     }
 
     fn copy_page(&self, pages: &mut NativePages, from: usize, to: usize) -> Result<(), BackendError> {
@@ -403,10 +413,10 @@ impl Backend for Native {
         pages: &mut NativePages,
         layer: usize,
         [query, key, value]: [Rows; 3],
-        sinks: Option<&[f32]>,
-        spans: &[Span],
+        sinks: Option<&Vec<f32>>,
+        spans: &Vec<Span>,
     ) -> Result<Rows, BackendError> {
-        self.attend_pages(pages, layer, &query, sinks, spans, |shape, page, at, index| {
+        self.attend_pages(pages, layer, &query, sinks.map(Vec::as_slice), spans, |shape, page, at, index| {
             shape.write(page, at, row(&key, index), row(&value, index))
         })
     }
@@ -417,7 +427,7 @@ impl Backend for Native {
         layer: usize,
         heads: &NativeHeads,
         [query, latent, key]: [Rows; 3],
-        spans: &[Span],
+        spans: &Vec<Span>,
     ) -> Result<Rows, BackendError> {
         let query = heads.absorb(&self.pool, &self.spare, &query)?;
         let mixed = self.attend_pages(pages, layer, &query, None, spans, |shape, page, at, index| {

@@ -1,7 +1,7 @@
 //! The attention of one layer, from the normed rows to what is added to them.
 
 use super::ForwardError;
-use crate::backend::{Backend, BackendError, Held, Span};
+use crate::backend::{Backend, BackendError, Held};
 
 /// Either kind of attention.
 pub(super) enum Attention<B: Backend> {
@@ -18,7 +18,7 @@ pub(super) struct GroupedQueryAttention<B: Backend> {
     pub(super) norms: Option<(B::Norm, B::Norm)>,
     pub(super) clip: Option<f64>,
     /// One element for each head (gpt-oss).
-    pub(super) sinks: Option<Vec<f32>>,
+    pub(super) sinks: Option<B::Vector>,
     pub(super) heads: usize,
     pub(super) kv_heads: usize,
     pub(super) head_dim: usize,
@@ -48,7 +48,7 @@ impl<B: Backend> Attention<B> {
         match self {
             Self::Grouped(attention) => {
                 let norms = attention.norms.as_ref().map_or(0, |(query, key)| query.bytes() + key.bytes());
-                let sinks = attention.sinks.as_ref().map_or(0, |sinks| size_of_val(&sinks[..]));
+                let sinks = attention.sinks.as_ref().map_or(0, |_| attention.heads * size_of::<f32>());
                 attention.projection.bytes() + attention.output.bytes() + norms + sinks
             }
             Self::Latent(attention) => {
@@ -66,15 +66,15 @@ pub(super) struct Context<'a, B: Backend> {
     pub(super) pages: &'a mut B::Pages,
     /// `None`: nothing is rotated.
     pub(super) angles: Option<&'a B::Angles>,
-    pub(super) spans: &'a [Span],
+    pub(super) spans: &'a B::Spans,
 }
 
 impl<B: Backend> Context<'_, B> {
-    /// Rotates every head of `head_dim` elements.
-    fn rotate(&self, x: B::Tensor, head_dim: usize) -> Result<B::Tensor, BackendError> {
+    /// Rotates every head of queries and keys, which have `head_dims` elements.
+    fn rotate(&self, both: [B::Tensor; 2], head_dims: [usize; 2]) -> Result<[B::Tensor; 2], BackendError> {
         match self.angles {
-            Some(angles) => self.ops.rotate(angles, x, head_dim),
-            None => Ok(x),
+            Some(angles) => self.ops.rotate_both(angles, both, head_dims),
+            None => Ok(both),
         }
     }
 }
@@ -115,9 +115,8 @@ impl<B: Backend> GroupedQueryAttention<B> {
             key = ops.clamp(key, clip)?;
             value = ops.clamp(value, clip)?;
         }
-        let query = at.rotate(query, self.head_dim)?;
-        let key = at.rotate(key, self.head_dim)?;
-        let mixed = ops.attend(at.pages, layer, [query, key, value], self.sinks.as_deref(), at.spans)?;
+        let [query, key] = at.rotate([query, key], [self.head_dim; 2])?;
+        let mixed = ops.attend(at.pages, layer, [query, key, value], self.sinks.as_ref(), at.spans)?;
         Ok(ops.linear(&self.output, &mixed)?)
     }
 }
@@ -136,9 +135,9 @@ impl<B: Backend> LatentAttention<B> {
         if let Some((norm, up)) = &self.query {
             query = ops.linear(up, &ops.norm(norm, &query)?)?;
         }
-        let query = at.rotate(query, self.nope_dim + self.rope_dim)?;
+        let head_dims = [self.nope_dim + self.rope_dim, self.rope_dim];
+        let [query, key] = at.rotate([query, key], head_dims)?;
         let latent = ops.norm(&self.latent_norm, &latent)?;
-        let key = at.rotate(key, self.rope_dim)?;
         let mixed = ops.attend_latent(at.pages, layer, &self.heads, [query, latent, key], at.spans)?;
         Ok(ops.linear(&self.output, &mixed)?)
     }

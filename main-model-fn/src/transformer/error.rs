@@ -14,6 +14,16 @@ pub(crate) enum ForwardError {
 }
 
 impl ForwardError {
+    /// Reports if the device had no room for the iteration.
+    pub(crate) fn is_out_of_memory(&self) -> bool {
+        matches!(self, Self::Backend(BackendError::OutOfMemory { .. }))
+    }
+
+    /// Reports if the device does not answer any more.
+    pub(crate) fn is_device_lost(&self) -> bool {
+        matches!(self, Self::Backend(BackendError::DeviceLost { .. }))
+    }
+
     /// Which of the iteration's `rows` rows lacked weights that were out of reach, if that is why it failed.
     pub(crate) fn out_of_reach(&self, rows: usize) -> Option<Vec<usize>> {
         match self {
@@ -29,6 +39,9 @@ impl ForwardError {
 impl From<ForwardError> for ServiceError {
     fn from(error: ForwardError) -> Self {
         match error {
+            ForwardError::Backend(
+                error @ (BackendError::OutOfMemory { .. } | BackendError::DeviceLost { .. }),
+            ) => Self::new(ErrorCode::Unavailable, format!("{error}; retry later")),
             ForwardError::Backend(error) => Self::new(ErrorCode::Internal, error.to_string()),
             ForwardError::Experts(error) => error.into(),
         }

@@ -3,8 +3,9 @@
 use super::attention::{Attention, GroupedQueryAttention, LatentAttention};
 use super::mlp::{Besides, Mlp, Moe, SharedExperts};
 use super::{Layer, Positions, Transformer};
-use crate::backend::{Affine, Backend, LoadModelError, Rest};
+use crate::backend::{Affine, Backend, LoadModelError, Rest, Router};
 use crate::pages::PageNeeds;
+use crate::routing::RoutingRule;
 use remoe_kernels::numerics::to_bf16;
 use remoe_kernels::{AttentionShape, Dtype, NumericsClass};
 use remoe_model::{
@@ -188,7 +189,10 @@ impl<B: Backend> Loader<'_, B> {
             output: self.linear(&[&tensors.o])?,
             norms,
             clip: facts.clip,
-            sinks: tensors.sinks.as_ref().map(|sinks| load_floats(self.checkpoint, sinks)).transpose()?,
+            sinks: match &tensors.sinks {
+                None => None,
+                Some(sinks) => Some(self.ops.vector(&load_floats(self.checkpoint, sinks)?)?),
+            },
             heads: facts.heads,
             kv_heads: facts.kv_heads,
             head_dim: facts.head_dim,
@@ -279,22 +283,27 @@ impl<B: Backend> Loader<'_, B> {
             }
         };
         let router_dtype = if facts.routing.logits_in_float32 { Dtype::F32 } else { self.dtype };
+        let correction = match &router.correction {
+            None => Vec::new(),
+            Some(tensor) => load_floats(self.checkpoint, tensor)?,
+        };
+        let linear = Affine { weight: &router.linear.weight, bias: router.linear.bias.as_ref() };
         Ok(Moe {
-            router: self.ops.load_linear(
-                self.checkpoint,
-                &[Affine { weight: &router.linear.weight, bias: router.linear.bias.as_ref() }],
-                router_dtype.into(),
-                1,
-            )?,
-            correction: match &router.correction {
-                None => Vec::new(),
-                Some(tensor) => load_floats(self.checkpoint, tensor)?,
+            router: Router {
+                linear: self.ops.load_linear(self.checkpoint, &[linear], router_dtype.into(), 1)?,
+                correction: match correction.as_slice() {
+                    [] => None,
+                    correction => Some(self.ops.vector(correction)?),
+                },
+                rule: RoutingRule {
+                    experts: facts.experts,
+                    top_k: facts.top_k,
+                    facts: facts.routing.clone(),
+                    correction,
+                    dtype: self.dtype,
+                },
             },
-            routing: facts.routing.clone(),
-            experts: facts.experts,
-            top_k: facts.top_k,
             hidden: self.checkpoint.config().hidden_size,
-            dtype: self.dtype,
             besides,
         })
     }

@@ -1,10 +1,9 @@
 //! The feed-forward part of one layer: dense, or routed experts beside shared ones.
 
 use super::{ForwardError, LayerRouting};
-use crate::backend::{Backend, Held};
-use crate::dispatch::{Experts, LayerCall, Routed, route};
-use remoe_kernels::Dtype;
-use remoe_model::RoutingFacts;
+use crate::backend::{Backend, Held, Router};
+use crate::dispatch::{Experts, LayerCall};
+use crate::routing::Routed;
 
 /// Either kind of feed-forward part.
 pub(super) enum Mlp<B: Backend> {
@@ -14,14 +13,8 @@ pub(super) enum Mlp<B: Backend> {
 
 /// Router of the experts, and the experts that every token passes.
 pub(super) struct Moe<B: Backend> {
-    pub(super) router: B::Linear,
-    pub(super) routing: RoutingFacts,
-    /// Correction that is added to each expert's score for the choice, if the model has one.
-    pub(super) correction: Vec<f32>,
-    pub(super) experts: usize,
-    pub(super) top_k: usize,
+    pub(super) router: Router<B>,
     pub(super) hidden: usize,
-    pub(super) dtype: Dtype,
     pub(super) besides: Besides<B>,
 }
 
@@ -52,7 +45,7 @@ impl<B: Backend> Mlp<B> {
                     }
                     Besides::Bias(row) => row.len(),
                 };
-                moe.router.bytes() + size_of_val(&moe.correction[..]) + besides
+                moe.router.bytes() + besides
             }
         }
     }
@@ -69,13 +62,15 @@ impl<B: Backend> SharedExperts<B> {
 }
 
 impl<B: Backend> Moe<B> {
-    /// The experts of each row of `x`, rows x hidden.
-    pub(super) fn route(&self, ops: &B, x: &B::Tensor) -> Result<Routed, ForwardError> {
-        let logits = ops.floats(&ops.linear(&self.router, x)?)?;
-        Ok(route(&logits, self.experts, self.top_k, &self.routing, &self.correction, self.dtype))
+    /// What shared experts add to every row of `x`, where that stays on the device.
+    pub(super) fn shared_on_device(&self, ops: &B, x: &B::Tensor) -> Result<Option<B::Tensor>, ForwardError> {
+        match &self.besides {
+            Besides::Shared(network) if B::ADDS_SHARED => Ok(Some(network.forward(ops, x)?)),
+            Besides::Shared(_) | Besides::Nothing | Besides::Bias(_) => Ok(None),
+        }
     }
 
-    /// Does `then` with what every row of `x` gets beside its routed experts: rows x hidden on the host.
+    /// Does `then` with what every row of `x` gets beside its routed experts on the host: rows x hidden.
     pub(super) fn with_besides<T>(
         &self,
         ops: &B,
@@ -84,8 +79,8 @@ impl<B: Backend> Moe<B> {
         then: impl FnOnce(Option<&[u8]>) -> T,
     ) -> Result<T, ForwardError> {
         Ok(match &self.besides {
-            Besides::Nothing => then(None),
-            Besides::Shared(network) => then(Some(&ops.bytes(&network.forward(ops, x)?)?)),
+            Besides::Shared(network) if !B::ADDS_SHARED => then(Some(&ops.bytes(&network.forward(ops, x)?)?)),
+            Besides::Shared(_) | Besides::Nothing => then(None),
             Besides::Bias(row) => then(Some(&row.repeat(rows))),
         })
     }
@@ -99,19 +94,24 @@ impl<B: Backend> Moe<B> {
         experts: &mut Experts,
         routing: Option<&mut Vec<LayerRouting>>,
     ) -> Result<B::Tensor, ForwardError> {
-        let inputs = ops.bytes(x)?;
-        let routed = self.route(ops, x)?;
+        let (inputs, routed) = ops.route(&self.router, x)?;
         if let Some(routing) = routing {
             routing.push(recorded(layer, &routed));
         }
         let call = LayerCall { layer, inputs: &inputs, routed: &routed };
         // Messages leave, and remote functions work while shared and local experts are computed.
         let outstanding = experts.send_off(&call);
-        self.with_besides(ops, x, routed.tokens(), |besides| {
+        // On a device this is begun here, and local experts do not wait for it.
+        let shared = self.shared_on_device(ops, x)?;
+        let output: B::Tensor = self.with_besides(ops, x, routed.tokens(), |besides| {
             ops.filled(routed.tokens(), self.hidden, |output| {
-                Ok(experts.finish(&call, outstanding, besides, output)?)
+                experts.finish(&call, outstanding, besides, output).map_err(ForwardError::from)
             })
-        })?
+        })??;
+        match shared {
+            None => Ok(output),
+            Some(shared) => Ok(ops.add(output, &shared)?),
+        }
     }
 }
 

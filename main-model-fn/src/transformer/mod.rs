@@ -94,6 +94,12 @@ pub(crate) trait Model: Send {
     /// Bytes of a page of keys and values.
     fn page_bytes(&self) -> usize;
 
+    /// Makes room for `count` pages, or for as many as the device has memory for. Returns how many.
+    ///
+    /// # Errors
+    /// The device has no room for one.
+    fn reserve_pages(&mut self, count: usize) -> Result<usize, BackendError>;
+
     /// Pages that its sequences need.
     fn page_needs(&self) -> PageNeeds;
 
@@ -199,10 +205,12 @@ impl<B: Backend> Model for Transformer<B> {
         experts: &mut Experts,
         trace: Option<InspectLevel>,
     ) -> Result<Output, ForwardError> {
+        // After a failure it may be within a layer.
+        self.ops.enter_layer(None);
         let rows = SegmentRows::of(segments);
         let mut traced = trace.map(|_| Trace::default());
         experts.begin_iteration(rows.tokens.len());
-        let x = self.layers_forward(&rows, experts, traced.as_mut())?;
+        let x = self.layers_forward(rows, experts, traced.as_mut())?;
         self.output(&x, segments, traced, trace == Some(InspectLevel::Hidden))
     }
 
@@ -234,7 +242,9 @@ impl<B: Backend> Model for Transformer<B> {
         let Some(mut pass) = self.passes.remove(&id) else { return Ok(true) };
         // Its rows stay as they are until the next call.
         experts.begin_iteration(pass.rows());
-        let done = self.advance(&mut pass, experts, budget)?;
+        let done = self.advance(&mut pass, experts, budget);
+        self.ops.enter_layer(None);
+        let done = done?;
         self.passes.insert(id, pass);
         Ok(done)
     }
@@ -262,6 +272,10 @@ impl<B: Backend> Model for Transformer<B> {
 
     fn page_bytes(&self) -> usize {
         B::page_bytes(&self.pages)
+    }
+
+    fn reserve_pages(&mut self, count: usize) -> Result<usize, BackendError> {
+        self.ops.reserve_pages(&mut self.pages, count)
     }
 
     fn page_needs(&self) -> PageNeeds {
@@ -319,15 +333,17 @@ impl<B: Backend> Transformer<B> {
 
     fn layers_forward(
         &mut self,
-        rows: &SegmentRows,
+        rows: SegmentRows,
         experts: &mut Experts,
         mut trace: Option<&mut Trace>,
     ) -> Result<B::Tensor, ForwardError> {
         let (mut x, angles) = self.embedded(&rows.tokens, &rows.positions)?;
         let ops = &self.ops;
         let residual = self.multipliers.residual;
-        let mut at = Context { ops, pages: &mut self.pages, angles: angles.as_ref(), spans: &rows.spans };
+        let spans = ops.spans(&self.pages, rows.spans)?;
+        let mut at = Context { ops, pages: &mut self.pages, angles: angles.as_ref(), spans: &spans };
         for (id, layer) in self.layers.iter().enumerate() {
+            ops.enter_layer(Some(id));
             let normed = ops.norm(&layer.before_attention, &x)?;
             let output = layer.attention.forward(id, &normed, &mut at)?;
             x = ops.add(x, &scaled(ops, output, residual)?)?;
@@ -341,6 +357,7 @@ impl<B: Backend> Transformer<B> {
             };
             x = ops.add(x, &scaled(ops, output, residual)?)?;
         }
+        ops.enter_layer(None);
         Ok(x)
     }
 

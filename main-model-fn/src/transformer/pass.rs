@@ -9,7 +9,8 @@ use super::attention::Context;
 use super::mlp::{Mlp, recorded};
 use super::{ForwardError, InspectLevel, Layer, Trace, Transformer, scaled};
 use crate::backend::{Backend, PAGE_POSITIONS, Span};
-use crate::dispatch::{Experts, LayerCall, Portions, RemoteUnits, Routed};
+use crate::dispatch::{Experts, LayerCall, Portions, RemoteUnits};
+use crate::routing::Routed;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -45,6 +46,8 @@ pub(super) struct Pass<B: Backend> {
     x: B::Tensor,
     angles: Option<B::Angles>,
     spans: Vec<Span>,
+    /// Blocks of rows that attention of an earlier layer took, with their spans: most layers take the same ones.
+    prepared: Vec<(Range<usize>, B::Spans)>,
     /// True for each span whose sequence has left.
     gone: Vec<bool>,
     layer: usize,
@@ -85,6 +88,8 @@ const LEAST_ROWS: usize = 8;
 const READ_ROWS: u64 = 16;
 /// Cost of a row outside of attention's scores, in positions that it could attend to meanwhile.
 const ROW_POSITIONS: u64 = 2048;
+/// Blocks whose spans are kept for the next layer.
+const MOST_PREPARED: usize = 8;
 /// Rows of a block where time does not bound it: what is computed between operations stays in the caches.
 const MOST_ROWS: usize = 512;
 
@@ -97,7 +102,17 @@ impl<B: Backend> Pass<B> {
     ) -> Self {
         let (gone, hidden) = (vec![false; spans.len()], trace == Some(InspectLevel::Hidden));
         let trace = trace.map(|_| Trace::default());
-        Self { x, angles, spans, gone, layer: 0, stage: Stage::Attention(0), trace, hidden }
+        Self {
+            x,
+            angles,
+            spans,
+            prepared: Vec::new(),
+            gone,
+            layer: 0,
+            stage: Stage::Attention(0),
+            trace,
+            hidden,
+        }
     }
 
     pub(super) fn rows(&self) -> usize {
@@ -132,6 +147,7 @@ impl<B: Backend> Pass<B> {
             spans.push(span);
         }
         (self.gone, self.spans) = (vec![false; spans.len()], spans);
+        self.prepared.clear();
         self.x = ops.rows(&self.x, &left)?;
         if let Some(angles) = &self.angles {
             self.angles = Some(ops.angles_of(angles, &left)?);
@@ -171,6 +187,20 @@ impl<B: Backend> Pass<B> {
             })
         };
         self.spans.iter().filter_map(part).collect()
+    }
+
+    /// Returns where the spans of `rows` are among those that are prepared.
+    fn prepare(&mut self, ops: &B, pages: &B::Pages, rows: &Range<usize>) -> Result<usize, ForwardError> {
+        if let Some(at) = self.prepared.iter().position(|(block, _)| block == rows) {
+            return Ok(at);
+        }
+        if self.prepared.len() == MOST_PREPARED {
+            self.prepared.clear();
+        }
+        ops.enter_layer(None);
+        self.prepared.push((rows.clone(), ops.spans(pages, self.spans_of(rows))?));
+        ops.enter_layer(Some(self.layer));
+        Ok(self.prepared.len() - 1)
     }
 
     /// Positions before row `row`.
@@ -218,6 +248,7 @@ impl<B: Backend> Transformer<B> {
             if pass.layer == self.layers.len() {
                 return Ok(true);
             }
+            self.ops.enter_layer(Some(pass.layer));
             let stage = std::mem::replace(&mut pass.stage, Stage::Attention(0));
             let (stage, step) = match stage {
                 Stage::Attention(next) => self.attention_step(pass, next, forced, budget)?,
@@ -259,12 +290,13 @@ impl<B: Backend> Transformer<B> {
             return Ok((Stage::Attention(next), Step::None));
         }
         let block = block.start..block.start + rows;
-        let spans = pass.spans_of(&block);
         let (ops, layer) = (&self.ops, &self.layers[pass.layer]);
+        let at = pass.prepare(ops, &self.pages, &block)?;
         let indices: Vec<usize> = block.clone().collect();
         let angles = pass.angles.as_ref().map(|angles| ops.angles_of(angles, &indices)).transpose()?;
         let normed = ops.norm(&layer.before_attention, &ops.rows(&pass.x, &indices)?)?;
-        let mut at = Context { ops, pages: &mut self.pages, angles: angles.as_ref(), spans: &spans };
+        let spans = &pass.prepared[at].1;
+        let mut at = Context { ops, pages: &mut self.pages, angles: angles.as_ref(), spans };
         let output = layer.attention.forward(pass.layer, &normed, &mut at)?;
         let output = scaled(&self.ops, output, self.multipliers.residual)?;
         self.ops.add_rows(&mut pass.x, block.start, &output)?;
@@ -338,8 +370,14 @@ impl<B: Backend> Transformer<B> {
         let Some((rows, normed)) = self.normed_rows(pass, next, forced, budget)? else {
             return Ok((Stage::Route(next, hidden, inputs), Step::None));
         };
-        hidden.extend_from_slice(&self.ops.bytes(&normed)?);
-        inputs.routed.append(moe.route(&self.ops, &normed)?);
+        let (bytes, routed) = self.ops.route(&moe.router, &normed)?;
+        hidden.extend_from_slice(&bytes);
+        inputs.routed.append(routed);
+        if let Some(shared) = moe.shared_on_device(&self.ops, &normed)? {
+            // Attention has read these rows, and the sum over routed experts comes later.
+            let shared = scaled(&self.ops, shared, self.multipliers.residual)?;
+            self.ops.add_rows(&mut pass.x, rows.start, &shared)?;
+        }
         moe.with_besides(&self.ops, &normed, rows.len(), |besides| {
             inputs.besides.extend_from_slice(besides.unwrap_or_default());
         })?;

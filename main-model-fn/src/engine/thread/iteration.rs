@@ -239,6 +239,13 @@ impl Engine {
     /// again, without those that need them or with those only, who fail once that has gone on for too
     /// long; after anything else its requests fail.
     pub(super) fn set_back(&mut self, shares: &[Share], rows: usize, error: ForwardError, started: Instant) {
+        if error.is_device_lost() {
+            tracing::error!(%error, "device lost: the process ends");
+            return self.stop.device_lost.cancel();
+        }
+        if error.is_out_of_memory() {
+            return self.relieve(shares, error);
+        }
         let out_of_reach = error.out_of_reach(rows);
         tracing::error!(%error, again = out_of_reach.is_some(), "iteration failed");
         let error = ServiceError::from(error);

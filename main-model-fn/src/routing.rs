@@ -1,4 +1,4 @@
-//! From router logits to the experts of each token. Pure, on the host, in float32.
+//! From a router's logits or scores to the experts of each token. Pure, on the host, in float32.
 
 use half::bf16;
 use remoe_kernels::Dtype;
@@ -7,13 +7,13 @@ use std::ops::Range;
 
 /// The experts of every token of one layer.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub(crate) struct Routed {
+pub struct Routed {
     /// Experts per token.
-    pub(crate) top_k: usize,
+    pub top_k: usize,
     /// tokens x top_k expert ids, ascending within a token.
-    pub(crate) experts: Vec<u32>,
+    pub experts: Vec<u32>,
     /// The weights in the same order, as they multiply the experts' outputs.
-    pub(crate) weights: Vec<f32>,
+    pub weights: Vec<f32>,
 }
 
 impl Routed {
@@ -43,43 +43,74 @@ impl Routed {
     }
 }
 
-/// Selects `top_k` experts for each row of `logits` (tokens x experts) by the family's rule.
-/// Equal scores go to the lower id. `correction` is added to the scores for the choice alone: one element
-/// per expert, or none. `dtype` is the compute dtype, to which some families round their weights.
-pub(crate) fn route(
-    logits: &[f32],
-    experts: usize,
-    top_k: usize,
-    facts: &RoutingFacts,
-    correction: &[f32],
-    dtype: Dtype,
-) -> Routed {
-    let tokens = logits.len() / experts.max(1);
-    let mut routed = Routed {
-        top_k,
-        experts: Vec::with_capacity(tokens * top_k),
-        weights: Vec::with_capacity(tokens * top_k),
-    };
-    let mut scores = vec![0.0_f32; experts];
-    let mut ranks = vec![0.0_f32; experts];
-    let mut chosen: Vec<(u32, f32)> = Vec::with_capacity(experts);
-    for row in logits.chunks_exact(experts) {
-        match facts.score {
-            Score::SparseMixer { .. } => {}
-            Score::Softmax => softmax(row, &mut scores),
-            Score::SoftmaxOfChosen | Score::Unweighted => scores.copy_from_slice(row),
-            Score::Sigmoid => sigmoid(row, &mut scores),
+/// Rule by which a layer's router selects experts. Equal scores go to the lower id.
+#[derive(Debug, Clone)]
+pub struct RoutingRule {
+    /// Experts of the layer.
+    pub experts: usize,
+    /// Experts per token.
+    pub top_k: usize,
+    /// The family's rule.
+    pub facts: RoutingFacts,
+    /// Terms that are added to the scores for the choice alone: one per expert, or none.
+    pub correction: Vec<f32>,
+    /// Compute dtype, to which some families round their weights.
+    pub dtype: Dtype,
+}
+
+impl RoutingRule {
+    /// Selects experts for each row of `logits`, tokens x experts.
+    pub fn routed(&self, logits: &[f32]) -> Routed {
+        let Self { experts, top_k, facts, .. } = self;
+        let mut routed = self.none_of(logits.len() / experts.max(&1));
+        let mut scores = vec![0.0_f32; *experts];
+        let mut ranks = vec![0.0_f32; *experts];
+        let mut chosen: Vec<(u32, f32)> = Vec::with_capacity(*experts);
+        for row in logits.chunks_exact(*experts) {
+            match facts.score {
+                Score::SparseMixer { .. } => {}
+                Score::Softmax => softmax(row, &mut scores),
+                Score::SoftmaxOfChosen | Score::Unweighted => scores.copy_from_slice(row),
+                Score::Sigmoid => sigmoid(row, &mut scores),
+            }
+            if let Score::SparseMixer { jitter } = facts.score {
+                sparsemixer(row, jitter, *top_k, &mut chosen);
+            } else {
+                ranks.copy_from_slice(&scores);
+                ranks.iter_mut().zip(&self.correction).for_each(|(rank, correction)| *rank += correction);
+                select(&ranks, *top_k, facts.groups, &mut chosen);
+                chosen.iter_mut().for_each(|(expert, weight)| *weight = scores[*expert as usize]);
+            }
+            self.weigh(&mut chosen, &mut routed);
         }
-        if let Score::SparseMixer { jitter } = facts.score {
-            sparsemixer(row, jitter, top_k, &mut chosen);
-        } else {
-            ranks.copy_from_slice(&scores);
-            ranks.iter_mut().zip(correction).for_each(|(rank, correction)| *rank += correction);
-            select(&ranks, top_k, facts.groups, &mut chosen);
-            chosen.iter_mut().for_each(|(expert, weight)| *weight = scores[*expert as usize]);
+        routed
+    }
+
+    /// Weighs experts that were selected elsewhere: of each row `top_k` ids and their scores.
+    pub fn weighed(&self, experts: &[u32], scores: &[f32]) -> Routed {
+        let mut routed = self.none_of(experts.len() / self.top_k.max(1));
+        let mut chosen = Vec::with_capacity(self.top_k);
+        for (experts, scores) in experts.chunks_exact(self.top_k).zip(scores.chunks_exact(self.top_k)) {
+            chosen.clear();
+            chosen.extend(experts.iter().copied().zip(scores.iter().copied()));
+            self.weigh(&mut chosen, &mut routed);
         }
+        routed
+    }
+
+    fn none_of(&self, tokens: usize) -> Routed {
+        Routed {
+            top_k: self.top_k,
+            experts: Vec::with_capacity(tokens * self.top_k),
+            weights: Vec::with_capacity(tokens * self.top_k),
+        }
+    }
+
+    /// Adds a token with the `chosen` experts and their scores.
+    fn weigh(&self, chosen: &mut [(u32, f32)], routed: &mut Routed) {
+        let facts = &self.facts;
         match facts.score {
-            Score::SoftmaxOfChosen => softmax_in_place(&mut chosen),
+            Score::SoftmaxOfChosen => softmax_in_place(chosen),
             Score::Unweighted => chosen.iter_mut().for_each(|(_, weight)| *weight = 1.0),
             Score::Softmax | Score::Sigmoid | Score::SparseMixer { .. } => {}
         }
@@ -93,16 +124,15 @@ pub(crate) fn route(
             chosen.iter_mut().for_each(|(_, weight)| *weight *= scale);
         }
         chosen.sort_unstable_by_key(|&(expert, _)| expert);
-        for &(expert, weight) in &chosen {
+        for &(expert, weight) in &*chosen {
             routed.experts.push(expert);
-            routed.weights.push(if facts.weights_in_compute_dtype && dtype == Dtype::Bf16 {
+            routed.weights.push(if facts.weights_in_compute_dtype && self.dtype == Dtype::Bf16 {
                 bf16::from_f32(weight).to_f32()
             } else {
                 weight
             });
         }
     }
-    routed
 }
 
 fn softmax(logits: &[f32], scores: &mut [f32]) {
@@ -201,6 +231,18 @@ mod tests {
             groups: None,
             weights_in_compute_dtype: false,
         }
+    }
+
+    fn route(
+        logits: &[f32],
+        experts: usize,
+        top_k: usize,
+        facts: &RoutingFacts,
+        correction: &[f32],
+        dtype: Dtype,
+    ) -> Routed {
+        let (facts, correction) = (facts.clone(), correction.to_vec());
+        RoutingRule { experts, top_k, facts, correction, dtype }.routed(logits)
     }
 
     fn chosen(logits: &[f32], top_k: usize, facts: &RoutingFacts) -> Vec<(u32, f32)> {

@@ -1,0 +1,473 @@
+//! Tensors whose every operation is recorded.
+
+use super::device::Device;
+use main_model_fn::backend::BackendError;
+use std::sync::Arc;
+use tch::{Kind, TchError};
+
+/// A tensor on a device.
+///
+/// Operations fail with [`BackendError::OutOfMemory`] if the device has no room for their result, and with
+/// [`BackendError::DeviceLost`] if it does not answer any more.
+#[derive(Debug)]
+pub struct Tensor {
+    tensor: tch::Tensor,
+    /// Shared with the views of it.
+    memory: Arc<Memory>,
+}
+
+/// Memory of a tensor, which it gives back.
+#[derive(Debug)]
+struct Memory {
+    device: Arc<Device>,
+    bytes: usize,
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        self.device.give_back(self.bytes);
+    }
+}
+
+type Outcome = Result<Tensor, BackendError>;
+
+fn bytes_of(tensor: &tch::Tensor) -> usize {
+    tensor.numel() * tensor.kind().elt_size_in_bytes()
+}
+
+/// Creation and copies between host and device.
+impl Tensor {
+    /// The result of a call that launched work and took memory.
+    fn computed(device: &Arc<Device>, outcome: Result<tch::Tensor, TchError>) -> Outcome {
+        let tensor = device.outcome(outcome)?;
+        device.count(|counts| counts.calls += 1);
+        Self::holding(device, tensor)
+    }
+
+    fn holding(device: &Arc<Device>, tensor: tch::Tensor) -> Outcome {
+        let bytes = bytes_of(&tensor);
+        device.take(bytes)?;
+        Ok(Self { tensor, memory: Arc::new(Memory { device: device.clone(), bytes }) })
+    }
+
+    /// Copies elements, little endian, to the device without waiting for it.
+    pub(crate) fn from_bytes(device: &Arc<Device>, bytes: &[u8], size: &[i64], kind: Kind) -> Outcome {
+        Self::up(device, tch::Tensor::f_from_data_size(bytes, size, kind))
+    }
+
+    /// Copies a row of elements to the device without waiting for it.
+    pub(crate) fn from_slice<T: tch::kind::Element>(device: &Arc<Device>, elements: &[T]) -> Outcome {
+        Self::up(device, tch::Tensor::f_from_slice(elements))
+    }
+
+    fn up(device: &Arc<Device>, host: Result<tch::Tensor, TchError>) -> Outcome {
+        let host = device.outcome(host)?;
+        let bytes = bytes_of(&host) as u64;
+        device.count(|counts| {
+            counts.copies_up += 1;
+            counts.bytes_up += bytes;
+        });
+        let to = device.device;
+        // From pinned memory, which LibTorch keeps until the copy is done: the host goes on at once.
+        let copied = match to.is_cuda() {
+            true => {
+                host.f_pin_memory(to).and_then(|pinned| pinned.f_to_device_(to, host.kind(), true, false))
+            }
+            false => Ok(host),
+        };
+        Self::computed(device, copied)
+    }
+
+    /// Zeros.
+    pub(crate) fn zeros(device: &Arc<Device>, size: &[i64], kind: Kind) -> Outcome {
+        Self::computed(device, tch::Tensor::f_zeros(size, (kind, device.device)))
+    }
+
+    /// Elements that nothing has been written to.
+    pub(crate) fn empty(device: &Arc<Device>, size: &[i64], kind: Kind) -> Outcome {
+        Self::holding(device, device.outcome(tch::Tensor::f_empty(size, (kind, device.device)))?)
+    }
+
+    pub(crate) fn full(device: &Arc<Device>, size: &[i64], value: f64, kind: Kind) -> Outcome {
+        Self::computed(device, tch::Tensor::f_full(size, value, (kind, device.device)))
+    }
+
+    /// Whole numbers from 0 to below `end`, of 32 bits.
+    pub(crate) fn arange(device: &Arc<Device>, end: i64) -> Outcome {
+        Self::computed(device, tch::Tensor::f_arange(end, (Kind::Int, device.device)))
+    }
+
+    /// Returns the elements, little endian, once the device has computed them: one copy and one synchronisation.
+    pub(crate) fn bytes(&self) -> Result<Vec<u8>, BackendError> {
+        let device = &self.memory.device;
+        let count = bytes_of(&self.tensor);
+        let host = match device.device.is_cuda() {
+            true => Some(device.outcome(self.pinned())?),
+            false => None,
+        };
+        let mut bytes = vec![0; count];
+        let tensor = host.as_ref().unwrap_or(&self.tensor);
+        device.outcome(tensor.f_copy_data_u8(&mut bytes, tensor.numel()))?;
+        device.count(|counts| {
+            counts.calls += 1;
+            counts.copies_down += 1;
+            counts.bytes_down += count as u64;
+            counts.synchronisations += 1;
+        });
+        Ok(bytes)
+    }
+
+    /// A copy in pinned memory, which LibTorch's allocator keeps for the next one. The copy waits for this stream alone.
+    fn pinned(&self) -> Result<tch::Tensor, TchError> {
+        let host = tch::Tensor::f_empty(self.tensor.size(), (self.tensor.kind(), tch::Device::Cpu))?;
+        let mut pinned = host.f_pin_memory(self.memory.device.device)?;
+        pinned.f_copy_(&self.tensor)?;
+        Ok(pinned)
+    }
+
+    /// Returns the elements as float32, as [`Self::bytes`] does.
+    pub(crate) fn floats(&self) -> Result<Vec<f32>, BackendError> {
+        let bytes = self.to_kind(Kind::Float)?.bytes()?;
+        let (elements, _) = bytes.as_chunks::<4>();
+        Ok(elements.iter().map(|element| f32::from_le_bytes(*element)).collect())
+    }
+}
+
+/// Properties, and views of the same memory.
+impl Tensor {
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        &self.memory.device
+    }
+
+    pub(crate) fn kind(&self) -> Kind {
+        self.tensor.kind()
+    }
+
+    /// Sizes of all dimensions.
+    pub(crate) fn size(&self) -> Vec<i64> {
+        self.tensor.size()
+    }
+
+    /// Bytes of the elements.
+    pub(crate) fn byte_count(&self) -> usize {
+        bytes_of(&self.tensor)
+    }
+
+    /// The same elements.
+    pub(crate) fn alias(&self) -> Self {
+        Self { tensor: self.tensor.shallow_clone(), memory: self.memory.clone() }
+    }
+
+    fn view_of(&self, outcome: Result<tch::Tensor, TchError>) -> Outcome {
+        let tensor = self.memory.device.outcome(outcome)?;
+        self.memory.device.count(|counts| counts.views += 1);
+        Ok(Self { tensor, memory: self.memory.clone() })
+    }
+
+    /// The result of a call that copies only if it must.
+    fn view_or_copy(&self, outcome: Result<tch::Tensor, TchError>) -> Outcome {
+        match outcome {
+            Ok(tensor) if tensor.data_ptr() == self.tensor.data_ptr() => self.view_of(Ok(tensor)),
+            outcome => self.result(outcome),
+        }
+    }
+
+    pub(crate) fn narrow(&self, dim: i64, start: i64, length: i64) -> Outcome {
+        self.view_of(self.tensor.f_narrow(dim, start, length))
+    }
+
+    pub(crate) fn select(&self, dim: i64, index: i64) -> Outcome {
+        self.view_of(self.tensor.f_select(dim, index))
+    }
+
+    pub(crate) fn transpose(&self, first: i64, second: i64) -> Outcome {
+        self.view_of(self.tensor.f_transpose(first, second))
+    }
+
+    pub(crate) fn permute(&self, dims: &[i64]) -> Outcome {
+        self.view_of(self.tensor.f_permute(dims))
+    }
+
+    /// The bytes of the elements as elements of `kind`. The last dimension lies together.
+    pub(crate) fn view_as(&self, kind: Kind) -> Outcome {
+        self.view_of(self.tensor.f_view_dtype(kind))
+    }
+
+    pub(crate) fn unsqueeze(&self, dim: i64) -> Outcome {
+        self.view_of(self.tensor.f_unsqueeze(dim))
+    }
+
+    pub(crate) fn expand(&self, size: &[i64]) -> Outcome {
+        self.view_of(self.tensor.f_expand(size, false))
+    }
+
+    /// Copies where strides do not allow a view.
+    pub(crate) fn reshape(&self, size: &[i64]) -> Outcome {
+        self.view_or_copy(self.tensor.f_reshape(size))
+    }
+
+    /// Copies where elements do not lie together.
+    pub(crate) fn contiguous(&self) -> Outcome {
+        self.view_or_copy(self.tensor.f_contiguous())
+    }
+
+    /// Copies where the kind is another one.
+    pub(crate) fn to_kind(&self, kind: Kind) -> Outcome {
+        if self.kind() == kind {
+            return Ok(self.alias());
+        }
+        self.result(self.tensor.f_to_kind(kind))
+    }
+
+    pub(crate) fn split(&self, widths: &[i64], dim: i64) -> Result<Vec<Self>, BackendError> {
+        let parts = self.memory.device.outcome(self.tensor.f_split_with_sizes(widths, dim))?;
+        self.memory.device.count(|counts| counts.views += 1);
+        Ok(parts.into_iter().map(|tensor| Self { tensor, memory: self.memory.clone() }).collect())
+    }
+}
+
+/// Operations that launch work. Each is the one of LibTorch with the same name.
+impl Tensor {
+    fn result(&self, outcome: Result<tch::Tensor, TchError>) -> Outcome {
+        Self::computed(&self.memory.device, outcome)
+    }
+
+    /// An operation that writes to its own memory.
+    fn in_place(
+        &self,
+        operation: impl FnOnce(&mut tch::Tensor) -> Result<(), TchError>,
+    ) -> Result<(), BackendError> {
+        let device = &self.memory.device;
+        device.outcome(operation(&mut self.tensor.shallow_clone()))?;
+        device.count(|counts| counts.calls += 1);
+        Ok(())
+    }
+
+    pub(crate) fn cat(tensors: &[&Self], dim: i64) -> Outcome {
+        let Some(first) = tensors.first() else {
+            return Err(BackendError::Shape { what: "parts of a tensor", actual: 0, expected: 1 });
+        };
+        let parts: Vec<&tch::Tensor> = tensors.iter().map(|tensor| &tensor.tensor).collect();
+        first.result(tch::Tensor::f_cat(&parts, dim))
+    }
+
+    pub(crate) fn add(&self, other: &Self) -> Outcome {
+        self.result(self.tensor.f_add(&other.tensor))
+    }
+
+    pub(crate) fn add_(&self, other: &Self) -> Result<(), BackendError> {
+        self.in_place(|own| own.f_add_(&other.tensor).map(drop))
+    }
+
+    pub(crate) fn copy_(&self, from: &Self) -> Result<(), BackendError> {
+        self.in_place(|own| own.f_copy_(&from.tensor))
+    }
+
+    pub(crate) fn add_scalar(&self, value: f64) -> Outcome {
+        self.result(self.tensor.f_add_scalar(value))
+    }
+
+    pub(crate) fn mul(&self, other: &Self) -> Outcome {
+        self.result(self.tensor.f_mul(&other.tensor))
+    }
+
+    pub(crate) fn mul_scalar(&self, value: f64) -> Outcome {
+        self.result(self.tensor.f_mul_scalar(value))
+    }
+
+    pub(crate) fn cos(&self) -> Outcome {
+        self.result(self.tensor.f_cos())
+    }
+
+    pub(crate) fn sin(&self) -> Outcome {
+        self.result(self.tensor.f_sin())
+    }
+
+    pub(crate) fn silu(&self) -> Outcome {
+        self.result(self.tensor.f_silu())
+    }
+
+    pub(crate) fn gelu_tanh(&self) -> Outcome {
+        self.result(self.tensor.f_gelu("tanh"))
+    }
+
+    pub(crate) fn relu(&self) -> Outcome {
+        self.result(self.tensor.f_relu())
+    }
+
+    pub(crate) fn sigmoid(&self) -> Outcome {
+        self.result(self.tensor.f_sigmoid())
+    }
+
+    pub(crate) fn clamp(&self, least: f64, most: f64) -> Outcome {
+        self.result(self.tensor.f_clamp(least, most))
+    }
+
+    pub(crate) fn clamp_max(&self, most: f64) -> Outcome {
+        self.result(self.tensor.f_clamp_max(most))
+    }
+
+    pub(crate) fn outer(&self, other: &Self) -> Outcome {
+        self.result(self.tensor.f_outer(&other.tensor))
+    }
+
+    pub(crate) fn index_select(&self, dim: i64, index: &Self) -> Outcome {
+        self.result(self.tensor.f_index_select(dim, &index.tensor))
+    }
+
+    pub(crate) fn matmul(&self, other: &Self) -> Outcome {
+        self.result(self.tensor.f_matmul(&other.tensor))
+    }
+
+    /// `self weight' + bias`.
+    pub(crate) fn linear(&self, weight: &Self, bias: Option<&Self>) -> Outcome {
+        self.result(self.tensor.f_linear(&weight.tensor, bias.map(|bias| &bias.tensor)))
+    }
+
+    pub(crate) fn layer_norm(
+        &self,
+        size: &[i64],
+        weight: &Self,
+        bias: Option<&Self>,
+        epsilon: f64,
+    ) -> Outcome {
+        let bias = bias.map(|bias| &bias.tensor);
+        self.result(self.tensor.f_layer_norm(size, Some(&weight.tensor), bias, epsilon, false))
+    }
+
+    pub(crate) fn rms_norm(&self, size: &[i64], weight: &Self, epsilon: f64) -> Outcome {
+        self.result(self.tensor.f_rms_norm(size, Some(&weight.tensor), epsilon))
+    }
+
+    /// Rotates the last dimension by `shift` elements.
+    pub(crate) fn roll_last(&self, shift: i64) -> Outcome {
+        self.result(self.tensor.f_roll(shift, -1_i64))
+    }
+
+    /// Reverses the last dimension.
+    pub(crate) fn flip_last(&self) -> Outcome {
+        self.result(self.tensor.f_flip(-1_i64))
+    }
+
+    /// `self + first x second`.
+    pub(crate) fn addcmul(&self, first: &Self, second: &Self) -> Outcome {
+        self.result(self.tensor.f_addcmul(&first.tensor, &second.tensor))
+    }
+
+    /// softmax(`scale` q k' + mask) v: batch x heads x rows x elements. Without a mask a row sees as many positions as there
+    /// are rows up to it.
+    pub(crate) fn attend([query, keys, values]: [&Self; 3], mask: Option<&Self>, scale: f64) -> Outcome {
+        query.result(tch::Tensor::f_scaled_dot_product_attention(
+            &query.tensor,
+            &keys.tensor,
+            &values.tensor,
+            mask.map(|mask| &mask.tensor),
+            0.0,
+            mask.is_none(),
+            scale,
+            false,
+        ))
+    }
+
+    /// As [`Self::attend`], and of each row the logarithm of the sum of its weights before they are divided by it, in
+    /// float32: batch x heads x rows.
+    pub(crate) fn attend_with_sum(
+        [query, keys, values]: [&Self; 3],
+        mask: Option<&Self>,
+        scale: f64,
+    ) -> Result<(Self, Self), BackendError> {
+        let (q, k, v) = (&query.tensor, &keys.tensor, &values.tensor);
+        let (bias, causal) = (mask.map(|mask| &mask.tensor), mask.is_none());
+        if !query.memory.device.device.is_cuda() {
+            let outcome = tch::Tensor::f_internal_scaled_dot_product_flash_attention_for_cpu(
+                q, k, v, 0.0, causal, bias, scale,
+            );
+            return query.two(outcome);
+        }
+        // The kernel takes a mask of full size; that is a view.
+        let size = [q.size()[0], q.size()[1], q.size()[2], k.size()[2]];
+        let device = &query.memory.device;
+        let bias = device.outcome(bias.map(|bias| bias.f_expand(size, false)).transpose())?;
+        let outcome = tch::Tensor::f_internal_scaled_dot_product_efficient_attention(
+            q,
+            k,
+            v,
+            bias.as_ref(),
+            true,
+            0.0,
+            causal,
+            scale,
+        );
+        let (output, sum) = query.two(outcome.map(|(output, sum, _, _)| (output, sum)))?;
+        // Its rows are padded.
+        let sum = sum.narrow(2, 0, size[2])?;
+        Ok((output, sum))
+    }
+
+    /// The two results of one call.
+    fn two(
+        &self,
+        outcome: Result<(tch::Tensor, tch::Tensor), TchError>,
+    ) -> Result<(Self, Self), BackendError> {
+        let device = &self.memory.device;
+        let (first, second) = device.outcome(outcome)?;
+        device.count(|counts| counts.calls += 1);
+        Ok((Self::holding(device, first)?, Self::holding(device, second)?))
+    }
+
+    pub(crate) fn sub(&self, other: &Self) -> Outcome {
+        self.result(self.tensor.f_sub(&other.tensor))
+    }
+
+    pub(crate) fn add_whole(&self, value: i64) -> Outcome {
+        self.result(self.tensor.f_add_scalar(value))
+    }
+
+    pub(crate) fn zero_(&self) -> Result<(), BackendError> {
+        self.in_place(|own| own.f_zero_().map(drop))
+    }
+
+    /// Writes row `at` of `rows` to row `index[at]`.
+    pub(crate) fn index_copy_(&self, dim: i64, index: &Self, rows: &Self) -> Result<(), BackendError> {
+        self.in_place(|own| own.f_index_copy_(dim, &index.tensor, &rows.tensor).map(drop))
+    }
+
+    pub(crate) fn greater(&self, other: &Self) -> Outcome {
+        self.result(self.tensor.f_gt_tensor(&other.tensor))
+    }
+
+    pub(crate) fn less(&self, other: &Self) -> Outcome {
+        self.result(self.tensor.f_lt_tensor(&other.tensor))
+    }
+
+    pub(crate) fn logical_or(&self, other: &Self) -> Outcome {
+        self.result(self.tensor.f_logical_or(&other.tensor))
+    }
+
+    /// Over the last dimension, computed in `kind`.
+    pub(crate) fn softmax_last(&self, kind: Kind) -> Outcome {
+        self.result(self.tensor.f_softmax(-1, kind))
+    }
+
+    /// The largest `count` elements of the last dimension, in descending order, and where they are.
+    pub(crate) fn top(&self, count: i64) -> Result<(Self, Self), BackendError> {
+        self.two(self.tensor.f_topk(count, -1, true, true))
+    }
+
+    pub(crate) fn gather_last(&self, index: &Self) -> Outcome {
+        self.result(self.tensor.f_gather(-1, &index.tensor, false))
+    }
+
+    /// Writes `value` where `index` says.
+    pub(crate) fn scatter_last_(&self, index: &Self, value: f64) -> Result<(), BackendError> {
+        self.in_place(|own| own.f_scatter_value_(-1, &index.tensor, value).map(drop))
+    }
+
+    pub(crate) fn max_last(&self) -> Outcome {
+        self.result(self.tensor.f_amax(-1_i64, false))
+    }
+
+    pub(crate) fn sum_last(&self) -> Outcome {
+        self.result(self.tensor.f_sum_dim_intlist(-1_i64, false, None))
+    }
+}
