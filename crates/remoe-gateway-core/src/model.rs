@@ -17,7 +17,7 @@ use crate::beginnings::Beginnings;
 use crate::books::Billing;
 use crate::metrics::{ModelMetrics, WakeCause};
 use crate::privacy::Privacy;
-use crate::queue::Pushed;
+use crate::queue::{Pushed, Ticket};
 use crate::timeline::{ColdStart, Parts, WakeMarks};
 use crate::witness::{Sighting, Witness};
 use bytes::Bytes;
@@ -32,7 +32,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::sleep_until;
-use waiting::{Answer, answer};
+use waiting::{Answer, Places, answer};
 
 /// Longest wait for a place while the model is awake.
 const LONGEST_WAIT: Duration = Duration::from_secs(600);
@@ -412,7 +412,7 @@ impl Model {
         let limit = if cold { self.options.wake_limit } else { LONGEST_WAIT };
         let until = entry.last().map_or(now + limit, |until| until.min(now + limit));
         let by_queue_deadline = entry.is_queue_deadline_first() && entry.last() == Some(until);
-        Ok(Waiter { model: self.clone(), ticket, cold, until, by_queue_deadline, receiver })
+        Ok(Waiter { places: self.clone(), ticket, cold, until, by_queue_deadline, receiver })
     }
 
     fn state(&self) -> MutexGuard<'_, State<Grant>> {
@@ -453,7 +453,7 @@ impl Model {
             if waiting.cold {
                 self.metrics.started_cold(&parts);
             }
-            let grant = Grant { model: self.clone(), backend, parts, woken: decided };
+            let grant = Grant { places: self.clone(), backend, parts, woken: decided };
             granted.push((waiting.answer, Ok(grant)));
         }
         state.occupy(now);
@@ -467,12 +467,29 @@ impl Model {
         answer(granted);
         next
     }
+}
 
-    /// A request is over, whatever became of it.
-    fn release(self: &Arc<Self>, backend: u64) {
+impl Places for Model {
+    fn leave(self: Arc<Self>, ticket: Ticket) {
+        let left = self.state().queue.remove(ticket);
+        // It is dropped without the lock.
+        if left.is_some() {
+            self.changed(Instant::now());
+        }
+    }
+
+    fn release(self: Arc<Self>, backend: u64) {
         let now = Instant::now();
         self.state().release(backend, now);
         self.changed(now);
+    }
+
+    fn pause(&self, backend: u64) {
+        self.state().pause(backend, Instant::now());
+    }
+
+    fn woke(&self, cold_start: ColdStart) {
+        self.started_cold(cold_start);
     }
 }
 

@@ -1,6 +1,5 @@
 //! Requests that wait for a place, and those that have one. Both give it back when they are dropped.
 
-use super::Model;
 use super::entry::{closed, late};
 use super::running::Backend;
 use crate::queue::Ticket;
@@ -21,9 +20,24 @@ pub(super) fn answer(answers: Vec<Answer>) {
     }
 }
 
+/// Queue and places of a model: what a request had of them is given back here.
+pub(super) trait Places: Send + Sync {
+    /// Takes a request out of the queue, if it still waits.
+    fn leave(self: Arc<Self>, ticket: Ticket);
+
+    /// Frees a place of a backend.
+    fn release(self: Arc<Self>, backend: u64);
+
+    /// Gives a backend no request for a moment.
+    fn pause(&self, backend: u64);
+
+    /// Takes the times of a wake that is over.
+    fn woke(&self, cold_start: ColdStart);
+}
+
 /// A request in the queue. It leaves when this is dropped.
 pub(crate) struct Waiter {
-    pub(super) model: Arc<Model>,
+    pub(super) places: Arc<dyn Places>,
     pub(super) ticket: Ticket,
     pub(super) cold: bool,
     pub(super) until: Instant,
@@ -57,15 +71,13 @@ impl Waiter {
 impl Drop for Waiter {
     fn drop(&mut self) {
         // What was granted meanwhile is given back with the receiver.
-        if self.model.state().queue.remove(self.ticket).is_some() {
-            self.model.changed(Instant::now());
-        }
+        self.places.clone().leave(self.ticket);
     }
 }
 
 /// Leave to use a backend, until it is dropped.
 pub(crate) struct Grant {
-    pub(super) model: Arc<Model>,
+    pub(super) places: Arc<dyn Places>,
     pub(super) backend: Backend,
     pub(super) parts: Parts,
     /// When the wake was decided that the request waited for; none where functions answered when it came.
@@ -86,18 +98,18 @@ impl Grant {
     /// when it came.
     pub(crate) fn wake(&self) -> Option<Wake> {
         let decided = self.woken?;
-        Some(Wake { model: self.model.clone(), decided, parts: self.parts })
+        Some(Wake { places: self.places.clone(), decided, parts: self.parts })
     }
 
     /// The backend could not be reached, or broke off: it gets no request for a moment.
     pub(crate) fn failed(&self) {
-        self.model.state().pause(self.backend.id, Instant::now());
+        self.places.pause(self.backend.id);
     }
 }
 
 /// A wake that a request waited for.
 pub(crate) struct Wake {
-    model: Arc<Model>,
+    places: Arc<dyn Places>,
     decided: Instant,
     parts: Parts,
 }
@@ -110,12 +122,12 @@ impl Wake {
 
     /// The request's first token came so many seconds after a main function had it.
     pub(crate) fn is_over(&self, first: f64) {
-        self.model.started_cold(ColdStart::new(self.decided, &self.parts, first));
+        self.places.woke(ColdStart::new(self.decided, &self.parts, first));
     }
 }
 
 impl Drop for Grant {
     fn drop(&mut self) {
-        self.model.release(self.backend.id);
+        self.places.clone().release(self.backend.id);
     }
 }
