@@ -1,5 +1,6 @@
 //! Functions of a command: started, used, stopped.
 
+use crate::device::Device;
 use crate::exit::CliError;
 use crate::files::read;
 use crate::flags::{Backend, DeploymentArgs, check_experts_dtype, default_dtype};
@@ -30,6 +31,8 @@ use tonic::transport::Channel;
 #[derive(Debug, Clone)]
 pub(crate) struct Wanted {
     pub(crate) options: ModelOptions,
+    /// The device of the main function: it also decides what is measured and planned.
+    pub(crate) device: Device,
     /// The model as every function is told: with the commit, where it comes from the hub.
     pub(crate) source: ModelArgs,
     /// The part of the cache that the model is fetched into; none where it is in a folder.
@@ -127,9 +130,10 @@ impl Wanted {
             opened.checkpoint.set_positions(positions)?;
         }
         let source = source.pinned(&opened);
-        let (experts_dtype, device) = (args.experts_dtype, args.device.as_deref().unwrap_or("cpu"));
+        let device = Device::resolve(args.device.as_deref(), args.backend);
+        let experts_dtype = args.experts_dtype;
         check_experts_dtype(&opened.checkpoint, experts_dtype, args.dtype)?;
-        let inspection = opened.checkpoint.inspect()?.kept_as(experts_dtype, args.dense_dtype, device);
+        let inspection = opened.checkpoint.inspect()?.kept_as(experts_dtype, args.dense_dtype, &device.name);
         let moe_layers = moe_layers(&inspection);
         Ok(Self {
             options: ModelOptions {
@@ -138,7 +142,7 @@ impl Wanted {
                 experts_dtype: experts_dtype.map(ExpertsDtype::name),
                 dense_dtype: args.dense_dtype.map(DenseDtype::name),
                 max_model_len: args.max_model_len,
-                device: args.device.clone(),
+                device: Some(device.name.clone()),
                 threads: args.threads,
                 remote_memory_bytes: args.remote_memory,
                 kv_cache_bytes: args.kv_cache_bytes,
@@ -147,6 +151,7 @@ impl Wanted {
                 shared_cores: std::thread::available_parallelism().ok().map(usize::from),
                 ..ModelOptions::default()
             },
+            device,
             source,
             cache: opened.cache,
             checkpoint: Arc::new(opened.checkpoint),
@@ -276,7 +281,7 @@ impl Wanted {
         progress.doing(starting(&desired));
         let log_progress = progress.clone();
         let launcher = ProcessLauncher::new(
-            programs::find(self.backend, self.options.device.as_deref())?,
+            programs::find(self.backend, &self.device.name)?,
             self.ready_timeout,
             Arc::new(move |line: LogLine<'_>| log_progress.log(line)),
         )

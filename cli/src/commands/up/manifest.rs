@@ -12,6 +12,7 @@ use crate::resource::{
 use clap::parser::ValueSource;
 use clap::{ArgMatches, ValueEnum};
 use remoe_hub::ModelLocation;
+use remoe_model::ONE_GPU;
 use remoe_planner::{SizeRange, VcpuRange};
 use remoe_process::parse_duration;
 use std::ffi::OsString;
@@ -209,6 +210,10 @@ impl Form<'_> {
     fn sizes(&self, main: &MainSpec, remote: &RemoteExpertsSpec, args: &mut UpArgs) -> Result<(), CliError> {
         let (takes, stated) = (self.takes("device"), main.device.as_deref());
         set(&mut args.deployment.device, self.parsed(takes, "spec.main.device", stated, |it| device(it))?);
+        let gpus = main.gpu.as_ref().and_then(|gpu| gpu.get("count")?.as_u64());
+        if let Some(count) = gpus.filter(|count| *count != 1) {
+            return Err(wrong_field(self.path, "spec.main.gpu.count", &format!("is {count}, {ONE_GPU}")));
+        }
         let plans = self.plans("remote");
         if let Some(mode) = self.parsed(plans, "spec.remoteExperts.mode", remote.mode.as_deref(), |it| {
             choice::<RemoteArg>(&it.to_lowercase())
@@ -470,6 +475,11 @@ mod tests {
             ("cacheClaimName: c", "expertsDtype: int2", "spec.model.expertsDtype: invalid value 'int2'"),
             ("cacheClaimName: c", "maxModelLen: 0", "spec.model.maxModelLen: invalid value '0'"),
             ("main: {", "main: {device: tpu, ", "spec.main.device: invalid value 'tpu': expected cpu, cuda"),
+            (
+                "main: {",
+                "main: {device: cuda, gpu: {count: 2}, ",
+                "spec.main.gpu.count: is 2, must be 1: the layers of a model are not divided",
+            ),
         ] {
             let error = filled(&RESOURCE.replace(from, to), &[]).unwrap_err();
             assert!(error.contains(says), "{says}: {error}");
