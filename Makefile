@@ -31,8 +31,8 @@ tools:
 	@scripts/check-tools
 
 .PHONY: build
-build: tools ## Build the programs into target/release
-	LIBTORCH="$$(scripts/libtorch.py)" LIBTORCH_CXX11_ABI=1 $(RELEASE_BUILD) --bins
+build: tools ## Build the programs into target/release (CUDA=1: main-model-fn-torch for GPUs, 2.4 GB to download once)
+	LIBTORCH="$$(scripts/libtorch.py $(if $(CUDA),--cuda))" LIBTORCH_CXX11_ABI=1 $(RELEASE_BUILD) --bins
 
 # Only what the demo runs: no LibTorch, no operator, no tests.
 .PHONY: demo-build

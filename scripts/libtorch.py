@@ -170,6 +170,8 @@ def main() -> None:
         fail("no C compiler found; install it with: apt-get install g++")
     if subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True).returncode != 0:
         fail("Python has no pip; install it with: apt-get install python3-pip")
+    if flavour is CPU and Path("/dev/nvidiactl").exists():
+        note("this machine has a GPU, which a LibTorch for CPUs does not use; for the GPU: make build CUDA=1")
     root = cache.root()
     root.mkdir(parents=True, exist_ok=True)
     folder = root / f"libtorch-{VERSION}-{flavour.name}"

@@ -2,6 +2,7 @@
 
 pub(crate) use remoe_local::{MainReport, Wanted, fallback_bytes};
 
+use crate::device::{CPU, Device};
 use crate::exit::CliError;
 use crate::files::read;
 use crate::flags::{DeploymentArgs, check_experts_dtype};
@@ -63,9 +64,10 @@ pub(crate) fn unplaced(source: &ModelArgs, args: &DeploymentArgs) -> Result<Want
         opened.checkpoint.set_positions(positions)?;
     }
     let source = source.pinned(&opened);
-    let (experts_dtype, device) = (args.experts_dtype, args.device.as_deref().unwrap_or("cpu"));
+    let device = Device::resolve(args.device.as_deref(), args.backend);
+    let experts_dtype = args.experts_dtype;
     check_experts_dtype(&opened.checkpoint, experts_dtype, args.dtype)?;
-    let inspection = opened.checkpoint.inspect()?.kept_as(experts_dtype, args.dense_dtype, device);
+    let inspection = opened.checkpoint.inspect()?.kept_as(experts_dtype, args.dense_dtype, &device.name);
     let inspection = Inspection { kv_cache_dtype: args.kv_cache_dtype, ..inspection };
     let moe_layers = moe_layers(&inspection);
     Ok(Wanted {
@@ -76,7 +78,7 @@ pub(crate) fn unplaced(source: &ModelArgs, args: &DeploymentArgs) -> Result<Want
             dense_dtype: args.dense_dtype.map(DenseDtype::name),
             kv_cache_dtype: args.kv_cache_dtype.map(KvCacheDtype::name),
             max_model_len: args.max_model_len,
-            device: args.device.clone(),
+            device: Some(device.name),
             threads: args.threads,
             remote_memory_bytes: args.remote_memory,
             kv_cache_bytes: args.kv_cache_bytes,
@@ -143,7 +145,7 @@ impl Launch for Wanted {
         progress.doing(starting(&desired));
         let log_progress = progress.clone();
         let launcher = ProcessLauncher::new(
-            programs::find(self.backend, self.options.device.as_deref())?,
+            programs::find(self.backend, self.options.device.as_deref().unwrap_or(CPU))?,
             self.ready_timeout,
             Arc::new(move |line: LogLine<'_>| log_progress.log(line)),
         )

@@ -1,12 +1,13 @@
 //! Figures that plans stand on: of the profile that is known, measured now, or assumed.
 
 use crate::deployment::Wanted;
+use crate::device::Device;
 use crate::exit::CliError;
 use crate::flags::{DeploymentArgs, Dtype, default_dtype};
 use crate::machine;
 use crate::output::progress::{Progress, print_warning};
 use crate::planning::PlanningArgs;
-use crate::profiling::{self, BelowOne, Gate};
+use crate::profiling::{self, BelowOne, Gate, OnDevice};
 use remoe_hardware::{CpuLimit, Machine, ModelId, Origin, Profile};
 use remoe_planner::Problem;
 use std::sync::Arc;
@@ -30,7 +31,8 @@ impl PlanningArgs {
         progress: &Arc<Progress>,
     ) -> Result<Profile, CliError> {
         let request = measurement(wanted, args, BelowOne { main: true, remote: true });
-        if let Some(profile) = self.known_profile(&ModelId::of(&request.inspection, &request.dtype))? {
+        let id = ModelId::of(&request.inspection, &request.dtype);
+        if let Some(profile) = self.known_profile(&id, &request.device)? {
             return Ok(profile);
         }
         if unmeasured == Unmeasured::Assume {
@@ -38,7 +40,8 @@ impl PlanningArgs {
                 cpu: machine::cpu(),
                 cores: machine::cores(),
                 memory_bytes: machine::memory_bytes(),
-                device: request.device,
+                device: request.device.name,
+                gpu: request.device.gpu,
                 vcpus_by: CpuLimit::Assumed,
             };
             return Ok(Profile::prior_of_machine(&request.inspection, &request.dtype, machine));
@@ -58,7 +61,8 @@ pub(crate) fn measurement(wanted: &Wanted, args: &DeploymentArgs, below_one: Bel
         source: wanted.source.clone(),
         dtype: args.dtype.map_or_else(|| default_dtype(&inspection), Dtype::name).to_owned(),
         inspection,
-        device: args.device.clone().unwrap_or_else(|| "cpu".to_owned()),
+        device: Device::of_main(wanted),
+        on_device: OnDevice::Measure,
         backend: args.backend,
         quick: true,
         address: None,

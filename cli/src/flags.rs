@@ -10,7 +10,7 @@ pub(crate) use sampling::{
 };
 
 use clap::{Args, ValueEnum};
-use remoe_model::{DenseDtype, ExpertsDtype, KvCacheDtype};
+use remoe_model::{DenseDtype, ExpertsDtype, KvCacheDtype, ONE_GPU};
 use remoe_planner::Remote;
 use remoe_process::{parse_duration_or_seconds, sizes};
 use std::path::PathBuf;
@@ -208,7 +208,24 @@ pub(crate) fn device(text: &str) -> Result<String, String> {
     };
     if matches!(text, "cpu" | "cuda") || index_is_number() {
         Ok(text.to_owned())
+    } else if text.contains(',') {
+        Err(format!("the number of devices {ONE_GPU}; name one, such as cuda:0"))
     } else {
         Err("expected cpu, cuda or cuda:INDEX".to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn several_devices_are_refused_with_a_remedy() {
+        let refused = device("cuda:0,cuda:1").unwrap_err();
+        assert!(refused.contains("must be 1: the layers of a model are not divided"), "{refused}");
+        assert!(refused.ends_with("name one, such as cuda:0"), "{refused}");
+        assert!(
+            device("cuda:1").is_ok() && device("gpu").is_err_and(|refused| refused.contains("expected cpu"))
+        );
     }
 }

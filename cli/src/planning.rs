@@ -7,6 +7,7 @@ pub(crate) use remoe_local::STURDY;
 
 use crate::constraints;
 use crate::deployment::{Wanted, fallback_bytes};
+use crate::device::Device;
 use crate::exit::CliError;
 use crate::files::{in_file, read};
 use crate::flags::{DeploymentArgs, Dtype, RemoteArg};
@@ -27,7 +28,7 @@ use remoe_planner::{
 };
 use remoe_predictor::{ByPhase, Trained};
 use remoe_process::parse_duration;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -65,7 +66,7 @@ pub(crate) struct PlanningArgs {
     /// --workload [default: the mean]
     #[arg(long, value_name = "QUANTILE", value_parser = quantile, help_heading = "Planning")]
     pub(crate) quantile: Option<Quantile>,
-    /// Price list (examples/pricing) [default: $0.04 per core hour, $0.004 per GB hour]
+    /// Price list (examples/pricing) [default: $0.04 per core hour, $0.004 per GB hour, $1 per GPU hour]
     #[arg(long, value_name = "FILE", help_heading = "Planning")]
     pub(crate) pricing: Option<PathBuf>,
     /// Memory sizes that the plan may choose for the main function: MIN:MAX:STEP in MB or with units [default: up to
@@ -139,20 +140,31 @@ pub(crate) struct Asked<'a> {
 }
 
 impl PlanningArgs {
-    /// The profile to plan with: the given one, or the one in the cache; `None` where that does not
-    /// exist yet.
-    pub(crate) fn known_profile(&self, model: &ModelId) -> Result<Option<Profile>, CliError> {
-        let path = match &self.profile {
-            Some(path) => path.clone(),
-            None => profiling::default_path(model),
-        };
-        if self.profile.is_none() && !path.exists() {
+    /// The profile to plan with for main functions on `device`: the given one, or the one in the cache; `None` where
+    /// that does not exist yet.
+    pub(crate) fn known_profile(
+        &self,
+        model: &ModelId,
+        device: &Device,
+    ) -> Result<Option<Profile>, CliError> {
+        if let Some(profile) = self.given_profile()? {
+            let checked = profile.check_device(&device.name);
+            checked.map_err(|error| CliError::arguments("--profile", error.to_string()))?;
+            return Ok(Some(profile));
+        }
+        let path = profiling::default_path(model, device);
+        if !path.exists() {
             return Ok(None);
         }
-        let text = read("--profile", &path)?;
-        let profile = Profile::from_json(&text).map_err(|error| in_file("--profile", &path, &error))?;
+        let profile = read_profile(&path)?;
         profiling::doubts(&profile).iter().for_each(|doubt| print_warning(doubt));
-        Ok(Some(profile))
+        // One that was put there by hand may be of another device.
+        Ok(Some(profile).filter(|profile| profile.check_device(&device.name).is_ok()))
+    }
+
+    /// Reads the profile that was given.
+    pub(crate) fn given_profile(&self) -> Result<Option<Profile>, CliError> {
+        self.profile.as_deref().map(read_profile).transpose()
     }
 
     /// States the problem of serving `wanted`'s model as `asked` on the machine of `profile`.
@@ -198,7 +210,7 @@ impl PlanningArgs {
                 expected.least_used_p95.map(|layers| layers.into_iter().map(ErrorFactor::ByCount).collect());
             prediction = Some(expected.shares.to_rows());
         }
-        let pricing = self.pricing_of(&self.prices()?)?;
+        let pricing = self.pricing_of(&self.prices(&Device::of(profile))?)?;
         let arrivals = self.workload.arrivals(asked.idle)?;
         let fallback_bytes = fallback_bytes(model, &profile.model.dtype) as f64;
         let machine = machine::memory_bytes().max(1 << 30) as f64;
@@ -220,7 +232,8 @@ impl PlanningArgs {
                 payload_bytes: None,
                 max_replicas: self.max_replicas,
                 max_groups: self.max_groups,
-                gpu_bytes: None,
+                // Layers are not divided over several GPUs.
+                gpu_bytes: pricing.gpu_bytes_each.filter(|_| profile.device.is_some()),
             },
             prediction,
             arrivals,
@@ -233,7 +246,10 @@ impl PlanningArgs {
             let flag = if error == ProblemError::NoGpuPrice { "--pricing" } else { "--model" };
             CliError::arguments(flag, error.to_string())
         })?;
-        if profile.device.is_some() && profile.gpu_expert_seconds.is_none() {
+        if profile.origin == Origin::Measured
+            && profile.device.is_some()
+            && profile.gpu_expert_seconds.is_none()
+        {
             print_warning(
                 "GPU expert times were not measured; GPU baselines assume half of an NVIDIA T4; state \
                  gpu_expert_seconds in the profile",
@@ -278,10 +294,10 @@ impl PlanningArgs {
         })
     }
 
-    /// The prices that were given, or the default ones.
-    pub(crate) fn prices(&self) -> Result<Prices, CliError> {
+    /// The prices that were given, or the default ones of `device`.
+    pub(crate) fn prices(&self, device: &Device) -> Result<Prices, CliError> {
         match &self.pricing {
-            None => Ok(Prices::default()),
+            None => Ok(device.prices()),
             Some(path) => {
                 let text = read("--pricing", path)?;
                 prices_of(&text).map_err(|error| in_file("--pricing", path, &error))
@@ -326,6 +342,11 @@ pub(crate) async fn plan(problem: &Problem, remote: RemoteArg, origin: Origin) -
     let (answer, _may_miss) =
         solved.await.map_err(|error| CliError::runtime(format!("cannot plan: {error}")))??;
     Ok(answer)
+}
+
+fn read_profile(path: &Path) -> Result<Profile, CliError> {
+    let text = read("--profile", path)?;
+    Profile::from_json(&text).map_err(|error| in_file("--profile", path, &error))
 }
 
 /// Reads a price list, or the prices of a MoEDeployment.

@@ -1,5 +1,6 @@
 //! Where the function programs are.
 
+use crate::device::CPU;
 use crate::exit::CliError;
 use remoe_local::Backend;
 use remoe_rollout::process::Programs;
@@ -10,29 +11,24 @@ const FOLDER_VARIABLE: &str = "REMOE_BIN_DIR";
 
 /// The main function with the native operations, and with LibTorch's.
 const NATIVE: &str = "main-model-fn";
-const TORCH: &str = "main-model-fn-torch";
-
-/// Device file that the driver of CUDA devices leaves for programs to open.
-const CUDA: &str = "/dev/nvidiactl";
+pub(crate) const TORCH: &str = "main-model-fn-torch";
 
 /// Finds the function programs beside this one, or in `REMOE_BIN_DIR`: the main function with the operations of
-/// `backend`, else with those that `device` needs, or the best device that there is.
-pub(crate) fn find(backend: Option<impl Into<Backend>>, device: Option<&str>) -> Result<Programs, CliError> {
-    let folder = match std::env::var_os(FOLDER_VARIABLE) {
-        Some(folder) => PathBuf::from(folder),
-        None => own_folder()?,
-    };
-    let on_cuda = match device {
-        Some(device) => device != "cpu",
-        None => Path::new(CUDA).exists() && folder.join(TORCH).is_file(),
-    };
+/// `backend`, else with those that `device` needs.
+pub(crate) fn find(backend: Option<impl Into<Backend>>, device: &str) -> Result<Programs, CliError> {
+    let folder = folder()?;
     let main = match backend.map(Into::into) {
         Some(Backend::Torch) => TORCH,
         Some(Backend::Native) => NATIVE,
-        None if on_cuda => TORCH,
-        None => NATIVE,
+        None if device == CPU => NATIVE,
+        None => TORCH,
     };
     Ok(Programs { main: program(&folder, main)?, remote: program(&folder, "remote-expert-fn")? })
+}
+
+/// Returns the folder of the function programs.
+pub(crate) fn folder() -> Result<PathBuf, CliError> {
+    std::env::var_os(FOLDER_VARIABLE).map_or_else(own_folder, |folder| Ok(PathBuf::from(folder)))
 }
 
 fn own_folder() -> Result<PathBuf, CliError> {

@@ -1,7 +1,10 @@
 //! `remoe doctor`: what this machine has for serving models, and what to do about what is missing.
 
+use crate::device::{self, CPU};
 use crate::exit::CliError;
 use crate::flags::Backend;
+use crate::gpu::{self, Gpus};
+use crate::libtorch::LibTorch;
 use crate::output::{json, table};
 use crate::{machine, programs, running};
 use anstyle::AnsiColor;
@@ -15,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use std::io::Write;
 use std::net::{TcpStream, ToSocketAddrs};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::time::Duration;
 
 #[derive(Debug, Args)]
@@ -38,8 +41,6 @@ const FILES: u64 = 1024;
 const CONNECT: Duration = Duration::from_secs(2);
 
 const HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
-const NVIDIA_DEVICE: &str = "/dev/nvidiactl";
-const NVIDIA_VERSION: &str = "/proc/driver/nvidia/version";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -82,6 +83,7 @@ pub(crate) fn run(args: &DoctorArgs, as_json: bool) -> Result<ExitCode, CliError
         ok: bool,
         checks: Vec<Check>,
     }
+    let gpus = Gpus::find();
     let mut checks = vec![
         processor(),
         functions(),
@@ -91,8 +93,8 @@ pub(crate) fn run(args: &DoctorArgs, as_json: bool) -> Result<ExitCode, CliError
         open_files(),
         disk(args.source.as_ref().and_then(|source| source.model_cache.as_deref())),
         runtime_folder(),
-        gpu(),
-        libtorch(),
+        gpu(gpus.as_ref()),
+        libtorch(gpus.as_ref()),
         cluster(),
     ];
     if let Some(source) = &args.source {
@@ -152,7 +154,7 @@ fn processor() -> Check {
 }
 
 fn functions() -> Check {
-    match programs::find(Some(Backend::Native), Some("cpu")) {
+    match programs::find(Some(Backend::Native), CPU) {
         Ok(programs) => {
             Check::ok("functions", format!("{}, {}", programs.main.display(), programs.remote.display()))
         }
@@ -254,33 +256,63 @@ fn runtime_folder() -> Check {
     }
 }
 
-fn gpu() -> Check {
-    if !Path::new(NVIDIA_DEVICE).exists() {
-        return Check::ok("GPU", "none; models run on the CPU");
+fn gpu(gpus: Option<&Gpus>) -> Check {
+    let name = "GPU";
+    let Some(gpus) = gpus else { return Check::ok(name, "none; models run on the CPU") };
+    let driver = gpus.driver.as_ref().map_or_else(
+        || "NVIDIA driver of unknown version".to_owned(),
+        |version| format!("NVIDIA driver {version}"),
+    );
+    match gpu::describe() {
+        Ok(found) if !found.is_empty() => {
+            let each = found.iter().map(|gpu| {
+                format!(
+                    "{}, compute capability {}, {}",
+                    gpu.name,
+                    gpu.capability,
+                    table::bytes(gpu.memory_bytes)
+                )
+            });
+            Check::ok(name, format!("{}; {driver}", each.collect::<Vec<_>>().join("; ")))
+        }
+        found => {
+            let why = found.err().unwrap_or_else(|| "nvidia-smi lists no GPU".to_owned());
+            let named = gpus.model().map_or_else(String::new, |model| format!("{model}; "));
+            Check::warn(
+                name,
+                format!("{named}{driver}; compute capability unknown: {why}"),
+                "check the driver with nvidia-smi",
+            )
+        }
     }
-    let version = std::fs::read_to_string(NVIDIA_VERSION).unwrap_or_default();
-    let driver = version.lines().next().unwrap_or("unknown driver").trim().to_owned();
-    Check::ok("GPU", driver)
 }
 
-fn libtorch() -> Check {
+fn libtorch(gpus: Option<&Gpus>) -> Check {
     let name = "LibTorch";
-    let Ok(programs) = programs::find(Some(Backend::Torch), None) else {
-        let found = "main-model-fn-torch is not built";
-        return match Path::new(NVIDIA_DEVICE).exists() {
-            true => Check::warn(name, found, "run `make build`; without it the GPU is not used"),
-            false => Check::ok(name, format!("{found}; needed for GPUs only")),
+    let Ok(programs) = programs::find(Some(Backend::Torch), CPU) else {
+        let found = format!("{} is not built", programs::TORCH);
+        return match gpus {
+            Some(_) => Check::warn(name, found, "run `make build CUDA=1`; without it the GPU is not used"),
+            None => Check::ok(name, format!("{found}; needed for GPUs only")),
         };
     };
-    // What cannot be linked says so before anything else.
-    match Command::new(&programs.main).arg("--version").output() {
-        Ok(output) if output.status.success() => Check::ok(name, "main-model-fn-torch starts"),
-        Ok(output) => {
-            let said = String::from_utf8_lossy(&output.stderr);
-            let said = said.lines().next().unwrap_or("ended at once").to_owned();
-            Check::warn(name, said, "add the LibTorch of the build to the path of the dynamic linker")
+    let libtorch = match LibTorch::of(&programs.main) {
+        Ok(libtorch) => libtorch,
+        Err(why) => {
+            let advice = "add the LibTorch of the build to the path of the dynamic linker, or rebuild";
+            return Check::warn(name, format!("{}: {why}", programs::TORCH), advice);
         }
-        Err(error) => Check::warn(name, error.to_string(), "rebuild with `make build`"),
+    };
+    let version = libtorch.version.as_ref().map_or_else(String::new, |version| format!(" {version}"));
+    let kind = match libtorch.cuda_major.filter(|_| libtorch.has_cuda) {
+        Some(major) => format!("for GPUs with CUDA {major}"),
+        None if libtorch.has_cuda => "for GPUs".to_owned(),
+        None => "for CPUs".to_owned(),
+    };
+    let found = format!("LibTorch{version} {kind}, in {}", libtorch.folder.display());
+    match gpus.map(|gpus| device::check(&libtorch, gpus)) {
+        None | Some(Ok(())) => Check::ok(name, found),
+        Some(Err(why)) => Check::warn(name, found, format!("the GPU is not used: {why}")),
     }
 }
 

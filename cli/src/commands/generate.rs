@@ -177,7 +177,7 @@ async fn placed(args: &GenerateArgs, progress: &Arc<Progress>) -> Result<Wanted,
     let profile = planning.profile_of(&wanted, &args.deployment, Unmeasured::Measure, progress).await?;
     let problem = planning.problem_on(&profile, &wanted, &args.deployment, asked)?;
     check_contention(&profile, &problem, progress);
-    let answer = planning::plan(&problem, remote, profile.origin).await?;
+    let answer = planning::plan(&problem, remote, profile.certainty()).await?;
     wanted.place_as_planned(&problem, &answer)?;
     Ok(wanted)
 }

@@ -7,6 +7,7 @@ mod nodes_prices;
 mod nodes_report;
 
 use crate::choice::Choice;
+use crate::device::Device;
 use crate::exit::{CliError, Code};
 use crate::files;
 use crate::flags::{Dtype, RemoteArg, check_experts_dtype, default_dtype};
@@ -257,24 +258,22 @@ impl PlanArgs {
         let checkpoint = Arc::new(source.open()?.checkpoint);
         let experts_dtype = self.experts_dtype;
         check_experts_dtype(&checkpoint, experts_dtype, self.dtype)?;
-        let mut inspection = checkpoint.inspect()?.kept_as(experts_dtype, self.dense_dtype, "cpu");
+        // A profile that was given says what it is planned for.
+        let device = match self.planning.given_profile()? {
+            Some(profile) => Device::of(&profile),
+            None => Device::resolve(None, None),
+        };
+        let mut inspection = checkpoint.inspect()?.kept_as(experts_dtype, self.dense_dtype, &device.name);
         inspection.kv_cache_dtype = self.kv_cache_dtype;
         let dtype = self.dtype.map_or_else(|| default_dtype(&inspection), Dtype::name);
         let id = ModelId::of(&inspection, dtype);
-        let mut profile = self.planning.known_profile(&id)?;
-        if self.dense_dtype.is_none() && profile.as_ref().is_none_or(|profile| profile.device.is_some()) {
-            // On a GPU only experts are quantised.
-            inspection.dense_dtype = None;
-            profile = match profile {
-                Some(profile) => Some(profile),
-                None => self.planning.known_profile(&ModelId::of(&inspection, dtype))?,
-            };
-        }
+        let profile = self.planning.known_profile(&id, &device)?;
         let profile = profile.ok_or_else(|| {
             let message = format!(
-                "missing --profile: no profile of this model in {} on this machine; run `remoe profile --model {} \
+                "missing --profile: no profile of this model in {} on {} of this machine; run `remoe profile --model {} \
                  --dtype {}{}`",
                 id.precision(),
+                device.name,
                 source.model,
                 id.dtype,
                 id.experts_dtype.map_or_else(String::new, |experts| format!(" --experts-dtype {}", experts.name()))

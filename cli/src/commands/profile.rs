@@ -1,11 +1,12 @@
 //! `remoe profile`: the hardware profile of this machine for a model.
 
+use crate::device::Device;
 use crate::exit::CliError;
-use crate::flags::{Backend, Dtype, check_experts_dtype, default_dtype};
+use crate::flags::{Backend, Dtype, check_experts_dtype, default_dtype, device};
 use crate::output::plot::{Axis, Lines, Series};
 use crate::output::progress::{Progress, print_warning};
 use crate::output::{folders, json, table};
-use crate::profiling::{BelowOne, Gate, Request, doubts, keep, measure, store, write};
+use crate::profiling::{BelowOne, Gate, OnDevice, Request, doubts, keep, measure, store, write};
 use crate::signals::EndSignals;
 use remoe_hardware::{CpuLimit, Profile};
 use remoe_hub::ModelArgs;
@@ -41,10 +42,12 @@ pub(crate) struct ProfileArgs {
     /// dtype]
     #[arg(long, value_name = "int8|int4|bfloat16|float32")]
     dense_dtype: Option<DenseDtype>,
-    /// Device of the main function: cpu, cuda or cuda:INDEX. Other commands use cuda if available, `profile` only if
-    /// this flag says so
-    #[arg(long, default_value = "cpu")]
-    device: String,
+    /// Device of the main function: cpu, cuda or cuda:INDEX [default: cuda if available]
+    #[arg(long, value_parser = device)]
+    device: Option<String>,
+    /// Assume the times of the device instead of measuring them: it is in use, or not there
+    #[arg(long)]
+    assume_device: bool,
     /// Backend of the main function [default: torch on cuda, native on CPUs]
     #[arg(long, value_enum, env = "REMOE_BACKEND")]
     backend: Option<Backend>,
@@ -62,13 +65,15 @@ pub(crate) async fn run(args: &ProfileArgs, as_json: bool, progress: &Arc<Progre
     let opened = args.source.open()?;
     let experts_dtype = args.experts_dtype;
     check_experts_dtype(&opened.checkpoint, experts_dtype, args.dtype)?;
-    let inspection = opened.checkpoint.inspect()?.kept_as(experts_dtype, args.dense_dtype, &args.device);
+    let device = Device::resolve(args.device.as_deref(), args.backend);
+    let inspection = opened.checkpoint.inspect()?.kept_as(experts_dtype, args.dense_dtype, &device.name);
     let dtype = args.dtype.map_or_else(|| default_dtype(&inspection), |dtype| dtype.name());
     let request = Request {
         source: args.source.pinned(&opened),
         inspection,
         dtype: dtype.to_owned(),
-        device: args.device.clone(),
+        device,
+        on_device: if args.assume_device { OnDevice::Assume } else { OnDevice::Measure },
         backend: args.backend,
         quick: args.quick,
         address: args.address.clone(),
@@ -122,10 +127,18 @@ fn plot(profile: &Profile) -> String {
     .svg()
 }
 
+/// Returns the device of the main function, with the origin of its times.
+fn on_device(profile: &Profile) -> String {
+    let named = profile.machine.gpu.as_ref().map_or_else(String::new, |gpu| format!(", {gpu}"));
+    let assumed = profile.device.is_some_and(|device| device.assumed);
+    format!("{}{named}{}", profile.machine.device, if assumed { ", times assumed" } else { "" })
+}
+
 fn for_people(profile: &Profile) -> String {
     let micros = |seconds: f64| format!("{:.1} us", seconds * 1e6);
     let mut text = table::of_pairs(&[
         ("machine", format!("{}, {} cores", profile.machine.cpu, profile.machine.cores)),
+        ("device", on_device(profile)),
         ("kernels", format!("{}, {}", profile.kernels.instruction_path, profile.kernels.numerics_class)),
         (
             "vCPUs by",

@@ -15,6 +15,7 @@ pub(crate) use args::UpArgs;
 pub(crate) use manifest::{fill, fill_from_file};
 
 use crate::deployment::Wanted;
+use crate::device::Device;
 use crate::exit::CliError;
 use crate::output::progress::{Progress, print_warning};
 use crate::predictors;
@@ -47,9 +48,10 @@ pub(crate) async fn run(args: &UpArgs, as_json: bool, progress: &Arc<Progress>) 
     // Models that are fetched until here end with this process, as nothing runs yet.
     let mut signals = EndSignals::catch()?;
     // What will be missing is said before a profile is measured.
-    programs::find(args.deployment.backend, args.deployment.device.as_deref())?;
+    let device = Device::resolve(args.deployment.device.as_deref(), args.deployment.backend);
+    programs::find(args.deployment.backend, &device.name)?;
     let listener = listen(SocketAddr::new(args.host, args.port), "--port")?;
-    let prices = args.planning.prices()?;
+    let prices = args.planning.prices(&device)?;
     let pricing = args.planning.pricing_of(&prices)?;
     let traces = traces()?;
     let front = Front::open(args, &asked, (keys, key_file), &prices, listener, (traces.clone(), progress))?;

@@ -55,7 +55,7 @@ impl Functions {
     ) -> Result<Self, CliError> {
         let log = progress.clone();
         let launcher = ProcessLauncher::new(
-            programs::find(backend, Some(device))?,
+            programs::find(backend, device)?,
             START_LIMIT,
             Arc::new(move |line: LogLine<'_>| log.log(line)),
         )

@@ -214,6 +214,7 @@ impl MainSetup<'_> {
             context_seconds_per_token: decode.per_token,
             // Moves to the host and back are part of what was measured.
             swap_seconds: NOTHING,
+            assumed: false,
         })
     }
 }

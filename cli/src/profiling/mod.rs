@@ -12,6 +12,7 @@ mod remote;
 pub(crate) use gate::{Counts, Gate};
 pub(crate) use kept::{default_path, keep, keep_unless_known, store, write};
 
+use crate::device::{CPU, Device};
 use crate::exit::CliError;
 use crate::flags::{Backend, RemoteArg};
 use crate::machine::{self, CpuTimes};
@@ -41,11 +42,21 @@ pub(crate) struct Request {
     pub(crate) source: ModelArgs,
     pub(crate) inspection: Inspection,
     pub(crate) dtype: String,
-    pub(crate) device: String,
+    pub(crate) device: Device,
+    pub(crate) on_device: OnDevice,
     pub(crate) backend: Option<Backend>,
     pub(crate) quick: bool,
     pub(crate) address: Option<String>,
     pub(crate) below_one: BelowOne,
+}
+
+/// Times of everything but routed experts on a device other than the CPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OnDevice {
+    /// Measured: the device has room for one more main function.
+    Measure,
+    /// Assumed: the device belongs to a main function that serves, or is not there.
+    Assume,
 }
 
 /// Functions that plans may give less than one vCPU.
@@ -105,22 +116,27 @@ fn measure_blocking(
     gate: Arc<Gate>,
     progress: &Arc<Progress>,
 ) -> Result<Profile, CliError> {
-    let Request { source, inspection, dtype, device, backend, quick, address, below_one } = request;
+    let Request { source, inspection, dtype, device, on_device, backend, quick, address, below_one } =
+        request;
     if inspection.moe_layers.is_empty() {
         let message = format!("cannot profile family {}: no routed experts", inspection.family);
         return Err(CliError::arguments("--model", message));
     }
-    let functions = Functions::new(progress, machine::memory_bytes().max(1 << 30), *backend, device, gate)?;
+    let functions =
+        Functions::new(progress, machine::memory_bytes().max(1 << 30), *backend, &device.name, gate)?;
     let grid = Grid::new(machine::cores(), *quick, inspection.served_context());
     let step = |what: String| progress.doing(what);
     let subject =
         Subject { functions: &functions, source, inspection, dtype, grid: &grid, below_one: *below_one };
-    progress.expect(steps(&subject, device, address.is_some()));
+    let measured_device = if *on_device == OnDevice::Measure { device.name.as_str() } else { CPU };
+    progress.expect(steps(&subject, measured_device, address.is_some()));
     let before = CpuTimes::now();
     let remote = RemoteSetup { subject: &subject, address: address.as_deref() }.measure(&step)?;
     let last = remote.expert_seconds.vcpus.len() - 1;
     let alone = remote.expert_seconds.seconds.iter().map(|row| row[last]).collect();
-    let main = MainSetup { subject: &subject, device, alone }.measure(&step)?;
+    let main = MainSetup { subject: &subject, device: measured_device, alone }.measure(&step)?;
+    let assumed = || Profile::prior_on_gpu(inspection, dtype).device;
+    let device_times = main.device.or_else(|| if device.is_cpu() { None } else { assumed() });
     let others = before.zip(CpuTimes::now()).map(|(before, after)| after.others_since(&before));
     progress.clear();
     let mut transport = remote.transport;
@@ -143,7 +159,8 @@ fn measure_blocking(
             cpu: machine::cpu(),
             cores: grid.cores,
             memory_bytes: machine::memory_bytes(),
-            device: device.clone(),
+            device: device.name.clone(),
+            gpu: device.gpu.clone(),
             vcpus_by: if functions.quotas { CpuLimit::Quota } else { CpuLimit::Threads },
         },
         model: ModelId::of(inspection, dtype),
@@ -155,7 +172,7 @@ fn measure_blocking(
         gpu_expert_seconds: None,
         nonexpert_seconds: main.nonexpert_seconds,
         context_seconds: Some(main.context_seconds),
-        device: main.device,
+        device: device_times,
         transport,
         contention: remote.contention,
         starts: Starts { main: main.start, remote: remote.start },

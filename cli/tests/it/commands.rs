@@ -501,6 +501,29 @@ fn up_reports_restarts_what_dies_and_drains() {
 }
 
 #[test]
+fn main_function_that_ends_with_an_error_is_restarted() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut up, ready) = Up::start(folder.path());
+    // Twice: it is not given up after the first time.
+    let mut before = ready;
+    for times in 1..=2 {
+        std::fs::write(folder.path().join("lose"), "").unwrap();
+        let after = up.event();
+        assert_eq!((&after["event"], &after["endpoint"]), (&json!("restarted"), &before["endpoint"]));
+        assert_ne!(pids(&after)[0], pids(&before)[0], "the main function is another process");
+        assert_eq!(pids(&after)[1..], pids(&before)[1..], "the remote functions stay");
+        assert_eq!(after["functions"][0]["state"], "serving");
+        // It was unready before it ended.
+        let unready = std::fs::read_to_string(folder.path().join("unready")).unwrap();
+        assert_eq!(unready.lines().count(), times);
+        assert!(!is_alive(pids(&before)[0]));
+        before = after;
+    }
+    up.signal(Signal::TERM);
+    assert!(up.child.wait().unwrap().success());
+}
+
+#[test]
 fn connections_wait_while_the_main_function_is_restarted() {
     let folder = tempfile::tempdir().unwrap();
     let (mut up, ready) = Up::start(folder.path());

@@ -3,6 +3,7 @@
 
 mod check;
 mod commands;
+mod device;
 mod eval;
 mod machine;
 mod nodes;

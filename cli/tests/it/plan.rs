@@ -103,10 +103,12 @@ fn a_gpu_has_a_price_and_its_baselines_are_shown() {
     let (on_cpu, on_gpu) = (profile(folder.path(), false), profile(folder.path(), true));
     let (with_gpu, without) =
         (workspace("examples/pricing/gke-autopilot.yaml"), workspace("examples/pricing/aws-fargate.yaml"));
-    for prices in [&[][..], &["--pricing", without.as_str()]] {
-        let (code, answer) = plan(&[&["--profile", on_gpu.as_str()][..], prices].concat());
-        assert_eq!((code, &answer["error"]["field"]), (Some(2), &json!("--pricing")), "{answer}");
-    }
+    let (code, answer) = plan(&["--profile", &on_gpu, "--pricing", &without]);
+    assert_eq!((code, &answer["error"]["field"]), (Some(2), &json!("--pricing")), "{answer}");
+    // Without a list a GPU has a price by default.
+    let (code, answer) = plan(&["--profile", &on_gpu]);
+    assert_eq!((code, &answer["problem"]["device"]), (Some(0), &json!("gpu")), "{answer}");
+    assert_eq!(answer["problem"]["limits"]["gpu_bytes"], answer["problem"]["pricing"]["gpu_bytes_each"]);
     let (code, answer) = plan(&["--profile", &on_gpu, "--pricing", &with_gpu]);
     assert_eq!(code, Some(0), "{answer}");
     for baseline in ["mix", "gpu", "fetch"] {

@@ -371,14 +371,17 @@ impl Device {
 }
 
 /// GPUs of one main function.
-#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("self.count == 1").message(remoe_model::ONE_GPU).field_path(".count")
+)]
 pub struct GpuSpec {
     /// The extended resource that the node's device plug-in offers.
     #[serde(default = "nvidia_gpu")]
     #[schemars(length(min = 3, max = 317), regex(pattern = "^[a-z0-9.-]+/[A-Za-z0-9._-]+$"))]
     pub resource: String,
-    /// Number of GPUs.
+    /// Number of GPUs: 1, since the layers of a model are not divided over several.
     #[serde(default = "one_gpu")]
     #[schemars(range(min = 1, max = 64))]
     pub count: u32,

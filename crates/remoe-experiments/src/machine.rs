@@ -200,6 +200,7 @@ impl Machine {
                 base: gpu.host_seconds,
                 per_token: shape.facts.token_bytes as f64 / gpu.host_bytes_per_second,
             },
+            assumed: false,
         }
     }
 

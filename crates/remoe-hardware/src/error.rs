@@ -54,6 +54,17 @@ pub enum ProblemError {
         /// The one to plan for.
         wanted: String,
     },
+    /// The profile is of main functions on another device.
+    #[error(
+        "profile of another device: expected {wanted}, got {profile}; make one with `remoe profile --device {wanted}`, \
+         or choose device {profile}"
+    )]
+    ForeignDevice {
+        /// The profile's.
+        profile: String,
+        /// The one to plan for.
+        wanted: String,
+    },
     /// GPU memory would be paid for as main memory.
     #[error("missing GPU price: set gpuHour and gpuMemoryMB, or plan for the CPU")]
     NoGpuPrice,

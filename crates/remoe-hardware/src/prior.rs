@@ -73,6 +73,7 @@ impl Profile {
                 cores: 0,
                 memory_bytes: 0,
                 device: "cpu".to_owned(),
+                gpu: None,
                 vcpus_by: CpuLimit::Assumed,
             },
             model: ModelId::of(model, dtype),
@@ -142,6 +143,7 @@ impl Profile {
                 base: GPU_COPY_SECONDS,
                 per_token: token_bytes / GPU_COPY_BYTES_PER_SECOND,
             },
+            assumed: true,
         };
         Self {
             machine: Machine { device: "cuda".to_owned(), ..prior.machine },

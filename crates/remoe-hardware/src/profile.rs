@@ -113,6 +113,9 @@ pub struct Machine {
     pub memory_bytes: u64,
     /// Device of the main function: `cpu`, or `cuda` with its index.
     pub device: String,
+    /// Model name of its GPU; absent where the main function has none, or where that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<String>,
     /// Limit that stood for fewer vCPUs.
     pub vcpus_by: CpuLimit,
 }
@@ -198,6 +201,9 @@ pub struct DeviceTimes {
     pub context_seconds_per_token: f64,
     /// Seconds of hidden states of one layer to the host, or back, over tokens.
     pub swap_seconds: Affine,
+    /// Set where these are the prior's figures: no device was free when the rest was measured.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub assumed: bool,
 }
 
 /// The way between main and remote functions.
@@ -329,6 +335,29 @@ impl Profile {
             }
         }
         Ok(())
+    }
+
+    /// Origin of the least certain figures that plans stand on: those of the device may be assumed beside measured ones.
+    #[must_use]
+    pub fn certainty(&self) -> Origin {
+        match self.device {
+            Some(device) if device.assumed => Origin::Prior,
+            _ => self.origin,
+        }
+    }
+
+    /// Checks that this profile is of main functions on `device`: `cpu`, or `cuda` with its index. Even the figures of
+    /// CPUs differ between the two, since other operations compute what is no expert.
+    ///
+    /// # Errors
+    /// It is of another kind of device.
+    pub fn check_device(&self, device: &str) -> Result<(), ProblemError> {
+        let kind = |on_cpus: bool| if on_cpus { "cpu" } else { "cuda" };
+        let (profile, wanted) = (kind(self.device.is_none()), kind(device == "cpu"));
+        if profile == wanted {
+            return Ok(());
+        }
+        Err(ProblemError::ForeignDevice { profile: profile.to_owned(), wanted: wanted.to_owned() })
     }
 
     /// Checks that this profile is of that model in that dtype, its experts quantised or not as it says. A prior fits

@@ -63,3 +63,7 @@ pub use tensors::{
     AttentionTensors, ExpertTensors, GqaTensors, Linear, MlaTensors, MlpTensors, NormTensors, QueryTensors,
     RouterTensors, Scales, SharedTensors, StoredAs, Strides, TensorRef,
 };
+
+/// Reason and remedies for a number of GPUs of a main function other than 1.
+pub const ONE_GPU: &str = "must be 1: the layers of a model are not divided over several GPUs; use a GPU with more \
+                           memory, fewer bits per weight (expertsDtype, dtype), or more main functions";

@@ -20,8 +20,8 @@ use tonic::{Request, Response, Status};
 use tonic_health::ServingStatus;
 
 /// Writes `main-model-fn` and `remote-expert-fn` into `folder`. Main functions write the routings
-/// that they get to `routings` there; a file `refuse` makes them refuse to start, a file `linger` makes all
-/// functions drain as long as it is there.
+/// that they get to `routings` there; a file `refuse` makes them refuse to start, a file `lose` makes the main function
+/// that finds it unready, and end with an error, a file `linger` makes all functions drain as long as it is there.
 pub fn programs(folder: &Path) -> Programs {
     let program = |role: &str, name: &str| {
         let own = std::env::current_exe().unwrap();
@@ -117,7 +117,19 @@ pub fn function() {
             (role == "main").then(|| MainModelServer::new(FakeMain { folder: folder.clone(), generation })),
         );
         let incoming = TcpListenerStream::new(grpc);
+        let lost = async {
+            while role != "main" || std::fs::remove_file(folder.join("lose")).is_err() {
+                tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            }
+            health.set_service_status("readiness", ServingStatus::NotServing).await;
+            log(&folder, "unready", "lost\n").unwrap();
+            tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+        };
         tokio::select! {
+            () = lost => {
+                eprintln!(r#"{{"level":"ERROR","message":"CUDA error: the context is lost"}}"#);
+                std::process::exit(1)
+            }
             served = server.serve_with_incoming(incoming) => served.unwrap(),
             () = shutdown.cancelled() => {
                 while folder.join("linger").exists() {

@@ -426,7 +426,7 @@ fn exporting(mut spec: PodSpec, owner: &MoEDeployment, around: &Surroundings) ->
 }
 
 /// Hidden states travel to remote functions and back in every layer: the same node is best.
-fn near_main(deployment: &str) -> Affinity {
+pub(super) fn near_main(deployment: &str) -> Affinity {
     let near = WeightedPodAffinityTerm {
         weight: 100,
         pod_affinity_term: PodAffinityTerm {

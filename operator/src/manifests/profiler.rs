@@ -3,14 +3,15 @@
 use super::Surroundings;
 use super::disk::DiskLimits;
 use super::errand::ErrandPod;
-use super::functions::BuildError;
-use super::pod::{ModelAccess, Program, main_resources};
+use super::functions::{BuildError, near_main};
+use super::pod::{ModelAccess, Program, resources};
 use crate::facts::ModelFacts;
 use crate::names::{Component, PodName, profile_record};
 use crate::quantity::{MB, megabytes, millicores_of, vcpus};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{EnvVar, Pod, PodSpec, Toleration};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use remoe_api::{CpuRange, MemoryRange, MoEDeployment, MoEPlanSpec};
+use kube::ResourceExt;
+use remoe_api::{CpuRange, Device, GpuSpec, MemoryRange, MoEDeployment, MoEPlanSpec};
 
 /// A profiler that is not done by then has failed.
 const DEADLINE_SECONDS: i64 = 600;
@@ -29,6 +30,9 @@ pub(crate) fn measured_vcpus(memory: &MemoryRange, cpu: Option<&CpuRange>) -> Qu
 /// The pod that measures `subject` where the main functions of `plan` run, with as many vCPUs as they may
 /// have.
 ///
+/// It has no GPU, which the running main function may be the only one to get: a profile of a GPU deployment has measured
+/// figures of CPUs, functions and the way between them, and assumed ones of the GPU.
+///
 /// # Errors
 /// The plan's source cannot be read, or is not allowed.
 pub(crate) fn profiler(
@@ -44,6 +48,9 @@ pub(crate) fn profiler(
         ["profile", "--quick", "--json", "--out", "/tmp/profile.json"].map(str::to_owned).to_vec();
     arguments.extend(plan.model.precision_of_all());
     arguments.extend(["--device".to_owned(), plan.device.name().to_owned()]);
+    if plan.device == Device::Cuda {
+        arguments.push("--assume-device".to_owned());
+    }
     arguments.extend(access.arguments.iter().cloned());
     let (experts, dense) = (plan.model.experts_dtype.map(Into::into), plan.model.dense_dtype.map(Into::into));
     let inspection = facts.inspection.clone().kept_as(experts, dense, plan.device.name());
@@ -56,11 +63,7 @@ pub(crate) fn profiler(
         pull_policy: &around.pull_policy,
         command: "remoe",
         arguments,
-        resources: main_resources(
-            owner,
-            measured_vcpus(&main.memory_mb, main.cpu.as_ref()),
-            megabytes(memory),
-        ),
+        resources: resources(measured_vcpus(&main.memory_mb, main.cpu.as_ref()), megabytes(memory)),
     };
     let place = profile_record(subject);
     let errand = ErrandPod {
@@ -71,5 +74,29 @@ pub(crate) fn profiler(
         disk: DiskLimits::of_plan(owner, plan),
         extras: &around.pods,
     };
-    Ok(errand.pod(PodName { place, incarnation }, program, &access))
+    let mut pod = errand.pod(PodName { place, incarnation }, program, &access);
+    if let (Some(gpu), Some(spec)) = (&main.gpu, &mut pod.spec) {
+        beside_gpu(spec, owner, gpu);
+    }
+    Ok(pod)
+}
+
+/// Lets a pod without a GPU run on the nodes of `gpu`, and shows it none there.
+fn beside_gpu(spec: &mut PodSpec, owner: &MoEDeployment, gpu: &GpuSpec) {
+    if let Some(container) = spec.containers.first_mut() {
+        // NVIDIA's runtime gives a container that says nothing all GPUs of some images.
+        container.env.get_or_insert_default().push(EnvVar {
+            name: "NVIDIA_VISIBLE_DEVICES".to_owned(),
+            value: Some("void".to_owned()),
+            value_from: None,
+        });
+    }
+    // The taint that nodes with an extended resource have by convention. Pods that request it tolerate it by an admission
+    // plugin of Kubernetes.
+    spec.tolerations.get_or_insert_default().push(Toleration {
+        key: Some(gpu.resource.clone()),
+        operator: Some("Exists".to_owned()),
+        ..Toleration::default()
+    });
+    spec.affinity.get_or_insert_with(|| near_main(&owner.name_any()));
 }

@@ -20,7 +20,7 @@ use remoe_api::{
     PlanVerdict, PlannedModel, PlannedPrediction, ProfileSource, RemoteMode,
 };
 use remoe_hardware::{Origin, Profile, attempted};
-use remoe_model::Inspection;
+use remoe_model::{Inspection, ONE_GPU};
 #[cfg(test)]
 use remoe_planner::Change;
 use remoe_planner::{
@@ -98,6 +98,8 @@ pub(crate) struct Planning {
     model: PlannedModel,
     device: Device,
     source: ProfileSource,
+    /// Set if plans stand on measured figures alone.
+    is_sure: bool,
     mode: RemoteMode,
     moe_layers: Vec<u32>,
     workload: remoe_api::WorkloadSpec,
@@ -123,6 +125,7 @@ impl Planning {
         known: &KnownProfile,
     ) -> Result<Self, PlanningError> {
         let dtype = compute_dtype(spec, facts);
+        check_gpus(spec)?;
         check_positions(spec, facts)?;
         check_dense_dtype(spec, dtype)?;
         check_kv_cache_dtype(spec)?;
@@ -170,6 +173,7 @@ impl Planning {
             model,
             device: spec.main.device,
             source: known.source,
+            is_sure: known.source != ProfileSource::Prior && !has_assumed_device(&basis.profile),
             mode,
             moe_layers: basis.moe_layers(),
             workload,
@@ -355,7 +359,7 @@ impl Planning {
 
     /// Reports if figures are good enough to say which way to serve is cheapest: a prior errs on the slow side.
     fn is_sure(&self) -> bool {
-        self.source != ProfileSource::Prior
+        self.is_sure
     }
 
     /// Every way to serve beside the others, whatever the spec allows.
@@ -482,6 +486,13 @@ pub(crate) fn served(spec: &MoEDeploymentSpec, facts: &ModelFacts) -> Inspection
     }
 }
 
+/// Refuses more GPUs than a main function uses: an object that was stored before may have any number.
+fn check_gpus(spec: &MoEDeploymentSpec) -> Result<(), PlanningError> {
+    let Some(gpu) = spec.main.gpu.as_ref().filter(|gpu| gpu.count != 1) else { return Ok(()) };
+    let message = format!("is {}, {ONE_GPU}", gpu.count);
+    Err(PlanningError::Spec { field: "main.gpu.count".to_owned(), message })
+}
+
 /// Refuses more positions than the model was made for, as main functions would.
 fn check_positions(spec: &MoEDeploymentSpec, facts: &ModelFacts) -> Result<(), PlanningError> {
     let most = facts.inspection.context_length;
@@ -520,6 +531,11 @@ fn check_kv_cache_dtype(spec: &MoEDeploymentSpec) -> Result<(), PlanningError> {
     }
 }
 
+/// Reports if the device was not measured with the rest.
+fn has_assumed_device(profile: &Profile) -> bool {
+    profile.device.is_some_and(|times| times.assumed)
+}
+
 /// The profile with the figures of `device` only: a plan follows where it has them.
 fn on_device(profile: &Profile, device: Device) -> Result<Profile, PlanningError> {
     match (device, profile.device) {
@@ -527,6 +543,11 @@ fn on_device(profile: &Profile, device: Device) -> Result<Profile, PlanningError
             "invalid profile: measured without a GPU; make one with remoe profile --device cuda".to_owned(),
         )),
         (Device::Cuda, Some(_)) => Ok(profile.clone()),
+        // Other operations compute what is no expert: their times on CPUs are others.
+        (Device::Cpu, Some(_)) if profile.origin == Origin::Measured => {
+            let refused = profile.check_device(device.name());
+            refused.map(|()| profile.clone()).map_err(|error| PlanningError::Profile(error.to_string()))
+        }
         (Device::Cpu, _) => Ok(Profile { device: None, ..profile.clone() }),
     }
 }

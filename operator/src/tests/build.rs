@@ -5,10 +5,10 @@ use crate::manifests::{Revision, Surroundings, budgets, frame, inspector, revisi
 use crate::names::{COMPONENT, Component, FUNCTION, PodName};
 use crate::quantity::amount;
 use crate::testing::example::{around, built, deployment, gateway_service, plan};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, Probe};
 use kube::ResourceExt;
 use proptest::prelude::*;
-use remoe_api::MoEDeployment;
+use remoe_api::{Device, MoEDeployment, MoEPlanSpec};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -251,6 +251,31 @@ fn probes_have_a_port_that_clients_cannot_reach() {
             assert!(!opened.contains("8081") || from.contains("operator"), "{opened} to {from}");
         }
     }
+}
+
+/// A process that lost its GPU is unready within seconds, and its node starts it again where it was.
+#[test]
+fn gpu_main_function_that_ends_is_restarted_in_place() {
+    let owner = deployment(json!({
+        "main": {"device": "cuda", "gpu": {"count": 1}},
+        "pricing": {"gpuHour": "2.50", "gpuMemoryMB": 16_000},
+    }));
+    let plan = MoEPlanSpec { device: Device::Cuda, ..plan(&deployment(json!({}))) };
+    let pod = built(&owner, &plan).main.pod(&owner, 0, 0);
+    let spec = pod.spec.as_ref().unwrap();
+    assert_eq!(spec.restart_policy.as_deref(), Some("Always"));
+    assert_eq!(following(&pod, "--device"), "cuda");
+    let container = &spec.containers[0];
+    let limits = container.resources.as_ref().unwrap().limits.as_ref().unwrap();
+    assert_eq!(limits["nvidia.com/gpu"].0, "1");
+    let seconds = |probe: &Option<Probe>| {
+        let probe = probe.as_ref().unwrap();
+        probe.period_seconds.unwrap() * probe.failure_threshold.unwrap()
+    };
+    assert!(seconds(&container.readiness_probe) <= 2, "requests are kept away before the process ends");
+    // A process that neither answers nor ends is ended.
+    assert!(seconds(&container.liveness_probe) <= 30);
+    assert!(container.liveness_probe.as_ref().unwrap().termination_grace_period_seconds <= Some(10));
 }
 
 /// Returns the argument after `flag` among the arguments of the pod's program.

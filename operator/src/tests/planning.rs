@@ -4,7 +4,7 @@ use crate::testing::example::{built, deployment, facts, plan, planning, prior};
 use remoe_api::{
     MAX_VERDICT, MixOf, MoEDeployment, MoEPlanSpec, PlannedPrediction, ProfileSource, ServingWay,
 };
-use remoe_hardware::Profile;
+use remoe_hardware::{Origin, Profile};
 use remoe_model::Inspection;
 use remoe_planner::{Budget, VcpuRange};
 use remoe_predictor::Shares;
@@ -171,6 +171,20 @@ fn figures_of_another_device_are_not_planned_with() {
         Planning::new("demo", &deployment(json!({})).spec, &facts(), known).unwrap().inputs
     };
     assert_eq!(on_cpu(&both), on_cpu(&prior()));
+    let profile = Profile { origin: Origin::Measured, ..both.profile };
+    let measured = KnownProfile { profile, source: ProfileSource::Supplied };
+    let refused = Planning::new("demo", &deployment(json!({})).spec, &facts(), &measured).unwrap_err();
+    assert!(refused.to_string().contains("expected cpu, got cuda"), "{refused}");
+}
+
+#[test]
+fn several_gpus_of_a_stored_object_are_refused() {
+    let spec = deployment(json!({
+        "main": {"device": "cuda", "gpu": {"count": 2}},
+        "pricing": {"gpuHour": "2.50", "gpuMemoryMB": 16_000},
+    }));
+    let refused = Planning::new("demo", &spec.spec, &facts(), &prior()).unwrap_err().to_string();
+    assert!(refused.starts_with("spec.main.gpu.count is 2, must be 1: "), "{refused}");
 }
 
 #[test]

@@ -1,10 +1,12 @@
 use crate::manifests::{Surroundings, profiler};
+use crate::planning::{KnownProfile, Planning, PlanningError};
 use crate::profiling::{from_log, measured, record, shared_with, subject, supplied};
 use crate::testing::example::{around, deployment, facts, plan};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Resource, ResourceExt};
-use remoe_api::{MoEDeployment, ProfileSource};
-use remoe_hardware::{Origin, Profile};
+use remoe_api::{Device, MoEDeployment, MoEDeploymentSpec, MoEPlanSpec, ProfileSource, SloSpec};
+use remoe_hardware::{DeviceTimes, Origin, Profile};
+use remoe_planner::Budget;
 use serde_json::{Value, json};
 
 /// A profile as a profiler would have made it.
@@ -139,4 +141,61 @@ fn a_profiler_is_where_main_functions_are() {
     let limits = container.resources.as_ref().unwrap().limits.as_ref().unwrap();
     // As many vCPUs as main functions may have, up to eight; the weights, and room beside them.
     assert_eq!((limits["cpu"].0.as_str(), limits["memory"].0.as_str()), ("8", "2504M"));
+}
+
+/// A deployment whose main functions take the one GPU that there is.
+fn on_gpu() -> MoEDeployment {
+    deployment(json!({
+        "main": {"device": "cuda", "gpu": {"resource": "example.com/gpu", "count": 1}},
+        "pricing": {"gpuHour": "2.50", "gpuMemoryMB": 16_000},
+    }))
+}
+
+#[test]
+fn profiler_of_a_gpu_deployment_needs_no_gpu() {
+    let owner = on_gpu();
+    let plan = MoEPlanSpec { device: Device::Cuda, ..plan(&deployment(json!({}))) };
+    let pod = profiler(&owner, "0123456789", 0, &plan, &facts(), &around()).unwrap();
+    let spec = pod.spec.unwrap();
+    let container = &spec.containers[0];
+    let resources = container.resources.clone().unwrap();
+    for given in [resources.limits.unwrap(), resources.requests.unwrap()] {
+        assert_eq!(given.keys().collect::<Vec<_>>(), ["cpu", "memory"]);
+    }
+    let arguments = container.args.as_ref().unwrap().join(" ");
+    assert!(arguments.contains("--device cuda --assume-device"), "{arguments}");
+    // It runs beside the main function, although nodes with GPUs keep other pods away, and sees no GPU there.
+    let tolerated = spec.tolerations.unwrap();
+    assert!(tolerated.iter().any(|taint| taint.key.as_deref() == Some("example.com/gpu")), "{tolerated:?}");
+    assert!(spec.affinity.unwrap().pod_affinity.is_some());
+    let hidden = container.env.iter().flatten().find(|variable| variable.name == "NVIDIA_VISIBLE_DEVICES");
+    assert_eq!(hidden.unwrap().value.as_deref(), Some("void"));
+    // Without a GPU nothing of that is said.
+    let owner = deployment(json!({}));
+    let pod = profiler(&owner, "0123456789", 0, &self::plan(&owner), &facts(), &around()).unwrap();
+    let arguments = pod.spec.unwrap().containers[0].args.clone().unwrap().join(" ");
+    assert!(!arguments.contains("--assume-device"), "{arguments}");
+}
+
+#[test]
+fn assumed_times_of_a_gpu_make_plans_as_a_prior_does() {
+    let owner = on_gpu();
+    let assumed =
+        Profile { origin: Origin::Measured, ..Profile::prior_on_gpu(&facts().inspection, "bfloat16") };
+    let mut measured = assumed.clone();
+    measured.device = measured.device.map(|times| DeviceTimes { assumed: false, ..times });
+    let solved = |profile: Profile| {
+        let known = KnownProfile { profile, source: ProfileSource::Measured };
+        let spec = MoEDeploymentSpec {
+            slo: SloSpec { tpot: serde_json::from_value(json!("1us")).unwrap(), ..owner.spec.slo.clone() },
+            ..owner.spec.clone()
+        };
+        let planning = Planning::new("demo", &spec, &facts(), &known).unwrap();
+        assert_eq!(planning.problem().device, remoe_planner::Device::Gpu);
+        planning.solve(None, Budget::UNLIMITED)
+    };
+    // A limit that assumed figures miss is a warning, one that measured figures miss is not kept.
+    let plan = solved(assumed).unwrap();
+    assert!(plan.warning.is_some() && plan.verdict.is_none(), "{plan:?}");
+    assert!(matches!(solved(measured), Err(PlanningError::Infeasible(_))));
 }

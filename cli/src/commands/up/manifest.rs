@@ -13,6 +13,7 @@ use remoe_api::{
     SloSpec,
 };
 use remoe_hub::ModelLocation;
+use remoe_model::ONE_GPU;
 use remoe_planner::{SizeRange, VcpuRange};
 use std::ffi::OsString;
 use std::fmt::Display;
@@ -176,6 +177,10 @@ impl Form<'_> {
     fn sizes(&self, args: &mut UpArgs) -> Result<(), CliError> {
         let (main, remote) = (&self.resource.spec.main, &self.resource.spec.remote_experts);
         set(&mut args.deployment.device, self.resource.device.clone().filter(|_| self.takes("device")));
+        if let Some(gpu) = main.gpu.as_ref().filter(|gpu| gpu.count != 1) {
+            let why = format!("is {}, {ONE_GPU}", gpu.count);
+            return Err(wrong_field(self.path, "spec.main.gpu.count", &why));
+        }
         if self.states("remote", "spec.remoteExperts.mode") {
             args.remote = match remote.mode {
                 RemoteMode::Auto => RemoteArg::Auto,
@@ -440,6 +445,11 @@ mod tests {
             ("cacheClaimName: c", "kvCacheDtype: int2", "spec.model.kvCacheDtype: invalid value 'int2'"),
             ("cacheClaimName: c", "maxModelLen: 0", "spec.model.maxModelLen: invalid value '0'"),
             ("main: {", "main: {device: tpu, ", "spec.main.device: invalid value 'tpu': expected cpu, cuda"),
+            (
+                "main: {",
+                "main: {device: cuda, gpu: {count: 2}, ",
+                "spec.main.gpu.count: is 2, must be 1: the layers of a model are not divided",
+            ),
         ] {
             let error = filled(&RESOURCE.replace(from, to), &[]).unwrap_err();
             assert!(error.contains(says), "{says}: {error}");

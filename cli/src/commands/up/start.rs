@@ -220,7 +220,7 @@ impl Stated {
         check_contention(&profile, &problem, progress);
         let disturbed = profile.disturbed.is_some() && args.planning.profile.is_none();
         let is_unsure = disturbed || (profile.origin == Origin::Prior && args.planning.profile.is_none());
-        Ok(Self { statement, problem, origin: profile.origin, is_unsure })
+        Ok(Self { statement, problem, origin: profile.certainty(), is_unsure })
     }
 
     /// Returns the measurement to make beside `wanted`, with the receiver of its result; none where figures are neither

@@ -5,7 +5,7 @@ use crate::exit::CliError;
 use crate::figures::measurement;
 use crate::flags::{DeploymentArgs, RemoteArg};
 use crate::planning::{Asked, PlanningArgs};
-use crate::profiling::{BelowOne, Request};
+use crate::profiling::{BelowOne, OnDevice, Request};
 use remoe_hardware::Profile;
 use remoe_planner::{Problem, Slo};
 use remoe_predictor::Shares;
@@ -43,8 +43,10 @@ impl Statement {
         })
     }
 
-    /// Requests the measurement for plans as `problem`.
+    /// Requests the measurement for plans as `problem`, beside `wanted` while it serves.
     pub(crate) fn measurement(&self, problem: &Problem, wanted: &Wanted) -> Request {
-        measurement(wanted, &self.deployment, BelowOne::of(problem, self.remote))
+        let request = measurement(wanted, &self.deployment, BelowOne::of(problem, self.remote));
+        // A GPU has no room beside the main function that serves.
+        Request { on_device: OnDevice::Assume, ..request }
     }
 }

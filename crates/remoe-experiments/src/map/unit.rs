@@ -94,6 +94,7 @@ impl Place {
                 per_token: subject.weights.token_bytes / gpu.host_bytes_per_second,
                 ..gpu.swap_seconds
             },
+            assumed: false,
         });
         Profile {
             expert_seconds: shape.expert_seconds,
