@@ -12,8 +12,7 @@ use crate::records::Recorder;
 use crate::{Backend, Error, Settings};
 use prometheus::Registry;
 use remoe_http::serve_probes;
-use remoe_kernels::NumericsClass;
-use remoe_model::ModelConfig;
+use remoe_model::kv_pages;
 use remoe_otel::Traces;
 use remoe_process::{
     Announcement, Role, beside, function_registry, listen, refused_connections, serve_metrics,
@@ -127,7 +126,16 @@ async fn serve<B: Backend>(
     };
     let registry = registry_of(&model)?;
     traces.register(&registry)?;
-    let prefill_rows = most_prefill_rows(model.checkpoint.config(), model.class).min(settings.iteration_rows);
+    let config = model.checkpoint.config();
+    let top_k =
+        config.moe_layers().into_iter().filter_map(|layer| config.moe(layer)).map(|moe| moe.top_k).max();
+    let element_bytes = model.class.dtype.bytes();
+    let prefill_rows = kv_pages::prefill_rows(
+        config.hidden_size,
+        element_bytes,
+        top_k.unwrap_or(0),
+        settings.iteration_rows,
+    );
     let limits = model.limits(&settings, prefill_rows);
     let metrics = EngineMetrics::new(&registry)?;
     let cache_bytes = limits.cache_pages.saturating_mul(model.page_bytes());
@@ -290,18 +298,6 @@ fn registry_of(model: &Loaded) -> Result<Registry, Error> {
     let (pool, class) = (model.pool.clone(), model.class);
     let paths = pool.paths(class).to_string();
     Ok(function_registry(class.name(), &paths, move || pool.paths(class).of_rows(1).name())?)
-}
-
-/// Memory of the rows of a prefill between the layers, and of what their experts give.
-const PREFILL_BYTES: usize = 96 << 20;
-
-/// Rows of a prefill that [`PREFILL_BYTES`] have room for.
-fn most_prefill_rows(config: &ModelConfig, class: NumericsClass) -> usize {
-    let top_k =
-        config.moe_layers().into_iter().filter_map(|layer| config.moe(layer)).map(|moe| moe.top_k).max();
-    // Hidden states, the experts' inputs, what shared experts give, and a row of each expert.
-    let row_bytes = config.hidden_size * class.dtype.bytes() * (top_k.unwrap_or(0) + 3);
-    (PREFILL_BYTES / row_bytes.max(1)).max(1)
 }
 
 /// How much the engine takes on.
