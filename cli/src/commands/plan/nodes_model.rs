@@ -197,7 +197,7 @@ impl KnownModel {
             main_rest_bytes: self.main_rest_bytes as f64,
             device_rest_bytes: self.device_rest_bytes as f64,
             kv_bytes_per_token: kv.bytes_per_token as f64,
-            kv_windowed: (kv.windowed_bytes_per_token > 0).then(|| WindowedCache {
+            kv_windowed: (kv.windowed_bytes_per_token > 0).then_some(WindowedCache {
                 bytes_per_token: kv.windowed_bytes_per_token as f64,
                 most_tokens: kv.most_windowed_tokens as f64,
             }),
