@@ -12,8 +12,7 @@ use crate::records::Recorder;
 use crate::{Backend, Error, Settings};
 use prometheus::Registry;
 use remoe_http::Probes;
-use remoe_kernels::NumericsClass;
-use remoe_model::ModelConfig;
+use remoe_model::kv_pages;
 use remoe_otel::Traces;
 use remoe_process::{
     Announcement, Role, beside, function_registry, listen, load_unless_stopped, refused_connections,
@@ -175,8 +174,7 @@ impl Process {
         let settings = &self.settings;
         let registry = registry_of(&model)?;
         self.traces.register(&registry)?;
-        let prefill_rows =
-            most_prefill_rows(model.checkpoint.config(), model.class).min(settings.iteration_rows);
+        let prefill_rows = prefill_rows(&model, settings.iteration_rows);
         let limits = model.limits(settings, prefill_rows);
         let metrics = EngineMetrics::new(&registry)?;
         let cache_bytes = limits.cache_pages.saturating_mul(model.page_bytes());
@@ -352,16 +350,12 @@ fn registry_of(model: &Loaded) -> Result<Registry, Error> {
     Ok(function_registry(class.name(), &paths, move || pool.paths(class).of_rows(1).name())?)
 }
 
-/// Memory of the rows of a prefill between the layers, and of what their experts give.
-const PREFILL_BYTES: usize = 96 << 20;
-
-/// Rows of a prefill that [`PREFILL_BYTES`] have room for.
-fn most_prefill_rows(config: &ModelConfig, class: NumericsClass) -> usize {
-    let top_k =
-        config.moe_layers().into_iter().filter_map(|layer| config.moe(layer)).map(|moe| moe.top_k).max();
-    // Hidden states, the experts' inputs, what shared experts give, and a row of each expert.
-    let row_bytes = config.hidden_size * class.dtype.bytes() * (top_k.unwrap_or(0) + 3);
-    (PREFILL_BYTES / row_bytes.max(1)).max(1)
+/// Rows of a prefill of `model`, at most `iteration_rows`.
+fn prefill_rows(model: &Loaded, iteration_rows: usize) -> usize {
+    let config = model.checkpoint.config();
+    let moe = config.moe_layers().into_iter().filter_map(|layer| config.moe(layer));
+    let top_k = moe.map(|moe| moe.top_k).max().unwrap_or(0);
+    kv_pages::prefill_rows(config.hidden_size, model.class.dtype.bytes(), top_k, iteration_rows)
 }
 
 /// How much the engine takes on.

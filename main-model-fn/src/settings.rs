@@ -1,6 +1,7 @@
 use clap::builder::RangedU64ValueParser;
 use remoe_hub::ModelArgs;
 use remoe_kernels::{InstructionPath, MAX_THREADS};
+use remoe_model::kv_pages::PREFILL_ROWS;
 use remoe_model::{DenseDtype, ExpertsDtype, KvCacheDtype};
 use remoe_process::{parse_duration, sizes, whole_microseconds, whole_seconds};
 use remoe_proto::identity::Identity;
@@ -112,7 +113,7 @@ pub struct Settings {
     pub max_requests: usize,
     /// Tokens of a prompt that go through the layers together (layered prefill); longer prompts take several turns.
     /// Fewer where their hidden states would take more than 96 MiB.
-    #[arg(long, default_value_t = 2048, value_parser = up_to(1 << 16))]
+    #[arg(long, default_value_t = PREFILL_ROWS, value_parser = up_to(1 << 16))]
     pub iteration_rows: usize,
     /// Target inter-token latency of running streams while prompts are computed, such as 50ms. Defaults to three
     /// times what a decode iteration takes alone.

@@ -96,6 +96,8 @@ impl ModelFacts {
             ("hidden_size", model.hidden_size, MAX_COUNT),
             ("vocab_size", model.vocab_size, MAX_COUNT),
             ("context_length", model.context_length, MAX_COUNT),
+            ("kv_windowed.layers", model.kv_windowed.map_or(0, |windowed| windowed.layers), model.layers),
+            ("kv_windowed.window", model.kv_windowed.map_or(0, |windowed| windowed.window), MAX_COUNT),
         ] {
             if count > most {
                 return wrong(field, count as u64, most as u64);
@@ -105,6 +107,7 @@ impl ModelFacts {
             ("expert_bytes", model.expert_bytes),
             ("outside_bytes", model.outside_bytes),
             ("kv_bytes_per_token", model.kv_bytes_per_token),
+            ("kv_scales_per_token", model.kv_scales_per_token),
             ("token_bytes", model.token_bytes),
             ("total_bytes", model.total_bytes),
             ("non_expert_layer_bytes", model.non_expert_layer_bytes.iter().copied().max().unwrap_or(0)),

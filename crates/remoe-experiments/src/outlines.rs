@@ -14,7 +14,9 @@ pub(crate) fn layers(
         true => MlpOutline::Dense { matrices: experts.matrices, width: dense_width },
         false => MlpOutline::Experts(experts.clone()),
     };
-    (0..count).map(|layer| LayerOutline { attention: attention.clone(), mlp: mlp(layer) }).collect()
+    (0..count)
+        .map(|layer| LayerOutline { attention: attention.clone(), window: None, mlp: mlp(layer) })
+        .collect()
 }
 
 /// DeepSeek-V2-Lite; [`crate::Shape::deepseek_v2_lite`] says from where.

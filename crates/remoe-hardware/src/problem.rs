@@ -6,6 +6,7 @@ use crate::profile::Profile;
 use remoe_model::Inspection;
 use remoe_planner::{
     Affine, Arrivals, CpuProfile, Device, ErrorFactor, Layer, Limits, Pricing, Problem, Request, Slo, Specs,
+    WindowedCache,
 };
 use serde::{Deserialize, Serialize};
 
@@ -63,8 +64,8 @@ pub fn problem(model: &Inspection, profile: &Profile, wishes: &Wishes) -> Result
     let kv_cache_dtype = model.kv_cache_dtype.filter(|_| profile.device.is_none());
     let model = &Inspection { dense_dtype, kv_cache_dtype, ..model.clone() };
     let resident = |bytes: u64| model.resident_bytes(bytes, &profile.model.dtype) as f64;
-    let kv_layer =
-        model.resident_kv_bytes_per_token(&profile.model.dtype) as f64 / model.layers.max(1) as f64;
+    let kv = model.resident_kv(&profile.model.dtype);
+    let kv_layer = |bytes: u64, layers: usize| bytes as f64 / model.layers.max(1) as f64 * layers as f64;
     let share = 1.0 / count as f64;
     let on_cpus = scaled(&profile.nonexpert_seconds, share);
     let context = profile.context_seconds.as_ref().map(|table| scaled(table, share));
@@ -77,7 +78,11 @@ pub fn problem(model: &Inspection, profile: &Profile, wishes: &Wishes) -> Result
         top_k: u32::try_from(model.top_k).unwrap_or(u32::MAX),
         expert_bytes: model.resident_expert_bytes(&profile.model.dtype) as f64,
         nonexpert_bytes: bytes as f64,
-        kv_bytes_per_token: kv_layer * layers as f64,
+        kv_bytes_per_token: kv_layer(kv.bytes_per_token, layers),
+        kv_windowed: (kv.windowed_bytes_per_token > 0).then(|| WindowedCache {
+            bytes_per_token: kv_layer(kv.windowed_bytes_per_token, layers),
+            most_tokens: kv.most_windowed_tokens as f64,
+        }),
         nonexpert_prefill_seconds: profile
             .device
             .map_or(Affine { base: 0.0, per_token: 0.0 }, |device| device.prefill_seconds.scaled(share)),

@@ -69,7 +69,7 @@ impl Int8Head {
         self.floats() + self.key_scales() + self.value_scales()
     }
 
-    /// Elements of the part: floats that [`widen`](Self::widen) writes.
+    /// Elements of the part: floats that they are widened to.
     pub(crate) const fn floats(self) -> usize {
         (self.key_dim + self.values) * PAGE_POSITIONS
     }
@@ -80,40 +80,13 @@ impl Int8Head {
         &page[head * self.bytes()..][..self.bytes()]
     }
 
-    /// Widens a part: keys `[key elements][positions]`, then values `[positions][value elements]`.
+    /// Integers of keys and of values, then scales of keys and of values of a part.
     #[inline(always)]
-    pub(crate) fn widen(self, part: &[u8], to: &mut [f32]) {
-        const TILE: usize = CACHE_GROUP * PAGE_POSITIONS;
+    pub(crate) fn split(self, part: &[u8]) -> [&[u8]; 4] {
         let (keys, rest) = part.split_at(self.keys());
         let (values, rest) = rest.split_at(self.values * PAGE_POSITIONS);
         let (key_scales, value_scales) = rest.split_at(self.key_scales());
-        let (wide_keys, wide_values) = to.split_at_mut(self.keys());
-        let tiles = keys.chunks(TILE).zip(wide_keys.chunks_mut(TILE));
-        for ((from, to), stored) in tiles.zip(key_scales.as_chunks::<{ PAGE_POSITIONS * SCALE }>().0) {
-            let mut scales = [0.0; PAGE_POSITIONS];
-            elements::widen(Dtype::Bf16, stored, &mut scales);
-            let rows =
-                from.as_chunks::<PAGE_POSITIONS>().0.iter().zip(to.as_chunks_mut::<PAGE_POSITIONS>().0);
-            for (from, to) in rows {
-                for at in 0..PAGE_POSITIONS {
-                    to[at] = f32::from(from[at] as i8) * scales[at];
-                }
-            }
-        }
-        if self.values == 0 {
-            return;
-        }
-        let rows = values.chunks_exact(self.values).zip(wide_values.chunks_exact_mut(self.values));
-        for ((from, to), stored) in rows.zip(value_scales.chunks_exact(self.value_scales() / PAGE_POSITIONS))
-        {
-            let groups = from.chunks(CACHE_GROUP).zip(to.chunks_mut(CACHE_GROUP));
-            for ((from, to), stored) in groups.zip(stored.as_chunks::<SCALE>().0) {
-                let scale = from_bf16(u16::from_le_bytes(*stored));
-                for (to, from) in to.iter_mut().zip(from) {
-                    *to = f32::from(*from as i8) * scale;
-                }
-            }
-        }
+        [keys, values, key_scales, value_scales]
     }
 }
 

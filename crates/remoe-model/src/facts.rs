@@ -227,11 +227,19 @@ impl KvCacheDtype {
         }
     }
 
-    /// Bytes of `elements` of the cache at most, heads of 32 elements or more.
+    /// Bytes of `elements` of the cache with `scales`.
     #[must_use]
-    pub fn bytes(self, elements: u64) -> u64 {
+    pub fn bytes(self, elements: u64, scales: u64) -> u64 {
         match self {
-            Self::Int8 => elements.div_ceil(32).saturating_mul(34),
+            Self::Int8 => elements.saturating_add(scales.saturating_mul(2)),
+        }
+    }
+
+    /// Scales of keys and values of `heads` heads with `dim` elements each.
+    #[must_use]
+    pub fn scales(self, heads: usize, dim: usize) -> usize {
+        match self {
+            Self::Int8 => heads.saturating_mul(dim.div_ceil(64)),
         }
     }
 }
@@ -319,6 +327,24 @@ impl AttentionFacts {
         match self {
             Self::Gqa(facts) => facts.softmax_scale,
             Self::Mla(facts) => facts.softmax_scale,
+        }
+    }
+
+    /// Positions that a token sees, itself included, where not all before it.
+    #[must_use]
+    pub fn window(&self) -> Option<usize> {
+        match self {
+            Self::Gqa(facts) => facts.window,
+            Self::Mla(_) => None,
+        }
+    }
+
+    /// Scales of an int8 cache that one token adds.
+    #[must_use]
+    pub fn cache_scales(&self) -> usize {
+        match self {
+            Self::Gqa(facts) => 2 * KvCacheDtype::Int8.scales(facts.kv_heads, facts.head_dim),
+            Self::Mla(facts) => KvCacheDtype::Int8.scales(1, facts.kv_rank + facts.rope_dim),
         }
     }
 

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::ModelConfig;
 use crate::facts::{DenseDtype, ExpertsDtype, KvCacheDtype};
 use crate::fingerprint::Fingerprint;
+use crate::kv_pages::{PREFILL_ROWS, WindowedLayers, prefill_rows};
 use crate::layout::Ignored;
 use crate::sizes::Sizes;
 use crate::stored_form::ShortForm;
@@ -62,6 +63,12 @@ pub struct Inspection {
     pub outside_bytes: u64,
     /// See [`Sizes::kv_bytes_per_token`].
     pub kv_bytes_per_token: u64,
+    /// Scales of an int8 KV cache that one token adds, in all layers. 0 in facts of earlier versions.
+    #[serde(default)]
+    pub kv_scales_per_token: u64,
+    /// Layers that release positions of the KV cache behind their window, if any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv_windowed: Option<WindowedLayers>,
     /// See [`Sizes::token_bytes`].
     pub token_bytes: u64,
     /// See [`Sizes::total_bytes`].
@@ -85,6 +92,32 @@ pub struct Decoded {
     pub decoded_outside_bytes: u64,
     /// As [`Inspection::total_bytes`], all in the dtype.
     pub decoded_total_bytes: u64,
+}
+
+/// Resident bytes of keys and values, all layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ResidentKv {
+    /// Bytes per token in layers that keep all tokens of a sequence.
+    pub bytes_per_token: u64,
+    /// Bytes per token in layers that release tokens behind their window.
+    pub windowed_bytes_per_token: u64,
+    /// Most tokens of a sequence that those hold at a time.
+    pub most_windowed_tokens: u64,
+}
+
+impl ResidentKv {
+    /// Bytes of a sequence of `tokens` tokens.
+    #[must_use]
+    pub fn of(&self, tokens: u64) -> u64 {
+        let windowed = self.windowed_bytes_per_token.saturating_mul(tokens.min(self.most_windowed_tokens));
+        self.bytes_per_token.saturating_mul(tokens).saturating_add(windowed)
+    }
+
+    /// Bytes of a token in all layers.
+    #[must_use]
+    pub fn all_bytes_per_token(&self) -> u64 {
+        self.bytes_per_token.saturating_add(self.windowed_bytes_per_token)
+    }
 }
 
 impl Inspection {
@@ -186,7 +219,33 @@ impl Inspection {
     pub fn resident_kv_bytes_per_token(&self, dtype: &str) -> u64 {
         match self.kv_cache_dtype {
             None => self.resident_bytes(self.kv_bytes_per_token, dtype),
-            Some(kept) => kept.bytes(self.kv_bytes_per_token / self.element_bytes()),
+            Some(kept) => {
+                let elements = self.kv_bytes_per_token / self.element_bytes();
+                let scales = match self.kv_scales_per_token {
+                    0 => elements.div_ceil(32),
+                    scales => scales,
+                };
+                kept.bytes(elements, scales)
+            }
+        }
+    }
+
+    /// Returns the resident bytes of keys and values of a sequence, by the rule that the engine admits requests by.
+    #[must_use]
+    pub fn resident_kv(&self, dtype: &str) -> ResidentKv {
+        let all = self.resident_kv_bytes_per_token(dtype);
+        let Some(windowed) = self.kv_windowed.filter(|_| self.layers > 0) else {
+            return ResidentKv { bytes_per_token: all, windowed_bytes_per_token: 0, most_windowed_tokens: 0 };
+        };
+        let layers = windowed.layers.min(self.layers) as u64;
+        // All layers have as many bytes.
+        let share = (u128::from(all) * u128::from(layers) / self.layers as u128) as u64;
+        let element_bytes = if dtype == "float32" { 4 } else { 2 };
+        let rows = prefill_rows(self.hidden_size, element_bytes, self.top_k, PREFILL_ROWS);
+        ResidentKv {
+            bytes_per_token: all - share,
+            windowed_bytes_per_token: share,
+            most_windowed_tokens: windowed.most_positions(rows) as u64,
         }
     }
 
@@ -240,6 +299,12 @@ impl Inspection {
             non_expert_layer_bytes: sizes.non_expert_layer_bytes,
             outside_bytes: sizes.outside_bytes,
             kv_bytes_per_token: sizes.kv_bytes_per_token,
+            kv_scales_per_token: config
+                .layers
+                .iter()
+                .map(|layer| layer.attention.cache_scales() as u64)
+                .sum(),
+            kv_windowed: WindowedLayers::of_config(config),
             token_bytes: sizes.token_bytes,
             total_bytes: sizes.total_bytes,
             ignored: Some(ignored).filter(|ignored| ignored.bytes > 0).cloned(),

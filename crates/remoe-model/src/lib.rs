@@ -39,6 +39,7 @@ mod tensors;
 pub mod text;
 
 pub use checkpoint::{BlockScales, Checkpoint};
+pub mod kv_pages;
 pub use config::{ModelConfig, Multipliers};
 pub use error::CheckpointError;
 pub use facts::{
@@ -52,7 +53,7 @@ pub use generation::GenerationDefaults;
 pub use header::TENSOR_LIMIT;
 #[doc(hidden)]
 pub use header::tensor_table;
-pub use inspection::{Decoded, Inspection};
+pub use inspection::{Decoded, Inspection, ResidentKv};
 pub use layout::Ignored;
 pub use outline::{AttentionOutline, ExpertsOutline, LayerOutline, MlpOutline, Outline, Weights};
 pub use rope::{RopeFacts, RopeLayout, RopeScaling};

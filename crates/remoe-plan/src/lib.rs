@@ -33,6 +33,7 @@ pub use problem::wrong::{Truth, WrongFigure};
 pub use problem::{
     Affine, Arrivals, Billing, Contention, CpuProfile, Device, ErrorFactor, GpuProfile, Layer, Limits,
     Pricing, Problem, Quantile, Request, SizeRange, Slo, Specs, Start, Starts, Transport, VcpuRange,
+    WindowedCache,
 };
 pub use read::of_any_version;
 pub use way::Way;

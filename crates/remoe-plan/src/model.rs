@@ -266,9 +266,11 @@ impl<'p> Model<'p> {
         let (input, output) = (request.input_tokens, request.output_tokens);
         let (memory_input, memory_tokens) = (request.largest_input(), request.tokens_in_memory());
         let layers: Vec<_> = problem.layers.iter().map(|layer| LayerModel::new(layer, problem)).collect();
-        let cache: f64 = problem.layers.iter().map(|layer| layer.kv_bytes_per_token).sum();
         let nonexpert: f64 = problem.layers.iter().map(|layer| layer.nonexpert_bytes).sum();
-        let gpu_bytes = memory_tokens * (problem.token_bytes + cache) + nonexpert + problem.head_bytes;
+        let gpu_bytes = memory_tokens * problem.token_bytes
+            + problem.kv_bytes_in_memory()
+            + nonexpert
+            + problem.head_bytes;
         let transport = &problem.transport;
         Self {
             is_isotonic: layers.iter().all(LayerModel::is_isotonic),

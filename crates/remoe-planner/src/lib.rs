@@ -51,8 +51,8 @@ pub use remoe_plan::{
     GpuProfile, Group, GroupEvaluation, GroupLife, Latency, Layer, LayerEvaluation, LayerPlan, Life, Limits,
     MainSize, Measured, Outcome, PAGE_POSITIONS, Plan, PlanDraft, Pricing, Problem, Proceed, Quantile,
     Quantiles, Replica, Request, Service, SizeRange, Slo, Specs, Start, Starts, Transport, Truth, VcpuRange,
-    Violation, Way, WrongFigure, alive, baselines, latency, load_bound, longest_first, longest_first_beside,
-    of_any_version, plan_file_schema, useful_vcpus,
+    Violation, Way, WindowedCache, WrongFigure, alive, baselines, latency, load_bound, longest_first,
+    longest_first_beside, of_any_version, plan_file_schema, useful_vcpus,
 };
 pub use remote::Remote;
 pub use search::Counters;

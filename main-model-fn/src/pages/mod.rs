@@ -6,7 +6,7 @@
 //! needed: the page that was used longest ago goes first. Pages are only numbers here; a [`crate::Backend`] keeps
 //! what is in them.
 //!
-//! Layers that attend to a window have pages of their own ([`needs`]). A sequence lets go of them once no later
+//! Layers that attend to a window have pages of their own ([`PageNeeds`]). A sequence lets go of them once no later
 //! position sees them. They stay kept like others, but may be evicted alone: a sequence can begin behind kept pages
 //! only where the whole window before it is still kept.
 
@@ -15,9 +15,10 @@ mod prefixes;
 mod sequence;
 mod table;
 
-pub use needs::PageNeeds;
-pub(crate) use needs::pages_of;
+pub(crate) use needs::paged;
 pub use prefixes::Tenant;
+pub use remoe_model::kv_pages::PageNeeds;
+pub(crate) use remoe_model::kv_pages::pages_of;
 pub(crate) use sequence::{BlockPages, SequenceCache};
 
 use crate::backend::PAGE_POSITIONS;
@@ -153,6 +154,7 @@ mod tests {
     #[test]
     fn plans_leave_room_for_pages_of_this_size() {
         assert_eq!(PAGE, remoe_plan::PAGE_POSITIONS as usize);
+        assert_eq!(PAGE, remoe_model::kv_pages::PAGE_POSITIONS);
     }
 
     /// Forwards the sequence `tokens` from wherever `cache` is.

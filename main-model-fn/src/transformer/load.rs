@@ -4,7 +4,7 @@ use super::attention::{Attention, GroupedQueryAttention, LatentAttention};
 use super::mlp::{Besides, Mlp, Moe, SharedExperts};
 use super::{Layer, Positions, Transformer};
 use crate::backend::{Affine, Backend, LoadModelError, Rest, Router};
-use crate::pages::PageNeeds;
+use crate::pages::paged;
 use crate::routing::RoutingRule;
 use remoe_kernels::numerics::to_bf16;
 use remoe_kernels::{AttentionShape, Dtype, NumericsClass};
@@ -56,7 +56,7 @@ impl<B: Backend> Transformer<B> {
             }
         }
         let (layers, shapes): (_, Vec<_>) = layers.into_iter().unzip();
-        let (page_needs, paged) = PageNeeds::of(&shapes);
+        let (page_needs, paged) = paged(&shapes);
         let head = heads.pop().ok_or(LoadModelError::Inconsistent("the model has no head"))?;
         let tied = if is_tied { ops.table_of(&head) } else { None };
         Ok(Self {

@@ -27,15 +27,15 @@ impl MainMemory {
         let tokens = |input: u32, output: u32| u64::from(input) + u64::from(output);
         let largest = tokens(workload.max_input_tokens, workload.max_output_tokens);
         let typical = tokens(workload.typical_input_tokens, workload.typical_output_tokens);
-        let tokens = largest.max(typical.saturating_mul(workload.concurrency.into()));
-        let per_token = model.resident_kv_bytes_per_token(dtype.name());
+        let kv = model.resident_kv(dtype.name());
+        let held = kv.of(largest).max(kv.of(typical).saturating_mul(workload.concurrency.into()));
         // Of each request's last page.
         let unfilled = u64::from(PAGE_POSITIONS - 1)
             .saturating_mul(workload.concurrency.into())
-            .saturating_mul(per_token);
+            .saturating_mul(kv.all_bytes_per_token());
         Self {
             fallback_bytes: layer.min(MAX_FALLBACK),
-            kv_cache_bytes: per_token.saturating_mul(tokens).saturating_add(unfilled),
+            kv_cache_bytes: held.saturating_add(unfilled),
             unfilled_bytes: match device {
                 Device::Cpu => unfilled,
                 // Keys and values are in the GPU's memory.

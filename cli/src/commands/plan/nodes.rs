@@ -31,7 +31,7 @@ pub(crate) struct NodesArgs {
     #[arg(long, value_name = "FILE", requires = "model_source", help_heading = "Nodes", conflicts_with_all = [
         "problem", "prompt", "preallocate", "evaluate", "previous", "robust", "remote", "pricing",
         "main_memory_mb", "remote_memory_mb", "max_replicas", "max_groups", "main_cpu", "remote_cpu", "sturdy",
-        "explain", "hysteresis", "stands", "deadline", "measured",
+        "explain", "hysteresis", "stands", "deadline", "measured", "kv_cache_dtype",
     ])]
     pub(crate) nodes: Option<PathBuf>,
     /// Print the recommendation as a MoEDeployment manifest (YAML), for `remoe up --file` or a cluster

@@ -5,7 +5,7 @@ use crate::flags::{Dtype, default_dtype};
 use remoe_hardware::ResidentWeights;
 use remoe_hub::{Known, ModelArgs, Opened};
 use remoe_model::{Checkpoint, CheckpointError, DenseDtype, ExpertsDtype, Inspection, Outline};
-use remoe_planner::ResidentModel;
+use remoe_planner::{ResidentModel, WindowedCache};
 use serde::Serialize;
 use std::sync::Arc;
 
@@ -187,6 +187,7 @@ impl KnownModel {
     /// The sizes that nodes are planned for.
     pub(super) fn resident(&self) -> ResidentModel {
         let resident = |bytes: u64| self.inspection.resident_bytes(bytes, &self.dtype) as f64;
+        let kv = self.inspection.resident_kv(&self.dtype);
         ResidentModel {
             layers: self.moe_layers,
             experts: self.experts,
@@ -195,7 +196,11 @@ impl KnownModel {
             rest_bytes: self.rest_bytes as f64,
             main_rest_bytes: self.main_rest_bytes as f64,
             device_rest_bytes: self.device_rest_bytes as f64,
-            kv_bytes_per_token: self.inspection.resident_kv_bytes_per_token(&self.dtype) as f64,
+            kv_bytes_per_token: kv.bytes_per_token as f64,
+            kv_windowed: (kv.windowed_bytes_per_token > 0).then_some(WindowedCache {
+                bytes_per_token: kv.windowed_bytes_per_token as f64,
+                most_tokens: kv.most_windowed_tokens as f64,
+            }),
             token_bytes: resident(self.inspection.token_bytes),
         }
     }

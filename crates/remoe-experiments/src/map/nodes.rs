@@ -155,6 +155,7 @@ pub fn rental(subject: &Subject, list: &NodeList, slo: Slo, arrivals: Option<Arr
             main_rest_bytes: subject.rest_bytes(),
             device_rest_bytes: subject.rest_bytes(),
             kv_bytes_per_token: facts.kv_bytes_per_token as f64,
+            kv_windowed: None,
             token_bytes,
         },
         request: request(),

@@ -60,6 +60,7 @@ fn rental(model: &str, list: &NodeList) -> Rental {
             main_rest_bytes: rest as f64,
             device_rest_bytes: rest as f64,
             kv_bytes_per_token: facts.kv_bytes_per_token as f64,
+            kv_windowed: None,
             token_bytes: facts.token_bytes as f64,
         },
         request: Request {

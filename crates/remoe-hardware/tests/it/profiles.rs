@@ -4,10 +4,11 @@ use crate::common;
 
 use common::{measured, model, wishes};
 use remoe_hardware::{Prices, ProblemError, Profile, Wishes, problem};
+use remoe_model::kv_pages::WindowedLayers;
 use remoe_model::{DenseDtype, ExpertsDtype, Inspection};
 use remoe_planner::{
-    Billing, Contention, CpuProfile, Device, GpuProfile, Limits, Options, PlanDraft, evaluate, preallocate,
-    solve,
+    Billing, Contention, CpuProfile, Device, GpuProfile, Limits, MainSize, Options, PlanDraft, Request,
+    evaluate, preallocate, solve,
 };
 use serde_json::{Value, json};
 
@@ -84,6 +85,20 @@ fn a_problem_has_every_byte_and_second_once() {
     let answer = solve(&problem, None, &Options::default()).unwrap();
     let evaluation = evaluate(&problem, &PlanDraft::from(&answer.plan), false).unwrap();
     assert_eq!(evaluation.total_cost, answer.evaluation.total_cost);
+}
+
+/// Two of four layers hold a window of 128, 2,048 rows of a prefill, and the positions that pages round up to.
+#[test]
+fn windowed_layers_take_the_tokens_that_they_hold() {
+    let model = Inspection { kv_windowed: Some(WindowedLayers { layers: 2, window: 128 }), ..model() };
+    let request = Request { max_input_tokens: Some(100_000.0), concurrency: 8, ..wishes().request };
+    let problem = problem(&model, &measured(), &Wishes { request, ..wishes() }).unwrap();
+    let bytes = 2000.0 * 100_050.0 + 2000.0 * 2208.0;
+    assert!((problem.kv_bytes_in_memory() - bytes).abs() < 1.0);
+    assert_eq!(model.resident_kv("bfloat16").of(100_050) as f64, bytes);
+    let size = MainSize::of(&problem, 1e9, None);
+    assert_eq!(size.kv_cache_bytes, bytes + 8.0 * 31.0 * 4000.0);
+    assert!(size.memory_bytes > 1e9 + size.kv_cache_bytes);
 }
 
 #[test]

@@ -133,6 +133,7 @@ impl Measurement {
                 main_rest_bytes: rest_bytes,
                 device_rest_bytes: rest_bytes,
                 kv_bytes_per_token: weights.kv_bytes_per_token,
+                kv_windowed: None,
                 token_bytes: weights.token_bytes,
             },
             request,

@@ -31,6 +31,12 @@ impl Floats for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn load_i8(from: *const i8) -> __m256 {
+        // SAFETY: the trait's contract: 8 elements of one byte.
+        unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast()))) }
+    }
+
+    #[inline(always)]
     unsafe fn load_bf16(from: *const u16) -> __m256 {
         // SAFETY: the trait's contract: 8 elements of 2 bytes.
         unsafe {

@@ -28,6 +28,12 @@ impl Floats for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn load_i8(from: *const i8) -> __m512 {
+        // SAFETY: the trait's contract: 16 elements of one byte.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) }
+    }
+
+    #[inline(always)]
     unsafe fn load_bf16(from: *const u16) -> __m512 {
         // SAFETY: the trait's contract: 16 elements of 2 bytes.
         unsafe {

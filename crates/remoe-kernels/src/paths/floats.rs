@@ -18,6 +18,8 @@ pub(crate) trait Floats {
     unsafe fn load(from: *const f32) -> Self::V;
     /// Reads `LANES` bfloat16 and widens them.
     unsafe fn load_bf16(from: *const u16) -> Self::V;
+    /// Reads `LANES` integers of 8 bits and widens them.
+    unsafe fn load_i8(from: *const i8) -> Self::V;
     /// Writes float32.
     unsafe fn store(to: *mut f32, v: Self::V);
     /// `a * b + c`, rounded once.

@@ -53,6 +53,12 @@ impl Floats for Portable {
     }
 
     #[inline(always)]
+    unsafe fn load_i8(from: *const i8) -> Four {
+        // SAFETY: valid for four bytes, by the trait's contract.
+        Four(unsafe { from.cast::<[i8; 4]>().read() }.map(f32::from))
+    }
+
+    #[inline(always)]
     unsafe fn load_bf16(from: *const u16) -> Four {
         // SAFETY: valid for four bfloat16, by the trait's contract.
         Four(unsafe { from.cast::<[u16; 4]>().read_unaligned() }.map(numerics::from_bf16))

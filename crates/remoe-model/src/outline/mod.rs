@@ -7,7 +7,9 @@
 mod read;
 mod weights;
 
+use crate::facts::KvCacheDtype;
 use crate::inspection::Inspection;
+use crate::kv_pages::{CachedLayer, WindowedLayers};
 pub use weights::Weights;
 
 /// Facts of a configuration on which sizes depend. Counts are of elements unless said otherwise.
@@ -45,6 +47,8 @@ pub struct Outline {
 pub struct LayerOutline {
     /// Keys, values and queries.
     pub attention: AttentionOutline,
+    /// Positions that a token sees, itself included, where not all before it.
+    pub window: Option<usize>,
     /// Feed-forward part.
     pub mlp: MlpOutline,
 }
@@ -188,6 +192,14 @@ impl AttentionOutline {
             Self::Latent { rank, rotary, .. } => (rank + rotary) as u128,
         }
     }
+
+    /// Scales of an int8 cache per token.
+    fn scales(&self) -> u128 {
+        match *self {
+            Self::Grouped { groups, width, .. } => 2 * KvCacheDtype::Int8.scales(groups, width) as u128,
+            Self::Latent { rank, rotary, .. } => KvCacheDtype::Int8.scales(1, rank + rotary) as u128,
+        }
+    }
 }
 
 impl ExpertsOutline {
@@ -290,6 +302,10 @@ impl Outline {
             non_expert_layer_bytes: layers,
             outside_bytes,
             kv_bytes_per_token: saturated(cache * element),
+            kv_scales_per_token: saturated(self.layers.iter().map(|layer| layer.attention.scales()).sum()),
+            kv_windowed: WindowedLayers::of(
+                &self.layers.iter().map(LayerOutline::cached).collect::<Vec<_>>(),
+            ),
             token_bytes: saturated(self.hidden as u128 * element),
             moe_layers,
             ignored: None,
@@ -330,6 +346,11 @@ impl Outline {
 }
 
 impl LayerOutline {
+    fn cached(&self) -> CachedLayer {
+        let page_bytes = usize::try_from(self.attention.cache()).unwrap_or(usize::MAX);
+        CachedLayer { page_bytes, window: self.window }
+    }
+
     fn experts(&self) -> Option<&ExpertsOutline> {
         match &self.mlp {
             MlpOutline::Experts(experts) => Some(experts),

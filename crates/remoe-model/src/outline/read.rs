@@ -170,5 +170,5 @@ fn of_facts(layer: &LayerFacts, hidden: usize) -> LayerOutline {
             })
         }
     };
-    LayerOutline { attention, mlp }
+    LayerOutline { attention, window: layer.attention.window(), mlp }
 }

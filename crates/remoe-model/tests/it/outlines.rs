@@ -2,7 +2,10 @@
 
 use crate::support;
 
-use remoe_model::{Checkpoint, CheckpointError, Folder, Inspection, ModelConfig, Outline, Weights};
+use remoe_model::kv_pages::{CachedLayer, PAGE_POSITIONS, PREFILL_ROWS, PageNeeds, WindowedLayers};
+use remoe_model::{
+    Checkpoint, CheckpointError, Folder, Inspection, KvCacheDtype, ModelConfig, Outline, Weights,
+};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -36,6 +39,30 @@ fn the_parameters_of_mixtral_are_those_of_its_checkpoint() {
     // `total_size` of model.safetensors.index.json of mistralai/Mixtral-8x22B-v0.1 is twice this.
     assert_eq!(published("mixtral-8x22b").parameters(), 140_620_634_112);
     assert_eq!(published("mixtral-8x22b").inspection("").total_bytes, 281_241_268_224);
+}
+
+/// Half of the layers of gpt-oss hold a window, a prefill, and the positions that pages round up to.
+#[test]
+fn released_windows_take_the_pages_that_the_engine_counts() {
+    let facts = published("gpt-oss-120b").inspection("");
+    assert_eq!(facts.kv_windowed, Some(WindowedLayers { layers: 18, window: 128 }));
+    // Keys and values of 8 heads of 64.
+    let page_bytes = 2 * 8 * 64 * 2 * PAGE_POSITIONS;
+    let layers = [Some(128), None].repeat(18).into_iter().map(|window| CachedLayer { page_bytes, window });
+    let (needs, _) = PageNeeds::of(&layers.collect::<Vec<_>>());
+    let kv = facts.resident_kv("bfloat16");
+    assert_eq!(kv.all_bytes_per_token(), facts.kv_bytes_per_token);
+    for (positions, share) in [(2048, 1.0), (4096, 0.77), (131_072, 0.51)] {
+        // A page has the layers of one kind.
+        let pages = needs.pages(positions, PREFILL_ROWS) * 18 * page_bytes;
+        assert_eq!(kv.of(positions as u64), pages as u64);
+        let whole = facts.kv_bytes_per_token as f64 * positions as f64;
+        assert!(pages as f64 / whole <= share, "{positions}: {}", pages as f64 / whole);
+    }
+    let int8 = Inspection { kv_cache_dtype: Some(KvCacheDtype::Int8), ..facts.clone() };
+    let share = int8.resident_kv("bfloat16").of(4096) as f64 / kv.of(4096) as f64;
+    assert_eq!(share, 66.0 / 128.0, "a scale of two bytes for a head");
+    assert_eq!(published("qwen3-235b-a22b").inspection("").kv_windowed, None);
 }
 
 #[test]

@@ -32,14 +32,14 @@ impl MainSize {
     pub fn of(problem: &Problem, main_bytes: f64, vcpus: Option<f64>) -> Self {
         let model = Model::new(problem);
         let vcpus = vcpus.unwrap_or_else(|| model.main_vcpus(main_bytes));
-        let per_token: f64 = problem.layers.iter().map(|layer| layer.kv_bytes_per_token).sum();
-        let unfilled = f64::from((PAGE_POSITIONS - 1) * problem.request.concurrency.max(1)) * per_token;
+        let unfilled = f64::from((PAGE_POSITIONS - 1) * problem.request.concurrency.max(1))
+            * problem.kv_bytes_per_token();
         let beside = if problem.device == Device::Cpu { model.gpu_bytes + unfilled } else { 0.0 };
         Self {
             main_bytes,
             vcpus,
             memory_bytes: main_bytes + beside,
-            kv_cache_bytes: (model.memory_tokens * per_token + unfilled).ceil(),
+            kv_cache_bytes: (problem.kv_bytes_in_memory() + unfilled).ceil(),
             kv_cache_tokens: model.memory_tokens,
             concurrency: problem.request.concurrency,
             threads: useful_vcpus(problem, vcpus),

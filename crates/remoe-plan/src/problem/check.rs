@@ -268,6 +268,10 @@ fn check_layer(layer: &Layer, device: Device) -> Checked {
     above_zero("expert_bytes", layer.expert_bytes, "bytes")?;
     not_negative("nonexpert_bytes", layer.nonexpert_bytes, "bytes")?;
     not_negative("kv_bytes_per_token", layer.kv_bytes_per_token, "bytes per token")?;
+    if let Some(windowed) = layer.kv_windowed {
+        not_negative("kv_windowed.bytes_per_token", windowed.bytes_per_token, "bytes per token")?;
+        between("kv_windowed.most_tokens", windowed.most_tokens, 0.0, MAX_TOKENS, "tokens")?;
+    }
     affine("nonexpert_prefill_seconds", layer.nonexpert_prefill_seconds)?;
     not_negative("nonexpert_decode_seconds", layer.nonexpert_decode_seconds, "seconds")?;
     cpu_profile("expert_seconds", &layer.expert_seconds)?;

@@ -5,6 +5,18 @@ use super::figures::{LARGEST, MAX_GRID, MAX_TOKENS, SMALLEST};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+/// KV cache that holds some tokens of a request at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct WindowedCache {
+    /// Bytes per token.
+    #[schemars(range(min = 0.0, max = LARGEST))]
+    pub bytes_per_token: f64,
+    /// Most tokens of a request that are held at a time.
+    #[schemars(range(min = 0.0, max = MAX_TOKENS))]
+    pub most_tokens: f64,
+}
+
 /// One Mixture-of-Experts layer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -24,6 +36,9 @@ pub struct Layer {
     /// KV cache bytes per token.
     #[schemars(range(min = 0.0, max = LARGEST))]
     pub kv_bytes_per_token: f64,
+    /// KV cache of layers that release tokens behind a window, beside `kv_bytes_per_token`; none where absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv_windowed: Option<WindowedCache>,
     /// Prefill seconds of the non-expert part on the device, over tokens.
     pub nonexpert_prefill_seconds: Affine,
     /// Seconds of one decode step of the non-expert part on the device.

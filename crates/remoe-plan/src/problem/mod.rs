@@ -15,7 +15,7 @@ pub mod stressed;
 pub mod wrong;
 
 pub use contention::Contention;
-pub use layer::{Affine, CpuProfile, GpuProfile, Layer};
+pub use layer::{Affine, CpuProfile, GpuProfile, Layer, WindowedCache};
 pub use rates::{Billing, Pricing};
 pub use slo::{Quantile, Slo};
 
@@ -139,6 +139,23 @@ pub struct Request {
     pub concurrency: u32,
 }
 
+impl Problem {
+    /// Bytes of keys and values of all layers that must fit in all.
+    pub fn kv_bytes_in_memory(&self) -> f64 {
+        let per_token = self.layers.iter().map(|layer| layer.kv_bytes_per_token).sum();
+        let windowed: Vec<_> = self.layers.iter().filter_map(|layer| layer.kv_windowed).collect();
+        self.request.kv_bytes_in_memory_of(self.request.concurrency, per_token, &windowed)
+    }
+
+    /// Bytes of keys and values of a token, all layers.
+    pub fn kv_bytes_per_token(&self) -> f64 {
+        let of = |layer: &Layer| {
+            layer.kv_bytes_per_token + layer.kv_windowed.map_or(0.0, |cache| cache.bytes_per_token)
+        };
+        self.layers.iter().map(of).sum()
+    }
+}
+
 impl Request {
     /// The longest prompt that must fit.
     pub fn largest_input(&self) -> f64 {
@@ -163,6 +180,20 @@ impl Request {
         match concurrency {
             0 | 1 => largest,
             many => largest.max(f64::from(many) * (self.input_tokens + self.output_tokens)),
+        }
+    }
+
+    /// Bytes of keys and values that must fit in all, of the same requests: `per_token` in layers that keep all tokens,
+    /// and those of `windowed`.
+    pub fn kv_bytes_in_memory_of(&self, concurrency: u32, per_token: f64, windowed: &[WindowedCache]) -> f64 {
+        let of = |requests: f64, tokens: f64| {
+            let held = |cache: &WindowedCache| cache.bytes_per_token * tokens.min(cache.most_tokens);
+            per_token * (requests * tokens) + requests * windowed.iter().map(held).sum::<f64>()
+        };
+        let largest = of(1.0, self.largest_input() + self.max_output_tokens.unwrap_or(self.output_tokens));
+        match concurrency {
+            0 | 1 => largest,
+            many => largest.max(of(f64::from(many), self.input_tokens + self.output_tokens)),
         }
     }
 }

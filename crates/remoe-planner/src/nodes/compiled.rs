@@ -254,7 +254,9 @@ impl<'a> Compiled<'a> {
 
     fn context_bytes(&self, slots: u32) -> f64 {
         let model = self.model();
-        self.rental.request.tokens_in_memory_of(slots) * (model.kv_bytes_per_token + model.token_bytes)
+        let request = &self.rental.request;
+        request.kv_bytes_in_memory_of(slots, model.kv_bytes_per_token, model.kv_windowed.as_slice())
+            + request.tokens_in_memory_of(slots) * model.token_bytes
     }
 
     /// Memory on the host besides experts and the rest.

@@ -3,7 +3,9 @@
 use super::slowest::MOST_TOP_K;
 use remoe_plan::error::FieldError;
 use remoe_plan::problem::check::{check_arrivals, check_request, check_start};
-use remoe_plan::problem::{Affine, Arrivals, CpuProfile, GpuProfile, Request, Slo, Starts, Transport};
+use remoe_plan::problem::{
+    Affine, Arrivals, CpuProfile, GpuProfile, Request, Slo, Starts, Transport, WindowedCache,
+};
 
 const MOST_SHAPES: usize = 1024;
 const MOST_LAYERS: usize = 4096;
@@ -62,8 +64,10 @@ pub struct ResidentModel {
     pub main_rest_bytes: f64,
     /// Bytes of everything but routed experts as main functions of this project hold it on a GPU.
     pub device_rest_bytes: f64,
-    /// Bytes of keys and values per token, all layers.
+    /// Bytes of keys and values per token in the layers that keep all tokens.
     pub kv_bytes_per_token: f64,
+    /// Keys and values in the layers that release tokens behind a window, if any.
+    pub kv_windowed: Option<WindowedCache>,
     /// Bytes of one token's hidden state.
     pub token_bytes: f64,
 }

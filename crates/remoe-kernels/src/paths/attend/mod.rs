@@ -1,6 +1,7 @@
 //! Softmax attention of a block of query rows over the pages of one sequence and one head of keys and values.
 
 mod element;
+mod int8;
 mod mix;
 mod score;
 
@@ -13,6 +14,7 @@ use crate::attention_shape::AttentionShape;
 use crate::elements;
 use crate::kv_cache::{CacheFormat, PAGE_POSITIONS};
 use element::{Element, Widened};
+use int8::widen_head;
 use mix::{Weights, mix_page};
 use score::{score_page, weigh};
 
@@ -65,10 +67,10 @@ pub(crate) enum Step {
     Merge { states: *const f32 },
 }
 
-/// Floats of a state behind the values: sums of weights, the largest score, and up to a cache line.
-const STATE_BESIDE: usize = 2 * SUM_LANES;
+/// Floats of a state behind the values: sums of weights, the largest score, and up to two cache lines.
+const STATE_BESIDE: usize = 3 * SUM_LANES;
 
-/// Floats of a row's state: unfinished values, whole vectors of them, and what is beside. Two cache lines more than values, so that a column of states does not fall into one set of the cache.
+/// Floats of a row's state: unfinished values, whole vectors of them, and what is beside. With values of whole pairs of cache lines it is an odd number of lines, so that a column of states falls into all sets of the cache.
 pub(crate) fn state_stride(shape: &AttentionShape) -> usize {
     shape.value_dim.next_multiple_of(16) + STATE_BESIDE
 }
@@ -199,30 +201,30 @@ unsafe fn attend_as<F: Floats, E: Element>(block: &mut Block<'_>, seen: &[Range<
         let row = row_of(shape, block.kv_head, block.first + r);
         widen(shape.dtype, block.query, row * shape.key_dim, &mut query[r * query_stride..][..shape.key_dim]);
     }
-    let mut parts = Parts {
+    let (states, of_step) = match block.step {
+        Step::Part { part, states } => (states, part..part + 1),
+        _ => (states.as_mut_ptr(), parts_of(&(seen[0].start..seen[count - 1].end))),
+    };
+    let parts = Parts {
         query: query.as_mut_ptr(),
         query_stride,
         tile: tile.as_mut_ptr(),
         scores: scores.as_mut_ptr(),
-        states: states.as_mut_ptr(),
+        states,
         stride,
     };
     // SAFETY: the caller's promise; the parts of the scratch memory have room for `count` rows, and unfinished rows are whole vectors.
     unsafe {
-        if let Step::Part { part, states } = block.step {
-            parts.states = states;
-            return attend_part::<F, E>(block, seen, &parts, part, wide);
-        }
-        let all = parts_of(&(seen[0].start..seen[count - 1].end));
-        if all.len() == 1 {
-            attend_part::<F, E>(block, seen, &parts, all.start, wide);
-            return finish_rows::<F>(block, parts.states);
-        }
-        for part in all {
+        let is_merged = of_step.len() > 1;
+        for part in of_step {
             attend_part::<F, E>(block, seen, &parts, part, wide);
-            merge_rows::<F>(shape, seen, count, part, totals.as_mut_ptr(), parts.states);
+            if is_merged {
+                merge_rows::<F>(shape, seen, count, part, totals.as_mut_ptr(), parts.states);
+            }
         }
-        finish_rows::<F>(block, totals.as_mut_ptr());
+        if !matches!(block.step, Step::Part { .. }) {
+            finish_rows::<F>(block, if is_merged { totals.as_mut_ptr() } else { parts.states });
+        }
     }
 }
 
@@ -252,6 +254,11 @@ unsafe fn attend_part<F: Floats, E: Element>(
         }
         let first = seen[0].start.max(positions.start) / PAGE_POSITIONS;
         let end = seen[count - 1].end.min(positions.end).div_ceil(PAGE_POSITIONS);
+        let last = match block.step {
+            Step::Part { .. } => end - 1,
+            // The next part follows.
+            _ => (seen[count - 1].end - 1) / PAGE_POSITIONS,
+        };
         for page in first..end {
             let begin = page * PAGE_POSITIONS;
             // Rows see the later positions the later they are: those of a page lie together.
@@ -262,7 +269,7 @@ unsafe fn attend_part<F: Floats, E: Element>(
             while rows.start < rows.end && seen[rows.end - 1].start >= begin + PAGE_POSITIONS {
                 rows.end -= 1;
             }
-            let next = block.pages[(page + 1).min(end - 1)];
+            let next = block.pages[(page + 1).min(last)];
             // Memory to prefetch while keys are scored and while values are summed.
             let (source, asked) = match shape.cache {
                 CacheFormat::Plain => {
@@ -273,7 +280,7 @@ unsafe fn attend_part<F: Floats, E: Element>(
                 }
                 CacheFormat::Int8 => {
                     let head = shape.int8_head();
-                    head.widen(head.part(block.pages[page], block.kv_head), wide);
+                    widen_head::<F>(head, head.part(block.pages[page], block.kv_head), wide);
                     let keys = wide.as_ptr().cast::<E>();
                     let values = if shape.latent { keys } else { keys.add(shape.key_dim * PAGE_POSITIONS) };
                     let next = head.part(next, block.kv_head).as_ptr();

@@ -106,6 +106,7 @@ fn layer(random: &mut Random, experts: u32, top_k: u32, expert_bytes: f64, scale
         expert_bytes,
         nonexpert_bytes: expert_bytes / 2.0,
         kv_bytes_per_token: 2048.0,
+        kv_windowed: None,
         nonexpert_prefill_seconds: Affine { base: 8e-4, per_token: 2e-6 },
         nonexpert_decode_seconds: 4e-4,
         expert_seconds: cpu_profile(random, scale),
