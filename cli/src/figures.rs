@@ -30,7 +30,8 @@ impl PlanningArgs {
         progress: &Arc<Progress>,
     ) -> Result<Profile, CliError> {
         let request = measurement(wanted, args, BelowOne { main: true, remote: true });
-        if let Some(profile) = self.known_profile(&ModelId::of(&request.inspection, &request.dtype))? {
+        let subject = &request.subject;
+        if let Some(profile) = self.known_profile(&ModelId::of(&subject.inspection, &subject.dtype))? {
             return Ok(profile);
         }
         if unmeasured == Unmeasured::Assume {
@@ -38,10 +39,10 @@ impl PlanningArgs {
                 cpu: machine::cpu(),
                 cores: machine::cores(),
                 memory_bytes: machine::memory_bytes(),
-                device: request.device,
+                device: subject.device.clone(),
                 vcpus_by: CpuLimit::Assumed,
             };
-            return Ok(Profile::prior_of_machine(&request.inspection, &request.dtype, machine));
+            return Ok(Profile::prior_of_machine(&subject.inspection, &subject.dtype, machine));
         }
         progress.line("no profile of this model on this machine; measuring one now (kept for later runs)");
         let profile = profiling::measure(request, Gate::new(true), progress).await?;
@@ -54,16 +55,16 @@ impl PlanningArgs {
 /// Requests the measurement of `wanted`'s model, for plans that give functions less than one vCPU as `below_one` says.
 pub(crate) fn measurement(wanted: &Wanted, args: &DeploymentArgs, below_one: BelowOne) -> profiling::Request {
     let inspection = wanted.inspection.clone();
-    profiling::Request {
+    let subject = remoe_profiler::Request {
         source: wanted.source.clone(),
         dtype: args.dtype.map_or_else(|| default_dtype(&inspection), Dtype::name).to_owned(),
         inspection,
         device: args.device.clone().unwrap_or_else(|| "cpu".to_owned()),
-        backend: args.backend,
         quick: true,
         address: None,
         below_one,
-    }
+    };
+    profiling::Request { subject, backend: args.backend }
 }
 
 /// Warns of figures of `profile` that plans as `problem` lack.

@@ -15,7 +15,6 @@ mod figures;
 mod files;
 mod flags;
 mod loading;
-mod machine;
 mod output;
 mod plan_report;
 mod plan_words;
@@ -30,6 +29,8 @@ mod resource;
 mod running;
 mod signals;
 mod workload;
+
+pub(crate) use remoe_profiler::machine;
 
 use args::{Cli, Command};
 use clap::{ArgMatches, CommandFactory, FromArgMatches};

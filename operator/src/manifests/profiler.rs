@@ -40,8 +40,7 @@ pub(crate) fn profiler(
     around: &Surroundings,
 ) -> Result<Pod, BuildError> {
     let access = ModelAccess::new(&plan.model, &around.sources)?;
-    let mut arguments: Vec<String> =
-        ["profile", "--quick", "--json", "--out", "/tmp/profile.json"].map(str::to_owned).to_vec();
+    let mut arguments = vec!["profile".to_owned()];
     arguments.extend(plan.model.precision_of_all());
     arguments.extend(["--device".to_owned(), plan.device.name().to_owned()]);
     arguments.extend(access.arguments.iter().cloned());
@@ -54,7 +53,7 @@ pub(crate) fn profiler(
         name: "profiler",
         image: around.main_image(plan.device),
         pull_policy: &around.pull_policy,
-        command: "remoe",
+        command: "remoe-agent",
         arguments,
         resources: main_resources(
             owner,

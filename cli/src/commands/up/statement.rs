@@ -45,6 +45,6 @@ impl Statement {
 
     /// Requests the measurement for plans as `problem`.
     pub(crate) fn measurement(&self, problem: &Problem, wanted: &Wanted) -> Request {
-        measurement(wanted, &self.deployment, BelowOne::of(problem, self.remote))
+        measurement(wanted, &self.deployment, BelowOne::of(problem, self.remote.into()))
     }
 }
