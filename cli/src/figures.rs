@@ -31,8 +31,9 @@ impl PlanningArgs {
         progress: &Arc<Progress>,
     ) -> Result<Profile, CliError> {
         let request = measurement(wanted, args, BelowOne { main: true, remote: true });
-        let id = ModelId::of(&request.inspection, &request.dtype);
-        if let Some(profile) = self.known_profile(&id, &request.device)? {
+        let subject = &request.subject;
+        let id = ModelId::of(&subject.inspection, &subject.dtype);
+        if let Some(profile) = self.known_profile(&id, &Device::of_main(wanted))? {
             return Ok(profile);
         }
         if unmeasured == Unmeasured::Assume {
@@ -40,11 +41,11 @@ impl PlanningArgs {
                 cpu: machine::cpu(),
                 cores: machine::cores(),
                 memory_bytes: machine::memory_bytes(),
-                device: request.device.name,
-                gpu: request.device.gpu,
+                device: subject.device.clone(),
+                gpu: subject.gpu.clone(),
                 vcpus_by: CpuLimit::Assumed,
             };
-            return Ok(Profile::prior_of_machine(&request.inspection, &request.dtype, machine));
+            return Ok(Profile::prior_of_machine(&subject.inspection, &subject.dtype, machine));
         }
         progress.line("no profile of this model on this machine; measuring one now (kept for later runs)");
         let profile = profiling::measure(request, Gate::new(true), progress).await?;
@@ -56,18 +57,19 @@ impl PlanningArgs {
 
 /// Requests the measurement of `wanted`'s model, for plans that give functions less than one vCPU as `below_one` says.
 pub(crate) fn measurement(wanted: &Wanted, args: &DeploymentArgs, below_one: BelowOne) -> profiling::Request {
-    let inspection = wanted.inspection.clone();
-    profiling::Request {
+    let (inspection, device) = (wanted.inspection.clone(), Device::of_main(wanted));
+    let subject = remoe_profiler::Request {
         source: wanted.source.clone(),
         dtype: args.dtype.map_or_else(|| default_dtype(&inspection), Dtype::name).to_owned(),
         inspection,
-        device: Device::of_main(wanted),
+        device: device.name,
+        gpu: device.gpu,
         on_device: OnDevice::Measure,
-        backend: args.backend,
         quick: true,
         address: None,
         below_one,
-    }
+    };
+    profiling::Request { subject, backend: args.backend }
 }
 
 /// Warns of figures of `profile` that plans as `problem` lack.

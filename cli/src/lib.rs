@@ -18,7 +18,6 @@ mod flags;
 mod gpu;
 mod libtorch;
 mod loading;
-mod machine;
 mod output;
 mod plan_report;
 mod plan_words;
@@ -33,6 +32,8 @@ mod resource;
 mod running;
 mod signals;
 mod workload;
+
+pub(crate) use remoe_profiler::machine;
 
 use args::{Cli, Command};
 use clap::{ArgMatches, CommandFactory, FromArgMatches};

@@ -34,9 +34,9 @@ LIBTORCH_DEADLINE_S = 3600
 IMAGES = {
     "operator": ("Remoe operator", ["remoe-operator"]),
     "gateway": ("Remoe gateway and tools", ["remoe-gateway", "remoe"]),
-    "main": ("Remoe main-model function for CPUs and tools", ["main-model-fn", "remote-expert-fn", "remoe"]),
-    "main-torch": ("Remoe main-model function with LibTorch and tools", ["main-model-fn=main-model-fn-torch", "main-model-fn-torch", "remote-expert-fn", "remoe"]),
-    "main-cuda": ("Remoe main-model function for GPUs and tools", ["main-model-fn=main-model-fn-torch", "main-model-fn-torch", "remote-expert-fn", "remoe"]),
+    "main": ("Remoe main-model function for CPUs", ["main-model-fn", "remote-expert-fn", "remoe-agent"]),
+    "main-torch": ("Remoe main-model function with LibTorch", ["main-model-fn=main-model-fn-torch", "main-model-fn-torch", "remote-expert-fn", "remoe-agent"]),
+    "main-cuda": ("Remoe main-model function for GPUs", ["main-model-fn=main-model-fn-torch", "main-model-fn-torch", "remote-expert-fn", "remoe-agent"]),
     "remote-expert": ("Remoe remote-expert function", ["remote-expert-fn"]),
 }
 

@@ -105,7 +105,8 @@ fn folders_at_the_top_are_at_most_18() {
 #[test]
 fn programs_are_used_by_no_library() {
     let every = dependencies();
-    let programs = ["cli", "gateway", "operator", "remote-expert-fn", "main-model-fn", "main-model-torch"];
+    let programs =
+        ["agent", "cli", "gateway", "operator", "remote-expert-fn", "main-model-fn", "main-model-torch"];
     for (name, below) in
         every.iter().filter(|(name, _)| name.starts_with("remoe-") && !FOR_TESTS.contains(&name.as_str()))
     {

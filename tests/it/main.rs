@@ -1,6 +1,7 @@
 //! Tests of the real programs, end to end, in one program.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
 
+mod agent;
 mod batch;
 mod cache;
 mod chain;

@@ -68,17 +68,18 @@ pub(crate) async fn run(args: &ProfileArgs, as_json: bool, progress: &Arc<Progre
     let device = Device::resolve(args.device.as_deref(), args.backend);
     let inspection = opened.checkpoint.inspect()?.kept_as(experts_dtype, args.dense_dtype, &device.name);
     let dtype = args.dtype.map_or_else(|| default_dtype(&inspection), |dtype| dtype.name());
-    let request = Request {
+    let subject = remoe_profiler::Request {
         source: args.source.pinned(&opened),
         inspection,
         dtype: dtype.to_owned(),
-        device,
+        device: device.name,
+        gpu: device.gpu,
         on_device: if args.assume_device { OnDevice::Assume } else { OnDevice::Measure },
-        backend: args.backend,
         quick: args.quick,
         address: args.address.clone(),
         below_one: BelowOne { main: true, remote: true },
     };
+    let request = Request { subject, backend: args.backend };
     let started = Instant::now();
     let mut signals = EndSignals::catch()?;
     let profile = tokio::select! {

@@ -49,13 +49,13 @@ pub(crate) fn inspector(
         digest: String::new(),
     };
     let access = ModelAccess::new(&planned, &around.sources)?;
-    let mut arguments = vec!["inspect".to_owned(), "--json".to_owned()];
+    let mut arguments = vec!["inspect".to_owned()];
     arguments.extend(access.arguments.iter().cloned());
     let program = Program {
         name: "inspector",
         image: around.main_image(Device::Cpu),
         pull_policy: &around.pull_policy,
-        command: "remoe",
+        command: "remoe-agent",
         arguments,
         resources: resources(vcpus(millicores_of(MEMORY_MB)), megabytes(MEMORY_MB)),
     };

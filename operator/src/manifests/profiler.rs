@@ -44,8 +44,7 @@ pub(crate) fn profiler(
     around: &Surroundings,
 ) -> Result<Pod, BuildError> {
     let access = ModelAccess::new(&plan.model, &around.sources)?;
-    let mut arguments: Vec<String> =
-        ["profile", "--quick", "--json", "--out", "/tmp/profile.json"].map(str::to_owned).to_vec();
+    let mut arguments = vec!["profile".to_owned()];
     arguments.extend(plan.model.precision_of_all());
     arguments.extend(["--device".to_owned(), plan.device.name().to_owned()]);
     if plan.device == Device::Cuda {
@@ -61,7 +60,7 @@ pub(crate) fn profiler(
         name: "profiler",
         image: around.main_image(plan.device),
         pull_policy: &around.pull_policy,
-        command: "remoe",
+        command: "remoe-agent",
         arguments,
         resources: resources(measured_vcpus(&main.memory_mb, main.cpu.as_ref()), megabytes(memory)),
     };

@@ -67,7 +67,7 @@ impl Measuring {
 
 async fn measure(subject: Subject, gate: Arc<Gate>, progress: &Progress) -> Result<(), CliError> {
     let Subject { statement, wanted, request, tell } = subject;
-    let needed = profiling::memory_needed(&request.inspection, &request.dtype);
+    let needed = profiling::memory_needed(&request.subject.inspection, &request.subject.dtype);
     let free = machine::free_memory_bytes();
     if free < needed {
         progress.line(&format!(

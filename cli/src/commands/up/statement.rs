@@ -45,8 +45,9 @@ impl Statement {
 
     /// Requests the measurement for plans as `problem`, beside `wanted` while it serves.
     pub(crate) fn measurement(&self, problem: &Problem, wanted: &Wanted) -> Request {
-        let request = measurement(wanted, &self.deployment, BelowOne::of(problem, self.remote));
+        let request = measurement(wanted, &self.deployment, BelowOne::of(problem, self.remote.into()));
         // A GPU has no room beside the main function that serves.
-        Request { on_device: OnDevice::Assume, ..request }
+        let subject = remoe_profiler::Request { on_device: OnDevice::Assume, ..request.subject };
+        Request { subject, ..request }
     }
 }

@@ -9,24 +9,22 @@ use remoe_test_support::http;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 
-/// `remoe inspect` prints in a pod what it prints here.
+/// Inspects the demo model in the image of main functions: the agent prints there what `remoe inspect` prints here.
 #[tokio::test(flavor = "multi_thread")]
-async fn both_images_inspect_a_model() {
-    Scene::run("both_images_inspect_a_model", async |scene| {
+async fn main_image_inspects_a_model() {
+    Scene::run("main_image_inspects_a_model", async |scene| {
         claim::with_demo_model(scene, "models").await;
         let model = workspace().join("demo/model");
         let (code, expected) = remoe(&["inspect", "--model", model.to_str().unwrap()]).await;
         assert_eq!(code, Some(0));
-        for name in ["remote-expert", "main"] {
-            let container = json!({
-                "image": image(name),
-                "command": ["/usr/bin/remoe", "inspect", "--model=/models/demo", "--json"],
-            });
-            pods::create(scene, &pods::restricted(name, &container)).await;
-            let printed: Value =
-                serde_json::from_str(&pods::finished(scene, name).await).expect("one JSON object");
-            assert_eq!(printed, expected);
-        }
+        let container = json!({
+            "image": image("main"),
+            "command": ["/usr/bin/remoe-agent", "inspect", "--model=/models/demo"],
+        });
+        pods::create(scene, &pods::restricted("main", &container)).await;
+        let printed: Value =
+            serde_json::from_str(&pods::finished(scene, "main").await).expect("one JSON object");
+        assert_eq!(printed, expected);
     })
     .await;
 }

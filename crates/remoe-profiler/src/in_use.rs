@@ -1,14 +1,15 @@
 //! A main function that answers as it does in use: prompts and decode steps, alone and several at once, and calls of
 //! remote functions.
 
-use super::WARMING;
-use super::functions::Running;
-use super::grid::median;
-use super::lines::Points;
-use super::main_function::MainSetup;
-use crate::exit::CliError;
+use crate::Subject;
+use crate::WARMING;
+use crate::error::ProfileError;
+use crate::functions::Running;
+use crate::grid::median;
+use crate::lines::Points;
 use futures_util::future::try_join_all;
 use remoe_hardware::Start;
+use remoe_planner::PAGE_POSITIONS;
 use remoe_process::Role;
 use remoe_proto::v1::generate_event::Event;
 use remoe_proto::v1::main_model_client::MainModelClient;
@@ -26,9 +27,9 @@ use tonic::transport::Channel;
 /// Nothing that is measured takes this long.
 const LIMIT: Duration = Duration::from_secs(600);
 /// Decode steps of a measurement.
-pub(super) const STEPS: u32 = 24;
+pub(crate) const STEPS: u32 = 24;
 /// Tokens of the prompt in front of them.
-pub(super) const DECODE_PROMPT: usize = 64;
+pub(crate) const DECODE_PROMPT: usize = 64;
 /// Tokens of the prompts of requests that decode together.
 const TOGETHER_PROMPT: usize = 16;
 /// Steps of the last of them.
@@ -36,9 +37,9 @@ const TOGETHER_STEPS: u32 = 8;
 /// Tokens that the others may have: they go on until it has ended.
 const BESIDE_TOKENS: u32 = 8 * TOGETHER_STEPS;
 /// Tokens of each such request, at most.
-pub(super) const TOGETHER_TOKENS: usize = TOGETHER_PROMPT + BESIDE_TOKENS as usize;
+pub(crate) const TOGETHER_TOKENS: usize = TOGETHER_PROMPT + BESIDE_TOKENS as usize;
 /// Tokens of context of the last one, in the mean over its steps.
-pub(super) const TOGETHER_CONTEXT: f64 = context(TOGETHER_PROMPT, TOGETHER_STEPS);
+pub(crate) const TOGETHER_CONTEXT: f64 = context(TOGETHER_PROMPT, TOGETHER_STEPS);
 /// Measurements of each prompt.
 const ROUNDS: usize = 5;
 /// Measurements of requests that decode together, each of which is several requests.
@@ -54,18 +55,18 @@ const SUSTAINED: Duration = Duration::from_millis(500);
 
 /// A remote layer as the main function sees it, in seconds.
 #[derive(Clone, Copy)]
-pub(super) struct RemoteCall {
+pub(crate) struct RemoteCall {
     /// Before its own experts: messages are sent.
-    pub(super) send: f64,
+    pub(crate) send: f64,
     /// After them: waiting, computation included.
-    pub(super) wait: f64,
+    pub(crate) wait: f64,
 }
 
 /// A prompt's or a decode step's seconds, besides local experts and in them.
 #[derive(Clone, Copy)]
-pub(super) struct Parts {
-    pub(super) rest: f64,
-    pub(super) experts: f64,
+pub(crate) struct Parts {
+    pub(crate) rest: f64,
+    pub(crate) experts: f64,
 }
 
 impl Parts {
@@ -83,20 +84,20 @@ struct Answered {
 }
 
 /// Measurements with one number of vCPUs.
-pub(super) struct Column {
+pub(crate) struct Column {
     /// Decode steps over tokens of context.
-    pub(super) steps: Points,
+    pub(crate) steps: Points,
     /// Experts in a decode step.
-    pub(super) experts: f64,
+    pub(crate) experts: f64,
     /// Decode steps of several requests, context included. Below one vCPU their prompts would use up the quota that the
     /// steps are to have: see [`fill_together`].
-    pub(super) together: Vec<Parts>,
+    pub(crate) together: Vec<Parts>,
     /// Each prompt of the grid.
-    pub(super) prompts: Vec<Parts>,
+    pub(crate) prompts: Vec<Parts>,
 }
 
-/// Below one vCPU several requests take what they take with one, stretched: as for context ([`super::lines`]).
-pub(super) fn fill_together(columns: &mut [Column]) {
+/// Below one vCPU several requests take what they take with one, stretched: as for context ([`crate::lines`]).
+pub(crate) fn fill_together(columns: &mut [Column]) {
     let one = columns.iter().find(|column| column.steps.vcpus >= 1.0).map(|column| column.together.clone());
     for column in columns.iter_mut().filter(|column| column.steps.vcpus < 1.0) {
         let part = |parts: &Parts| parts.with_part(column.steps.vcpus);
@@ -105,9 +106,9 @@ pub(super) fn fill_together(columns: &mut [Column]) {
 }
 
 /// A main function with every expert local.
-pub(super) struct Main<'s> {
-    setup: &'s MainSetup<'s>,
-    pub(super) function: Running<'s>,
+pub(crate) struct Main<'s> {
+    subject: &'s Subject<'s>,
+    pub(crate) function: Running<'s>,
     client: MainModelClient<Channel>,
     runtime: tokio::runtime::Handle,
     /// Packing all experts, and reading what comes after them.
@@ -117,44 +118,43 @@ pub(super) struct Main<'s> {
 }
 
 impl<'s> Main<'s> {
-    pub(super) fn start(
-        setup: &'s MainSetup<'_>,
+    pub(crate) fn start(
+        subject: &'s Subject<'_>,
         threads: usize,
         device: &str,
         step: &dyn Fn(String),
-    ) -> Result<Self, CliError> {
+    ) -> Result<Self, ProfileError> {
         step(format!("starting the main function: threads {threads}"));
-        let mut arguments = setup.subject.source.arguments();
-        arguments.extend(setup.subject.precision());
-        arguments.extend(setup.subject.dense());
+        let mut arguments = subject.source.arguments();
+        arguments.extend(subject.precision());
+        arguments.extend(subject.dense());
         arguments.extend(["--device".into(), device.into(), "--threads".into(), threads.to_string().into()]);
-        arguments.extend(["--kv-cache-bytes".into(), setup.cache_bytes().to_string().into()]);
+        arguments.extend(["--kv-cache-bytes".into(), cache_bytes(subject).to_string().into()]);
         if threads == 1 {
             arguments.extend(["--poll-us".into(), "0".into()]);
         }
-        let function =
-            setup.subject.functions.start(Role::Main, arguments, f64::from(setup.subject.grid.cores))?;
+        let function = subject.functions.start(Role::Main, arguments, f64::from(subject.grid.cores))?;
         let runtime = tokio::runtime::Handle::current();
-        let (started, held_up) = (Instant::now(), setup.gate().held_up());
+        let (started, held_up) = (Instant::now(), subject.gate().held_up());
         let routing = Routing { generation: 1, ..Routing::default() };
         runtime.block_on(control::set_routing(function.grpc, routing, LIMIT))?;
         runtime.block_on(control::all_experts_read(function.grpc, LIMIT))?;
-        let placed = started.elapsed().saturating_sub(setup.gate().held_up() - held_up);
+        let placed = started.elapsed().saturating_sub(subject.gate().held_up() - held_up);
         let client = runtime.block_on(async { control::main_client(function.grpc) })?;
-        let main = Self { setup, function, client, runtime, placed, prompts: Cell::new(0) };
+        let main = Self { subject, function, client, runtime, placed, prompts: Cell::new(0) };
         let began = Instant::now();
-        main.generate(setup.subject.grid.prompts.last().copied().unwrap_or(DECODE_PROMPT), 4)?;
+        main.generate(subject.grid.prompts.last().copied().unwrap_or(DECODE_PROMPT), 4)?;
         while began.elapsed() < WARMING {
             main.generate(DECODE_PROMPT, 4)?;
         }
         Ok(main)
     }
 
-    pub(super) fn start_times(&self) -> Start {
-        let facts = self.setup.subject.inspection;
-        let experts = self.setup.subject.resident_experts(facts.moe_layers.len() * facts.experts);
+    pub(crate) fn start_times(&self) -> Start {
+        let facts = self.subject.inspection;
+        let experts = self.subject.resident_experts(facts.moe_layers.len() * facts.experts);
         let rate = experts / self.placed.as_secs_f64().max(1e-6);
-        let rest = self.setup.weights() - experts;
+        let rest = self.subject.weights() - experts;
         Start {
             process_seconds: (self.function.start.as_secs_f64() - rest / rate).max(0.0),
             load_bytes_per_second: rate.clamp(1.0, 1e12),
@@ -163,18 +163,18 @@ impl<'s> Main<'s> {
 
     /// Decode steps behind prompts of several lengths, and each prompt of the grid, with `vcpus`; from one vCPU on also
     /// decode steps of so many requests as `rows` say.
-    pub(super) fn column(&self, vcpus: f64, rows: &[usize]) -> Result<Column, CliError> {
-        let bursts = self.setup.subject.functions.quotas && vcpus < 1.0;
+    pub(crate) fn column(&self, vcpus: f64, rows: &[usize]) -> Result<Column, ProfileError> {
+        let bursts = self.subject.functions.quotas && vcpus < 1.0;
         let answered = |tokens: usize| match bursts {
-            true => self.setup.gate().undisturbed(|| sustained(&mut || self.answer(tokens))),
+            true => self.subject.gate().undisturbed(|| sustained(&mut || self.answer(tokens))),
             false => self.rested(ROUNDS, &|| self.answer(tokens)),
         };
         let rows = if bursts { &[] } else { rows };
         let together =
             rows.iter().map(|&rows| Ok(self.rested(TOGETHER_ROUNDS, &|| self.answer_together(rows))?.step));
-        let together = together.collect::<Result<_, CliError>>()?;
+        let together = together.collect::<Result<_, ProfileError>>()?;
         let behind = answered(DECODE_PROMPT)?;
-        let grid = &self.setup.subject.grid;
+        let grid = &self.subject.grid;
         let prompts: Vec<Answered> =
             grid.prompts.iter().map(|&tokens| answered(tokens)).collect::<Result<_, _>>()?;
         let mut steps = vec![(DECODE_PROMPT, behind.step.rest)];
@@ -196,8 +196,8 @@ impl<'s> Main<'s> {
         })
     }
 
-    fn answer(&self, tokens: usize) -> Result<Answered, CliError> {
-        let finished = self.setup.gate().undisturbed(|| self.generate(tokens, STEPS + 1))?;
+    fn answer(&self, tokens: usize) -> Result<Answered, ProfileError> {
+        let finished = self.subject.gate().undisturbed(|| self.generate(tokens, STEPS + 1))?;
         Ok(Answered::of(&finished, STEPS))
     }
 
@@ -205,10 +205,10 @@ impl<'s> Main<'s> {
     fn rested(
         &self,
         rounds: usize,
-        measure: &dyn Fn() -> Result<Answered, CliError>,
-    ) -> Result<Answered, CliError> {
+        measure: &dyn Fn() -> Result<Answered, ProfileError>,
+    ) -> Result<Answered, ProfileError> {
         let measured = (0..rounds).map(|_| {
-            self.setup.gate().undisturbed(|| {
+            self.subject.gate().undisturbed(|| {
                 std::thread::sleep(REST);
                 measure()
             })
@@ -222,7 +222,7 @@ impl<'s> Main<'s> {
     }
 
     /// One request that comes when `rows` - 1 others decode, and ends before they do.
-    fn answer_together(&self, rows: usize) -> Result<Answered, CliError> {
+    fn answer_together(&self, rows: usize) -> Result<Answered, ProfileError> {
         let within = async {
             let others = (1..rows).map(|_| self.asked(TOGETHER_PROMPT, BESIDE_TOKENS));
             let mut others = try_join_all(others).await?;
@@ -235,9 +235,9 @@ impl<'s> Main<'s> {
     }
 
     /// Decode steps with all experts of the first layers in a remote function, against steps without.
-    pub(super) fn remote_call(&self) -> Result<RemoteCall, CliError> {
-        let facts = self.setup.subject.inspection;
-        let expert_bytes = facts.resident_expert_bytes(self.setup.subject.dtype);
+    pub(crate) fn remote_call(&self) -> Result<RemoteCall, ProfileError> {
+        let facts = self.subject.inspection;
+        let expert_bytes = facts.resident_expert_bytes(self.subject.dtype);
         let layer_bytes = (expert_bytes * facts.experts as u64).max(1);
         let layers = usize::try_from(REMOTE_BYTES / layer_bytes).unwrap_or(1).max(1);
         let experts: Vec<u32> = (0..u32::try_from(facts.experts).unwrap_or(u32::MAX)).collect();
@@ -251,7 +251,7 @@ impl<'s> Main<'s> {
             let steps = f64::from(STEPS);
             let (mut rest, mut experts) = (Vec::with_capacity(ROUNDS), Vec::with_capacity(ROUNDS));
             for _ in 0..ROUNDS {
-                let finished = self.setup.gate().undisturbed(|| {
+                let finished = self.subject.gate().undisturbed(|| {
                     std::thread::sleep(REST);
                     self.generate(DECODE_PROMPT, STEPS + 1)
                 })?;
@@ -260,10 +260,10 @@ impl<'s> Main<'s> {
                 let seconds = if waited { time.waited_s } else { time.local_s };
                 experts.push(seconds / steps);
             }
-            Ok::<_, CliError>(Parts { rest: median(rest), experts: median(experts) })
+            Ok::<_, ProfileError>(Parts { rest: median(rest), experts: median(experts) })
         };
         let local = step(false)?;
-        let function = super::remote::start(self.setup.subject, &sets, 1)?;
+        let function = crate::remote::start(self.subject, &sets, 1)?;
         let endpoint =
             Endpoint { address: function.grpc.to_string(), layers: Vec::new(), experts: Vec::new() };
         let count = sets.len() as f64;
@@ -275,17 +275,20 @@ impl<'s> Main<'s> {
         Ok(RemoteCall { send, wait: remote.experts / count })
     }
 
-    fn generate(&self, tokens: usize, max_tokens: u32) -> Result<Finished, CliError> {
+    fn generate(&self, tokens: usize, max_tokens: u32) -> Result<Finished, ProfileError> {
         self.within_limit(async { self.asked(tokens, max_tokens).await?.finished().await })
     }
 
-    fn within_limit<T>(&self, answer: impl Future<Output = Result<T, CliError>>) -> Result<T, CliError> {
+    fn within_limit<T>(
+        &self,
+        answer: impl Future<Output = Result<T, ProfileError>>,
+    ) -> Result<T, ProfileError> {
         let answer = self.runtime.block_on(async { timeout(LIMIT, answer).await });
         answer.map_err(late)?
     }
 
     /// Sends a request with another prompt. Its tokens are drawn, as they are unless a request says otherwise, and not as any other's.
-    async fn asked(&self, tokens: usize, max_tokens: u32) -> Result<Streaming, CliError> {
+    async fn asked(&self, tokens: usize, max_tokens: u32) -> Result<Streaming, ProfileError> {
         let seed = self.prompts.get();
         let prompt = self.another_prompt(tokens);
         // Computed are all tokens but the last one that was drawn.
@@ -301,7 +304,7 @@ impl<'s> Main<'s> {
         Ok(Streaming { events: self.client.clone().generate(request).await?.into_inner(), computed })
     }
 
-    pub(super) fn loads(&self, tokens: usize) -> Result<BTreeMap<u32, u32>, CliError> {
+    pub(crate) fn loads(&self, tokens: usize) -> Result<BTreeMap<u32, u32>, ProfileError> {
         let prompt = inspect_request::Prompt::Ids(self.prompt(0, tokens));
         let request = InspectRequest { prompt: Some(prompt), hidden: false, scores: false };
         let mut client = self.client.clone();
@@ -324,7 +327,7 @@ impl<'s> Main<'s> {
     fn another_prompt(&self, tokens: usize) -> TokenIds {
         let number = self.prompts.replace(self.prompts.get() + 1);
         let mut prompt = self.prompt(number * tokens as u64, tokens);
-        let vocabulary = self.setup.subject.inspection.vocab_size.max(1) as u64;
+        let vocabulary = self.subject.inspection.vocab_size.max(1) as u64;
         // Small vocabularies need a second one to tell that many apart.
         let digits = [number % vocabulary, number / vocabulary % vocabulary];
         prompt.ids.iter_mut().zip(digits).for_each(|(id, digit)| *id = digit as u32);
@@ -333,16 +336,28 @@ impl<'s> Main<'s> {
 
     /// Tokens of all kinds, always the same, of which so many come before.
     fn prompt(&self, before: u64, tokens: usize) -> TokenIds {
-        let vocabulary = self.setup.subject.inspection.vocab_size.max(1) as u64;
+        let vocabulary = self.subject.inspection.vocab_size.max(1) as u64;
         let numbers = (1..=tokens as u64).map(|number| before.wrapping_add(number));
         let ids = numbers.map(|number| (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33) % vocabulary);
         TokenIds { ids: ids.map(|id| id as u32).collect() }
     }
 }
 
+/// Keys and values of the longest request that is measured, or of all that decode together: room for no more, so that
+/// all of it has been used, and plans count them apart.
+pub(crate) fn cache_bytes(subject: &Subject<'_>) -> u64 {
+    let pages = |positions: usize| (positions as u64).div_ceil(u64::from(PAGE_POSITIONS)) + 1;
+    let longest = subject.grid.long_prompt.max(DECODE_PROMPT) + STEPS as usize + 1;
+    let rows = subject.grid.rows.last().copied().unwrap_or(0) as u64;
+    let pages = pages(longest).max(rows * pages(TOGETHER_TOKENS));
+    let inspection = subject.inspection;
+    let position = inspection.resident_bytes(inspection.kv_bytes_per_token, subject.dtype);
+    pages * u64::from(PAGE_POSITIONS) * position.max(1)
+}
+
 /// Returns the error of an answer that takes longer than [`LIMIT`].
-fn late(_elapsed: tokio::time::error::Elapsed) -> CliError {
-    CliError::runtime(format!("cannot measure the main function: no answer within {LIMIT:?}"))
+fn late(_elapsed: tokio::time::error::Elapsed) -> ProfileError {
+    ProfileError::Late { function: "main function", within: LIMIT }
 }
 
 /// An answer on its way.
@@ -354,26 +369,26 @@ struct Streaming {
 
 impl Streaming {
     /// Waits for the next event.
-    async fn message(&mut self) -> Result<Event, CliError> {
+    async fn message(&mut self) -> Result<Event, ProfileError> {
         while let Some(message) = self.events.message().await? {
             match message.event {
                 Some(Event::Started(_)) | None => {}
                 Some(event) => return Ok(event),
             }
         }
-        Err(CliError::runtime("cannot read the answer: the stream ended early"))
+        Err(ProfileError::Cut)
     }
 
-    async fn finished(mut self) -> Result<Finished, CliError> {
+    async fn finished(mut self) -> Result<Finished, ProfileError> {
         loop {
             let Event::Finished(finished) = self.message().await? else { continue };
             if finished.forwarded_positions >= self.computed {
                 return Ok(finished);
             }
-            return Err(CliError::runtime(format!(
-                "prefix cache hit: only {} of {} tokens were computed, so the prefill time is invalid",
-                finished.forwarded_positions, self.computed
-            )));
+            return Err(ProfileError::Cached {
+                computed: finished.forwarded_positions,
+                tokens: self.computed,
+            });
         }
     }
 }
@@ -401,7 +416,7 @@ fn local(time: Option<ExpertTime>) -> f64 {
 
 /// The mean of measurements without rests over several periods of the quota, in each of which a function
 /// runs freely at first and then waits.
-fn sustained(measure: &mut dyn FnMut() -> Result<Answered, CliError>) -> Result<Answered, CliError> {
+fn sustained(measure: &mut dyn FnMut() -> Result<Answered, ProfileError>) -> Result<Answered, ProfileError> {
     let started = Instant::now();
     let mut answers = Vec::new();
     while answers.len() < 2 || started.elapsed() < SUSTAINED {

@@ -1,12 +1,12 @@
 //! Experts in a remote function: their time over tokens and vCPUs, the way there and back, start and
 //! memory.
 
-use super::functions::Running;
-use super::gate::Gate;
-use super::grid::median;
-use super::{Subject, WARMING};
-use crate::exit::CliError;
+use crate::error::ProfileError;
+use crate::functions::Running;
+use crate::gate::Gate;
+use crate::grid::median;
 use crate::machine::own_cpu_seconds;
+use crate::{Subject, WARMING};
 use remoe_hardware::{Start, Transport};
 use remoe_planner::{Contention, CpuProfile};
 use remoe_process::Role;
@@ -29,7 +29,7 @@ const EXCHANGES: usize = 40;
 /// Functions that compute at the same time, at most: each has a copy of the experts under measurement.
 const BESIDE: u32 = 8;
 /// Bytes of all those copies beyond the weights of the model.
-pub(super) const COPIES_BYTES: f64 = 1e9;
+pub(crate) const COPIES_BYTES: f64 = 1e9;
 /// Calls of each of them, and of one alone, one behind the other ..
 const CALLS_BESIDE: usize = 8;
 /// .. in turn so many times, as far as time allows.
@@ -37,14 +37,14 @@ const ROUNDS_BESIDE: usize = 5;
 const BESIDE_LIMIT: Duration = Duration::from_secs(10);
 
 /// Figures of a remote function.
-pub(super) struct RemoteFigures {
-    pub(super) expert_seconds: CpuProfile,
-    pub(super) transport: Transport,
-    pub(super) contention: Option<Contention>,
-    pub(super) start: Start,
-    pub(super) function_bytes: f64,
-    pub(super) instruction_path: String,
-    pub(super) numerics_class: String,
+pub(crate) struct RemoteFigures {
+    pub(crate) expert_seconds: CpuProfile,
+    pub(crate) transport: Transport,
+    pub(crate) contention: Option<Contention>,
+    pub(crate) start: Start,
+    pub(crate) function_bytes: f64,
+    pub(crate) instruction_path: String,
+    pub(crate) numerics_class: String,
 }
 
 /// Times of a function with some number of threads.
@@ -60,15 +60,15 @@ struct OfThreads {
 }
 
 /// Setup of the measurement of remote functions.
-pub(super) struct RemoteSetup<'a> {
-    pub(super) subject: &'a Subject<'a>,
+pub(crate) struct RemoteSetup<'a> {
+    pub(crate) subject: &'a Subject<'a>,
     /// A function elsewhere over which the transport is measured; loopback otherwise.
-    pub(super) address: Option<&'a str>,
+    pub(crate) address: Option<&'a str>,
 }
 
 impl RemoteSetup<'_> {
     /// Measures everything. `step` is told what is being measured.
-    pub(super) fn measure(&self, step: &dyn Fn(String)) -> Result<RemoteFigures, CliError> {
+    pub(crate) fn measure(&self, step: &dyn Fn(String)) -> Result<RemoteFigures, ProfileError> {
         let hosted = self.hosted();
         let mut columns: Vec<Vec<f64>> = Vec::new();
         let mut function_bytes = 0.0;
@@ -89,15 +89,13 @@ impl RemoteSetup<'_> {
             step(format!("network to {address}"));
             transport = Some(Client::open(address, &hosted, self)?.transport(address)?);
         }
-        let described = description
-            .ok_or_else(|| CliError::runtime("cannot measure a remote function: no vCPUs to measure with"))?;
+        let described = description.ok_or_else(|| ProfileError::NoVcpus { function: "remote function" })?;
         let tokens = self.subject.grid.tokens.clone();
         let expert_seconds = self.subject.grid.table(tokens, &columns, below_one);
-        let transport =
-            transport.ok_or_else(|| CliError::runtime("cannot measure the network to a remote function"))?;
+        let transport = transport.ok_or_else(|| ProfileError::NoTransport)?;
         // Plans do without it, and a machine that cannot hold so many functions is no reason to do without all the rest.
         let contention = self.gate().piece(|| self.contention(&hosted, step)).unwrap_or_else(|error| {
-            self.subject.functions.tell(&format!("cannot measure concurrent functions: {}", error.message));
+            self.subject.functions.tell(&format!("cannot measure concurrent functions: {error}"));
             None
         });
         Ok(RemoteFigures {
@@ -126,7 +124,7 @@ impl RemoteSetup<'_> {
         threads: usize,
         vcpus: &[f64],
         step: &dyn Fn(String),
-    ) -> Result<OfThreads, CliError> {
+    ) -> Result<OfThreads, ProfileError> {
         step(format!("starting a remote function: threads {threads}"));
         let function = self.start(hosted, threads)?;
         let mut client = Client::open(&function.grpc.to_string(), hosted, self)?;
@@ -188,7 +186,7 @@ impl RemoteSetup<'_> {
         &self,
         hosted: &[LayerExperts],
         step: &dyn Fn(String),
-    ) -> Result<Option<Contention>, CliError> {
+    ) -> Result<Option<Contention>, ProfileError> {
         step("concurrent remote functions".to_owned());
         let weights = self.subject.inspection.resident_total_bytes(self.subject.dtype) as f64;
         let room = (weights + COPIES_BYTES) / self.weights(hosted).max(1.0);
@@ -207,7 +205,7 @@ impl RemoteSetup<'_> {
         while warming.elapsed() < WARMING {
             self.gate().undisturbed(|| together(&mut clients, 1, all))?;
         }
-        let mut slowed = |tokens: f64| -> Result<f64, CliError> {
+        let mut slowed = |tokens: f64| -> Result<f64, ProfileError> {
             let (mut alone, mut beside) = (Vec::new(), Vec::new());
             let began = Instant::now();
             // In turn: memory is not as quick in one minute as in the next.
@@ -231,15 +229,15 @@ impl RemoteSetup<'_> {
         Ok(Some(Contention { functions, step, prefill }))
     }
 
-    fn start(&self, hosted: &[LayerExperts], threads: usize) -> Result<Running<'_>, CliError> {
+    fn start(&self, hosted: &[LayerExperts], threads: usize) -> Result<Running<'_>, ProfileError> {
         start(self.subject, hosted, threads)
     }
 
     /// Starts with one expert and with all of them: what grows with bytes, and what does not.
-    fn start_times(&self, hosted: &[LayerExperts], step: &dyn Fn(String)) -> Result<Start, CliError> {
+    fn start_times(&self, hosted: &[LayerExperts], step: &dyn Fn(String)) -> Result<Start, ProfileError> {
         step("start times of a remote function".to_owned());
         let one = vec![LayerExperts { layer: hosted.first().map_or(0, |set| set.layer), experts: vec![0] }];
-        let time = |hosted: &[LayerExperts]| -> Result<f64, CliError> {
+        let time = |hosted: &[LayerExperts]| -> Result<f64, ProfileError> {
             let mut times = Vec::new();
             for _ in 0..3 {
                 times.push(self.start(hosted, self.subject.grid.threads())?.start.as_secs_f64());
@@ -257,11 +255,11 @@ impl RemoteSetup<'_> {
 }
 
 /// Starts a remote function that hosts `hosted`.
-pub(super) fn start<'f>(
+pub(crate) fn start<'f>(
     subject: &'f Subject<'_>,
     hosted: &[LayerExperts],
     threads: usize,
-) -> Result<Running<'f>, CliError> {
+) -> Result<Running<'f>, ProfileError> {
     let mut arguments = subject.source.arguments();
     arguments.extend(subject.precision());
     arguments.extend([
@@ -278,8 +276,8 @@ pub(super) fn start<'f>(
 
 /// Has each of `clients` ask for `rows` rows so many times at the same time, one call right behind the other; seconds of an expert
 /// of each call but the first and the last, which others do not all compute beside.
-fn together(clients: &mut [Client<'_>], rows: usize, calls: usize) -> Result<Vec<f64>, CliError> {
-    let asking = |client: &mut Client<'_>| -> Result<Vec<f64>, CliError> {
+fn together(clients: &mut [Client<'_>], rows: usize, calls: usize) -> Result<Vec<f64>, ProfileError> {
+    let asking = |client: &mut Client<'_>| -> Result<Vec<f64>, ProfileError> {
         // What is sent is written down before: only then do functions hardly rest.
         let works: Vec<Work> = (0..calls).map(|_| client.work(rows)).collect();
         let mut seconds = Vec::with_capacity(calls);
@@ -290,7 +288,7 @@ fn together(clients: &mut [Client<'_>], rows: usize, calls: usize) -> Result<Vec
         let last = seconds.len().saturating_sub(1);
         Ok(seconds.get(1..last).unwrap_or_default().to_vec())
     };
-    let lost = |why: &str| CliError::runtime(format!("cannot call concurrent remote functions: {why}"));
+    let lost = |why: &str| ProfileError::Concurrent { why: why.to_owned() };
     let answers = std::thread::scope(|scope| {
         let begun = clients.iter_mut().map(|client| {
             let asked = std::thread::Builder::new().spawn_scoped(scope, || asking(client));
@@ -323,7 +321,11 @@ struct Client<'a> {
 }
 
 impl<'a> Client<'a> {
-    fn open(address: &str, hosted: &'a [LayerExperts], setup: &'a RemoteSetup<'_>) -> Result<Self, CliError> {
+    fn open(
+        address: &str,
+        hosted: &'a [LayerExperts],
+        setup: &'a RemoteSetup<'_>,
+    ) -> Result<Self, ProfileError> {
         let row_bytes = setup.subject.resident(setup.subject.inspection.token_bytes);
         Ok(Self {
             conversation: Conversation::open(address, None)?,
@@ -341,13 +343,13 @@ impl<'a> Client<'a> {
 
     /// Sends `rows` rows to the next few experts; seconds of the round trip and of the computation,
     /// and how many experts there were.
-    fn ask(&mut self, rows: usize, wait: Wait) -> Result<(f64, f64, usize), CliError> {
+    fn ask(&mut self, rows: usize, wait: Wait) -> Result<(f64, f64, usize), ProfileError> {
         let work = self.work(rows);
         self.send(work, wait)
     }
 
     /// Sends `work`. Returns the seconds of the round trip and of the computation, and the number of experts.
-    fn send(&mut self, work: Work, wait: Wait) -> Result<(f64, f64, usize), CliError> {
+    fn send(&mut self, work: Work, wait: Wait) -> Result<(f64, f64, usize), ProfileError> {
         let experts = work.counts.first().copied().unwrap_or(1) as usize;
         let answer = self.conversation.ask(work, wait)?;
         Ok((answer.round_trip.as_secs_f64(), answer.compute.as_secs_f64(), experts))
@@ -379,7 +381,7 @@ impl<'a> Client<'a> {
     }
 
     /// Seconds of one expert for each number of tokens, called after a rest.
-    fn column(&mut self, tokens: &[f64], rest: Duration) -> Result<Vec<f64>, CliError> {
+    fn column(&mut self, tokens: &[f64], rest: Duration) -> Result<Vec<f64>, ProfileError> {
         let mut column = Vec::with_capacity(tokens.len());
         for &tokens in tokens {
             let rows = tokens as usize;
@@ -399,7 +401,7 @@ impl<'a> Client<'a> {
 
     /// Measures the CPU time of a call besides experts, with a caller that drives its connection as the engine does and, as one below
     /// one vCPU, never polls.
-    fn computing_beside_experts(&mut self, function: &Running<'_>) -> Result<CallCpu, CliError> {
+    fn computing_beside_experts(&mut self, function: &Running<'_>) -> Result<CallCpu, ProfileError> {
         let counters = || own_cpu_seconds().zip(function.cpu_seconds());
         let before = counters();
         let mut experts = 0.0;
@@ -416,9 +418,9 @@ impl<'a> Client<'a> {
     }
 
     /// Measures the time of a call besides its computation: for one row, and per further byte.
-    fn transport(&mut self, over: &str) -> Result<Transport, CliError> {
+    fn transport(&mut self, over: &str) -> Result<Transport, ProfileError> {
         let rows = (MAX_PAYLOAD / 2 / (self.row_bytes * ASKED)).max(2);
-        let mut added = |rows: usize| -> Result<(f64, f64), CliError> {
+        let mut added = |rows: usize| -> Result<(f64, f64), ProfileError> {
             let mut seconds = Vec::with_capacity(EXCHANGES);
             let mut bytes = 0.0;
             for _ in 0..EXCHANGES {

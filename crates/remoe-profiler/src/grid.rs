@@ -11,25 +11,25 @@ const LONG_PROMPT: usize = 2048;
 const ANSWER: usize = 64;
 
 /// vCPUs and token counts of a profile.
-pub(super) struct Grid {
+pub(crate) struct Grid {
     /// CPUs that a function can use.
-    pub(super) cores: u32,
+    pub(crate) cores: u32,
     /// vCPUs, ascending.
     vcpus: Vec<f64>,
     /// Tokens of one expert, ascending from 1.
-    pub(super) tokens: Vec<f64>,
+    pub(crate) tokens: Vec<f64>,
     /// Requests that decode in the same step, ascending, more than one and fewer than the tokens of any prompt.
-    pub(super) rows: Vec<usize>,
+    pub(crate) rows: Vec<usize>,
     /// Tokens of prompts, ascending.
-    pub(super) prompts: Vec<usize>,
+    pub(crate) prompts: Vec<usize>,
     /// Tokens of the prompt behind which a decode step shows what context costs: at least the longest of those.
-    pub(super) long_prompt: usize,
+    pub(crate) long_prompt: usize,
 }
 
 impl Grid {
     /// The points on a machine with `cores`; fewer of them with `quick`. No prompt is longer than
     /// `context` tokens.
-    pub(super) fn new(cores: u32, quick: bool, context: usize) -> Self {
+    pub(crate) fn new(cores: u32, quick: bool, context: usize) -> Self {
         let below: &[f64] = if quick { &[0.25] } else { &[0.1, 0.2, 0.4, 0.7] };
         let mut vcpus = below.to_vec();
         let mut next = 1;
@@ -55,12 +55,12 @@ impl Grid {
     }
 
     /// The most threads of a function.
-    pub(super) fn threads(&self) -> usize {
+    pub(crate) fn threads(&self) -> usize {
         self.cores as usize
     }
 
     /// The vCPUs that are measured with each number of threads, with those below one or without.
-    pub(super) fn by_threads(&self, below_one: bool) -> Vec<(usize, Vec<f64>)> {
+    pub(crate) fn by_threads(&self, below_one: bool) -> Vec<(usize, Vec<f64>)> {
         let mut groups: Vec<(usize, Vec<f64>)> = Vec::new();
         for &vcpus in self.vcpus.iter().filter(|vcpus| below_one || **vcpus >= 1.0) {
             let threads = vcpus.ceil() as usize;
@@ -74,7 +74,7 @@ impl Grid {
 
     /// A table of `columns`, one per measured number of vCPUs. Where none below one was measured, those are the columns
     /// of one, stretched by the missing share.
-    pub(super) fn table(&self, tokens: Vec<f64>, columns: &[Vec<f64>], below_one: bool) -> CpuProfile {
+    pub(crate) fn table(&self, tokens: Vec<f64>, columns: &[Vec<f64>], below_one: bool) -> CpuProfile {
         let missing = self.vcpus.len() - columns.len();
         let stretched = self.vcpus[..missing].iter().map(|vcpus| {
             let one = columns.first().map_or(&[][..], Vec::as_slice);
@@ -99,7 +99,7 @@ impl Grid {
 }
 
 /// The middle of some figures; 0 of none.
-pub(super) fn median(mut values: Vec<f64>) -> f64 {
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
     match values.len() {

@@ -4,36 +4,36 @@ use std::fs;
 use std::time::Instant;
 
 /// Now, as RFC 3339 in UTC, to the second.
-pub(crate) fn now() -> String {
+pub fn now() -> String {
     let now = jiff::Timestamp::now();
     now.round(jiff::Unit::Second).unwrap_or(now).to_string()
 }
 
 /// Now, as functions stamp their log lines: RFC 3339 in UTC, to the microsecond.
-pub(crate) fn now_micros() -> String {
+pub fn now_micros() -> String {
     format!("{:.6}", jiff::Timestamp::now())
 }
 
 /// Returns the processor's model name; empty if the kernel does not say.
-pub(crate) fn cpu() -> String {
+pub fn cpu() -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let named = text.lines().find_map(|line| line.strip_prefix("model name"));
     named.map(|rest| rest.trim_start_matches([' ', '\t', ':']).to_owned()).unwrap_or_default()
 }
 
 /// CPUs that this process may use.
-pub(crate) fn cores() -> u32 {
+pub fn cores() -> u32 {
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     u32::try_from(cores).unwrap_or(u32::MAX)
 }
 
 /// Main memory in bytes; 0 where the kernel does not say.
-pub(crate) fn memory_bytes() -> u64 {
+pub fn memory_bytes() -> u64 {
     kilobytes(&fs::read_to_string("/proc/meminfo").unwrap_or_default(), "MemTotal:").unwrap_or(0) * 1024
 }
 
 /// Main memory that this program and its children can still have, in bytes; 0 where the kernel does not say.
-pub(crate) fn free_memory_bytes() -> u64 {
+pub fn free_memory_bytes() -> u64 {
     let of_machine = kilobytes(&fs::read_to_string("/proc/meminfo").unwrap_or_default(), "MemAvailable:")
         .unwrap_or(0)
         * 1024;
@@ -52,13 +52,13 @@ fn free_in_control_group() -> Option<u64> {
 }
 
 /// The most memory that a process had resident so far, in bytes.
-pub(crate) fn peak_bytes(pid: u32) -> Option<f64> {
+pub fn peak_bytes(pid: u32) -> Option<f64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     kilobytes(&status, "VmHWM:").map(|count| (count * 1024) as f64)
 }
 
 /// CPU time of the threads that a process has, where the kernel counts it in nanoseconds.
-pub(crate) fn cpu_seconds(pid: u32) -> Option<f64> {
+pub fn cpu_seconds(pid: u32) -> Option<f64> {
     let mut seconds = 0.0;
     for thread in fs::read_dir(format!("/proc/{pid}/task")).ok()? {
         let Ok(stat) = fs::read_to_string(thread.ok()?.path().join("schedstat")) else { continue };
@@ -68,13 +68,13 @@ pub(crate) fn cpu_seconds(pid: u32) -> Option<f64> {
 }
 
 /// CPU time of the thread that asks, where the kernel counts it in nanoseconds.
-pub(crate) fn own_cpu_seconds() -> Option<f64> {
+pub fn own_cpu_seconds() -> Option<f64> {
     run_seconds(&fs::read_to_string("/proc/thread-self/schedstat").ok()?)
 }
 
 /// CPU time up to a moment, in seconds: of the CPUs that this process may use, and of this process with its children.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct CpuTimes {
+pub struct CpuTimes {
     all: f64,
     own: f64,
     at: Instant,
@@ -82,7 +82,7 @@ pub(crate) struct CpuTimes {
 
 impl CpuTimes {
     /// Up to now; none where the kernel does not say.
-    pub(crate) fn now() -> Option<Self> {
+    pub fn now() -> Option<Self> {
         let allowed = fs::read_to_string("/proc/self/status").ok()?;
         let allowed = allowed.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?.trim();
         let allowed = numbers(allowed)?;
@@ -104,7 +104,7 @@ impl CpuTimes {
     }
 
     /// Share of the CPUs that other programs have used since `before`.
-    pub(crate) fn others_since(&self, before: &Self) -> f64 {
+    pub fn others_since(&self, before: &Self) -> f64 {
         let others = (self.all - before.all) - (self.own - before.own);
         let capacity = self.at.duration_since(before.at).as_secs_f64() * f64::from(cores());
         if capacity > 0.0 { (others / capacity).clamp(0.0, 1.0) } else { 0.0 }
@@ -151,14 +151,17 @@ fn kilobytes(text: &str, name: &str) -> Option<u64> {
 
 /// A process of this machine.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct ProcessLine {
-    pub(crate) pid: u32,
-    pub(crate) parent: u32,
-    pub(crate) resident_bytes: u64,
+pub struct ProcessLine {
+    /// Process ID.
+    pub pid: u32,
+    /// Process ID of its parent.
+    pub parent: u32,
+    /// Memory that it has resident, in bytes.
+    pub resident_bytes: u64,
 }
 
 /// All processes that can be seen.
-pub(crate) fn processes() -> Vec<ProcessLine> {
+pub fn processes() -> Vec<ProcessLine> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
     let line = |pid: u32| {

@@ -1,29 +1,26 @@
 //! The main function in use: what it takes besides experts, and what experts take beside everything
 //! else, over prompts and vCPUs.
 
-use super::Subject;
-use super::gate::Gate;
-use super::in_use::{
-    Column, DECODE_PROMPT, Main, Parts, RemoteCall, STEPS, TOGETHER_CONTEXT, TOGETHER_TOKENS, fill_together,
-};
-use super::lines::{Points, lines};
-use crate::exit::CliError;
+use crate::Subject;
+use crate::error::ProfileError;
+use crate::in_use::{Column, Main, Parts, RemoteCall, TOGETHER_CONTEXT, cache_bytes, fill_together};
+use crate::lines::{Points, lines};
 use remoe_hardware::{DeviceTimes, Start};
-use remoe_planner::{Affine, CpuProfile, PAGE_POSITIONS};
+use remoe_planner::{Affine, CpuProfile};
 use remoe_process::Role;
 use std::collections::BTreeMap;
 
 const NOTHING: Affine = Affine { base: 0.0, per_token: 0.0 };
 
 /// Figures of the main function.
-pub(super) struct MainFigures {
-    pub(super) expert_seconds: CpuProfile,
-    pub(super) nonexpert_seconds: CpuProfile,
-    pub(super) context_seconds: CpuProfile,
-    pub(super) device: Option<DeviceTimes>,
-    pub(super) start: Start,
-    pub(super) main_bytes: f64,
-    pub(super) call: RemoteCall,
+pub(crate) struct MainFigures {
+    pub(crate) expert_seconds: CpuProfile,
+    pub(crate) nonexpert_seconds: CpuProfile,
+    pub(crate) context_seconds: CpuProfile,
+    pub(crate) device: Option<DeviceTimes>,
+    pub(crate) start: Start,
+    pub(crate) main_bytes: f64,
+    pub(crate) call: RemoteCall,
 }
 
 /// Times of a main function with some number of threads.
@@ -37,17 +34,17 @@ struct OfThreads {
 }
 
 /// Setup of the measurement of the main function.
-pub(super) struct MainSetup<'a> {
-    pub(super) subject: &'a Subject<'a>,
+pub(crate) struct MainSetup<'a> {
+    pub(crate) subject: &'a Subject<'a>,
     /// Where the non-expert part runs: `cpu`, or a device of its own.
-    pub(super) device: &'a str,
+    pub(crate) device: &'a str,
     /// One expert alone on all cores, over the grid's tokens.
-    pub(super) alone: Vec<f64>,
+    pub(crate) alone: Vec<f64>,
 }
 
 impl MainSetup<'_> {
     /// Measures everything on CPUs, then the non-expert part on the device where there is one.
-    pub(super) fn measure(&self, step: &dyn Fn(String)) -> Result<MainFigures, CliError> {
+    pub(crate) fn measure(&self, step: &dyn Fn(String)) -> Result<MainFigures, ProfileError> {
         let mut columns: Vec<Column> = Vec::new();
         let mut last = None;
         let mut main_bytes = 0.0;
@@ -56,7 +53,7 @@ impl MainSetup<'_> {
         let below_one = self.subject.below_one(Role::Main);
         for (threads, vcpus) in self.subject.grid.by_threads(below_one) {
             let known = loads.is_some();
-            let of_threads = self.gate().piece(|| self.with_threads(threads, &vcpus, known, step))?;
+            let of_threads = self.subject.gate().piece(|| self.with_threads(threads, &vcpus, known, step))?;
             loads = loads.or(of_threads.loads);
             columns.extend(of_threads.columns);
             call = of_threads.call.unwrap_or(call);
@@ -64,7 +61,7 @@ impl MainSetup<'_> {
             last = Some(of_threads.start);
         }
         let (Some(loads), Some(start)) = (loads, last) else {
-            return Err(CliError::runtime("cannot measure the main function: no vCPUs to measure with"));
+            return Err(ProfileError::NoVcpus { function: "main function" });
         };
         fill_together(&mut columns);
         let tokens = self.expert_tokens(&loads);
@@ -72,7 +69,7 @@ impl MainSetup<'_> {
             columns.iter().map(|column| self.experts(column, &loads, &tokens)).collect();
         let device = match self.device {
             "cpu" => None,
-            device => Some(self.gate().piece(|| self.on_device(device, step))?),
+            device => Some(self.subject.gate().piece(|| self.on_device(device, step))?),
         };
         let rest = |parts: &[Parts]| parts.iter().map(|parts| parts.rest).collect::<Vec<f64>>();
         let rests: Vec<(Vec<f64>, Vec<f64>)> =
@@ -103,10 +100,6 @@ impl MainSetup<'_> {
         })
     }
 
-    pub(super) fn gate(&self) -> &Gate {
-        &self.subject.functions.gate
-    }
-
     /// Measures a main function of so many threads with each of `vcpus`; unless they are `known`, also how many experts
     /// receive how many tokens.
     fn with_threads(
@@ -115,8 +108,8 @@ impl MainSetup<'_> {
         vcpus: &[f64],
         known: bool,
         step: &dyn Fn(String),
-    ) -> Result<OfThreads, CliError> {
-        let main = Main::start(self, threads, "cpu", step)?;
+    ) -> Result<OfThreads, ProfileError> {
+        let main = Main::start(self.subject, threads, "cpu", step)?;
         let loads = if known { None } else { Some(self.loads(&main)?) };
         let mut columns = Vec::new();
         for &vcpus in vcpus {
@@ -130,14 +123,9 @@ impl MainSetup<'_> {
             main.remote_call()
         });
         let call = call.transpose()?;
-        let counted = self.weights() + self.cache_bytes() as f64;
+        let counted = self.subject.weights() + cache_bytes(self.subject) as f64;
         let main_bytes = main.function.peak_bytes().unwrap_or(0.0) - counted;
         Ok(OfThreads { columns, loads, call, main_bytes, start: main.start_times() })
-    }
-
-    /// Bytes of all weights as they are resident.
-    pub(super) fn weights(&self) -> f64 {
-        self.subject.inspection.resident_total_bytes(self.subject.dtype) as f64
     }
 
     /// Tokens of a step of several requests, then of prompts: what is measured beside a step of one.
@@ -145,21 +133,9 @@ impl MainSetup<'_> {
         self.subject.grid.rows.iter().chain(&self.subject.grid.prompts).copied()
     }
 
-    /// Keys and values of the longest request that is measured, or of all that decode together: room for no more, so that
-    /// all of it has been used, and plans count them apart.
-    pub(super) fn cache_bytes(&self) -> u64 {
-        let pages = |positions: usize| (positions as u64).div_ceil(u64::from(PAGE_POSITIONS)) + 1;
-        let longest = self.subject.grid.long_prompt.max(DECODE_PROMPT) + STEPS as usize + 1;
-        let rows = self.subject.grid.rows.last().copied().unwrap_or(0) as u64;
-        let pages = pages(longest).max(rows * pages(TOGETHER_TOKENS));
-        let inspection = self.subject.inspection;
-        let position = inspection.resident_bytes(inspection.kv_bytes_per_token, self.subject.dtype);
-        pages * u64::from(PAGE_POSITIONS) * position.max(1)
-    }
-
     /// How many experts receive how many tokens at each of [`Self::counts`], all layers together: so many requests that
     /// decode together spread as a prompt does.
-    fn loads(&self, main: &Main<'_>) -> Result<Vec<BTreeMap<u32, u32>>, CliError> {
+    fn loads(&self, main: &Main<'_>) -> Result<Vec<BTreeMap<u32, u32>>, ProfileError> {
         self.counts().map(|tokens| main.loads(tokens)).collect()
     }
 
@@ -199,8 +175,8 @@ impl MainSetup<'_> {
         between(&points, tokens)
     }
 
-    fn on_device(&self, device: &str, step: &dyn Fn(String)) -> Result<DeviceTimes, CliError> {
-        let main = Main::start(self, self.subject.grid.threads(), device, step)?;
+    fn on_device(&self, device: &str, step: &dyn Fn(String)) -> Result<DeviceTimes, ProfileError> {
+        let main = Main::start(self.subject, self.subject.grid.threads(), device, step)?;
         step(format!("main function on {device}"));
         let column = main.column(f64::from(self.subject.grid.cores), &[])?;
         let prompts = self.subject.grid.prompts.iter().zip(&column.prompts);

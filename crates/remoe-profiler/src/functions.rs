@@ -1,14 +1,13 @@
 //! Function processes under measurement: started one at a time, their vCPUs changed while they run.
 
-use super::gate::Gate;
-use crate::exit::CliError;
-use crate::flags::Backend;
-use crate::output::progress::Progress;
-use crate::programs;
+use crate::Reporter;
+use crate::error::ProfileError;
+use crate::gate::Gate;
 use remoe_process::Role;
 use remoe_proto::v1::expert_function_client::ExpertFunctionClient;
 use remoe_proto::v1::{DescribeRequest, FunctionDescription};
 use remoe_rollout::control;
+use remoe_rollout::process::Programs;
 use remoe_rollout::{
     Cgroups, FunctionId, FunctionSpec, Launcher, LogLine, Phase, ProcessLauncher, ResourceLimits,
 };
@@ -22,47 +21,42 @@ use tokio::runtime::Handle;
 const START_LIMIT: Duration = Duration::from_secs(600);
 
 /// Starts functions for measurements. Its methods block: call them from a thread of their own.
-pub(super) struct Functions {
+pub(crate) struct Functions {
     runtime: Handle,
     launcher: ProcessLauncher,
-    progress: Arc<Progress>,
+    reporter: Arc<dyn Reporter>,
     /// Quotas limit vCPUs; otherwise only numbers of threads do.
-    pub(super) quotas: bool,
+    pub(crate) quotas: bool,
     /// Memory that a function may take: the machine's.
     memory_bytes: u64,
     /// When measurements may run.
-    pub(super) gate: Arc<Gate>,
+    pub(crate) gate: Arc<Gate>,
 }
 
 /// A function that listens.
-pub(super) struct Running<'f> {
+pub(crate) struct Running<'f> {
     functions: &'f Functions,
     id: FunctionId,
-    pub(super) grpc: SocketAddr,
+    pub(crate) grpc: SocketAddr,
     pid: Option<u32>,
     /// From the order to the announcement.
-    pub(super) start: Duration,
+    pub(crate) start: Duration,
 }
 
 impl Functions {
     /// With control groups where they are permitted; says so where they are not.
-    pub(super) fn new(
-        progress: &Arc<Progress>,
+    pub(crate) fn new(
+        programs: Programs,
+        reporter: &Arc<dyn Reporter>,
         memory_bytes: u64,
-        backend: Option<Backend>,
-        device: &str,
         gate: Arc<Gate>,
-    ) -> Result<Self, CliError> {
-        let log = progress.clone();
-        let launcher = ProcessLauncher::new(
-            programs::find(backend, device)?,
-            START_LIMIT,
-            Arc::new(move |line: LogLine<'_>| log.log(line)),
-        )
-        .map_err(|error| CliError::runtime(error.to_string()))?;
+    ) -> Result<Self, ProfileError> {
+        let log = reporter.clone();
+        let launcher =
+            ProcessLauncher::new(programs, START_LIMIT, Arc::new(move |line: LogLine<'_>| log.log(line)))?;
         let cgroups = Cgroups::find();
         if let Err(error) = &cgroups {
-            progress.line(&format!("cannot set CPU quotas ({error}); using threads as vCPUs"));
+            reporter.line(&format!("cannot set CPU quotas ({error}); using threads as vCPUs"));
         }
         let quotas = cgroups.is_ok();
         let launcher = match cgroups {
@@ -72,7 +66,7 @@ impl Functions {
         Ok(Self {
             runtime: Handle::current(),
             launcher,
-            progress: progress.clone(),
+            reporter: reporter.clone(),
             quotas,
             memory_bytes,
             gate,
@@ -80,17 +74,17 @@ impl Functions {
     }
 
     /// Says `what` to the user who asked for the profile.
-    pub(super) fn tell(&self, what: &str) {
-        self.progress.line(what);
+    pub(crate) fn tell(&self, what: &str) {
+        self.reporter.line(what);
     }
 
     /// Starts a function and waits until it listens.
-    pub(super) fn start(
+    pub(crate) fn start(
         &self,
         role: Role,
         arguments: Vec<OsString>,
         vcpus: f64,
-    ) -> Result<Running<'_>, CliError> {
+    ) -> Result<Running<'_>, ProfileError> {
         let spec = FunctionSpec {
             name: format!("profiled-{}", if role == Role::Main { "main" } else { "remote" }),
             role,
@@ -104,14 +98,13 @@ impl Functions {
         };
         let (started, held_up) = (Instant::now(), self.gate.held_up());
         let found = self.runtime.block_on(async {
-            let id =
-                self.launcher.start(&spec).await.map_err(|error| CliError::runtime(error.to_string()))?;
+            let id = self.launcher.start(&spec).await?;
             let mut known = None;
             loop {
                 let list = self.launcher.list().await;
                 let Some(observed) = list.into_iter().find(|observed| observed.id == id) else {
                     known.into_iter().for_each(|pid| self.gate.ending(pid));
-                    return Err(CliError::runtime(format!("cannot reach {}: it ended", spec.name)));
+                    return Err(ProfileError::Gone { name: spec.name });
                 };
                 if let Some(pid) = observed.pid.filter(|_| known.is_none()) {
                     known = Some(pid);
@@ -122,7 +115,7 @@ impl Functions {
                     Phase::Ended(ending) => {
                         known.into_iter().for_each(|pid| self.gate.ending(pid));
                         self.launcher.stop(&id, Duration::ZERO).await;
-                        return Err(CliError::runtime(format!("{}: {ending}", spec.name)));
+                        return Err(ProfileError::Ended { name: spec.name, ending });
                     }
                     Phase::Starting | Phase::Stopping => self.launcher.changed().await,
                 }
@@ -136,29 +129,29 @@ impl Functions {
 
 impl Running<'_> {
     /// Limits it to `vcpus` from now on; without quotas it keeps what its threads use.
-    pub(super) fn limit(&self, vcpus: f64) -> Result<(), CliError> {
+    pub(crate) fn limit(&self, vcpus: f64) -> Result<(), ProfileError> {
         let limited = self.functions.launcher.limit_cpu(&self.id, millis(vcpus));
-        limited.map(|_limited| ()).map_err(|error| CliError::runtime(error.to_string()))
+        limited.map(|_limited| ()).map_err(ProfileError::from)
     }
 
     /// Asks a remote function to describe itself.
-    pub(super) fn describe_remote(&self) -> Result<FunctionDescription, CliError> {
+    pub(crate) fn describe_remote(&self) -> Result<FunctionDescription, ProfileError> {
         let described = async {
             let mut client = ExpertFunctionClient::new(control::channel(self.grpc)?);
             let answer = tokio::time::timeout(START_LIMIT, client.describe(DescribeRequest {})).await;
-            let late = |_elapsed| CliError::runtime("cannot describe the remote function: no answer in time");
+            let late = |_elapsed| ProfileError::Late { function: "remote function", within: START_LIMIT };
             Ok(answer.map_err(late)??.into_inner())
         };
         self.functions.runtime.block_on(described)
     }
 
     /// Returns the CPU time of its threads so far.
-    pub(super) fn cpu_seconds(&self) -> Option<f64> {
+    pub(crate) fn cpu_seconds(&self) -> Option<f64> {
         crate::machine::cpu_seconds(self.pid?)
     }
 
     /// The most memory that it had resident so far, in bytes.
-    pub(super) fn peak_bytes(&self) -> Option<f64> {
+    pub(crate) fn peak_bytes(&self) -> Option<f64> {
         crate::machine::peak_bytes(self.pid?)
     }
 }

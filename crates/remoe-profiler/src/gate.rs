@@ -1,14 +1,14 @@
 //! When measurements may run. While the gate is closed the measured functions are stopped, and what they were measuring
 //! is measured again.
 
-use crate::exit::CliError;
+use crate::error::ProfileError;
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Lets measurements run, or holds them up.
 #[derive(Debug)]
-pub(crate) struct Gate {
+pub struct Gate {
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -31,16 +31,16 @@ struct State {
 
 /// Measurements behind a gate.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Counts {
+pub struct Counts {
     /// Number that were not disturbed.
-    pub(crate) done: u64,
+    pub done: u64,
     /// Number that were disturbed, and are repeated.
-    pub(crate) disturbed: u64,
+    pub disturbed: u64,
 }
 
 impl Gate {
     /// One that is open, or closed until [`Self::open`].
-    pub(crate) fn new(open: bool) -> Arc<Self> {
+    pub fn new(open: bool) -> Arc<Self> {
         let state = State {
             closed_since: (!open).then(Instant::now),
             closed_before: Duration::ZERO,
@@ -53,7 +53,7 @@ impl Gate {
     }
 
     /// Lets measurements go on.
-    pub(crate) fn open(&self) {
+    pub fn open(&self) {
         let mut state = self.state();
         if let Some(since) = state.closed_since.take() {
             state.closed_before += since.elapsed();
@@ -63,7 +63,7 @@ impl Gate {
     }
 
     /// Stops the measured functions, whatever they compute.
-    pub(crate) fn close(&self) {
+    pub fn close(&self) {
         let mut state = self.state();
         if state.closed_since.is_none() {
             state.closed_since = Some(Instant::now());
@@ -73,7 +73,7 @@ impl Gate {
     }
 
     /// Ends the measured functions; measurements fail from now on.
-    pub(crate) fn end(&self) {
+    pub fn end(&self) {
         let mut state = self.state();
         state.ended = true;
         state.closings += 1;
@@ -82,18 +82,18 @@ impl Gate {
     }
 
     /// Returns how long the gate has been closed so far, all together: in that time functions did not get on.
-    pub(super) fn held_up(&self) -> Duration {
+    pub(crate) fn held_up(&self) -> Duration {
         let state = self.state();
         state.closed_before + state.closed_since.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
     /// Returns how many measurements there were so far.
-    pub(crate) fn counts(&self) -> Counts {
+    pub fn counts(&self) -> Counts {
         self.state().counts
     }
 
     /// Takes note of a measured function that has been started.
-    pub(super) fn started(&self, pid: u32) {
+    pub(crate) fn started(&self, pid: u32) {
         let Some(pid) = Pid::from_raw(pid.cast_signed()) else { return };
         let mut state = self.state();
         state.functions.push(pid);
@@ -104,7 +104,7 @@ impl Gate {
     }
 
     /// Takes note that a function is ended by its launcher.
-    pub(super) fn ending(&self, pid: u32) {
+    pub(crate) fn ending(&self, pid: u32) {
         self.state().functions.retain(|known| known.as_raw_nonzero().get() != pid.cast_signed());
     }
 
@@ -112,10 +112,10 @@ impl Gate {
     ///
     /// # Errors
     /// `measure` fails: a function that was stopped may have lost its connections. Or nothing is measured any more.
-    pub(super) fn undisturbed<T>(
+    pub(crate) fn undisturbed<T>(
         &self,
-        mut measure: impl FnMut() -> Result<T, CliError>,
-    ) -> Result<T, CliError> {
+        mut measure: impl FnMut() -> Result<T, ProfileError>,
+    ) -> Result<T, ProfileError> {
         loop {
             let before = self.enter()?;
             let measured = measure()?;
@@ -132,7 +132,10 @@ impl Gate {
     ///
     /// # Errors
     /// `measure` fails without a disturbance, or nothing is measured any more.
-    pub(super) fn piece<T>(&self, mut measure: impl FnMut() -> Result<T, CliError>) -> Result<T, CliError> {
+    pub(crate) fn piece<T>(
+        &self,
+        mut measure: impl FnMut() -> Result<T, ProfileError>,
+    ) -> Result<T, ProfileError> {
         loop {
             let before = self.enter()?;
             match measure() {
@@ -143,12 +146,12 @@ impl Gate {
     }
 
     /// Waits until the gate is open; returns how often it has been closed.
-    fn enter(&self) -> Result<u64, CliError> {
+    fn enter(&self) -> Result<u64, ProfileError> {
         let mut state = self.state();
         while state.closed_since.is_some() && !state.ended {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        if state.ended { Err(CliError::interrupted()) } else { Ok(state.closings) }
+        if state.ended { Err(ProfileError::Interrupted) } else { Ok(state.closings) }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -196,7 +199,7 @@ mod tests {
                 gate.close();
                 gate.open();
             }
-            if rounds.get() == 1 { Err(CliError::runtime("lost")) } else { Ok(()) }
+            if rounds.get() == 1 { Err(ProfileError::Gone { name: "lost".to_owned() }) } else { Ok(()) }
         };
         assert!(gate.piece(|| failing(true)).is_ok());
         rounds.set(0);

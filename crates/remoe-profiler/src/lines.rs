@@ -3,10 +3,10 @@
 use remoe_planner::Affine;
 
 /// Measurements with one number of vCPUs.
-pub(super) struct Points {
-    pub(super) vcpus: f64,
+pub(crate) struct Points {
+    pub(crate) vcpus: f64,
     /// Tokens, and the seconds of each.
-    pub(super) points: Vec<(f64, f64)>,
+    pub(crate) points: Vec<(f64, f64)>,
 }
 
 impl Points {
@@ -39,7 +39,7 @@ impl Points {
 /// No token takes longer with more vCPUs: slopes that say so are noise, and neighbours share their mean (isotonic regression by
 /// pooling). Below one vCPU a quota comes in bursts, of which whatever takes longer meets more: there a token takes what it takes with
 /// one, stretched.
-pub(super) fn lines(columns: &[Points]) -> Vec<Affine> {
+pub(crate) fn lines(columns: &[Points]) -> Vec<Affine> {
     let whole = columns.iter().filter(|column| column.vcpus >= 1.0);
     let slopes = falling(whole.clone().map(Points::slope));
     let mut lines: Vec<Affine> =

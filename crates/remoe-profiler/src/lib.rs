@@ -1,30 +1,29 @@
 //! Measurement of the hardware profile of this machine for a model.
 
+mod error;
 mod functions;
 mod gate;
 mod grid;
 mod in_use;
-mod kept;
 mod lines;
+pub mod machine;
 mod main_function;
 mod remote;
 
-pub(crate) use gate::{Counts, Gate};
-pub(crate) use kept::{default_path, keep, keep_unless_known, store, write};
+pub use error::ProfileError;
+pub use gate::{Counts, Gate};
 
-use crate::device::{CPU, Device};
-use crate::exit::CliError;
-use crate::flags::{Backend, RemoteArg};
-use crate::machine::{self, CpuTimes};
-use crate::output::progress::Progress;
 use functions::Functions;
 use grid::Grid;
+use machine::CpuTimes;
 use main_function::MainSetup;
 use remoe_hardware::{CpuLimit, Kernels, Machine, Made, Memory, ModelId, Origin, Profile, Starts};
 use remoe_hub::ModelArgs;
 use remoe_model::Inspection;
-use remoe_planner::{Fit, Problem, SizeRange, Specs, VcpuRange};
+use remoe_planner::{Fit, Problem, Remote, SizeRange, Specs, VcpuRange};
 use remoe_process::Role;
+use remoe_rollout::LogLine;
+use remoe_rollout::process::Programs;
 use remote::RemoteSetup;
 use std::ffi::OsString;
 use std::sync::Arc;
@@ -37,22 +36,34 @@ const DISTURBED: f64 = 0.1;
 /// Bytes that a main function under measurement takes beside its weights, with remote experts beside those.
 const BESIDE_WEIGHTS: u64 = 500 << 20;
 
+/// Name of the CPUs as a device.
+const CPU: &str = "cpu";
+
 /// Request for a measurement.
-pub(crate) struct Request {
-    pub(crate) source: ModelArgs,
-    pub(crate) inspection: Inspection,
-    pub(crate) dtype: String,
-    pub(crate) device: Device,
-    pub(crate) on_device: OnDevice,
-    pub(crate) backend: Option<Backend>,
-    pub(crate) quick: bool,
-    pub(crate) address: Option<String>,
-    pub(crate) below_one: BelowOne,
+pub struct Request {
+    /// The model as every function is told.
+    pub source: ModelArgs,
+    /// Facts of the model, with experts and dense weights as functions keep them.
+    pub inspection: Inspection,
+    /// Compute dtype.
+    pub dtype: String,
+    /// Device of the main function: `cpu`, `cuda` or `cuda:INDEX`.
+    pub device: String,
+    /// Model name of its GPU, where that is known.
+    pub gpu: Option<String>,
+    /// Origin of the times on the device, if that is not the CPUs.
+    pub on_device: OnDevice,
+    /// Fewer points are measured, in a third of the time.
+    pub quick: bool,
+    /// Remote function to which the network is measured, if it is another one than those on this machine.
+    pub address: Option<String>,
+    /// Functions that are measured with less than one vCPU.
+    pub below_one: BelowOne,
 }
 
 /// Times of everything but routed experts on a device other than the CPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum OnDevice {
+pub enum OnDevice {
     /// Measured: the device has room for one more main function.
     Measure,
     /// Assumed: the device belongs to a main function that serves, or is not there.
@@ -61,38 +72,57 @@ pub(crate) enum OnDevice {
 
 /// Functions that plans may give less than one vCPU.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct BelowOne {
-    pub(crate) main: bool,
-    pub(crate) remote: bool,
+pub struct BelowOne {
+    /// Main functions.
+    pub main: bool,
+    /// Remote functions.
+    pub remote: bool,
 }
 
 impl BelowOne {
     /// Returns the roles that plans for `problem` with this use of remote experts may give less than one vCPU.
-    pub(crate) fn of(problem: &Problem, remote: RemoteArg) -> Self {
+    pub fn of(problem: &Problem, remote: Remote) -> Self {
         let Specs { main, remote: apart, main_vcpus, remote_vcpus } = problem.specs;
         let below = |bytes: SizeRange, vcpus: Option<VcpuRange>| {
             vcpus.map_or(bytes.min_bytes / problem.pricing.vcpu_bytes(), |vcpus| vcpus.min) < 1.0
         };
-        Self {
-            main: below(main, main_vcpus),
-            remote: remote != RemoteArg::Never && below(apart, remote_vcpus),
-        }
+        Self { main: below(main, main_vcpus), remote: remote != Remote::Never && below(apart, remote_vcpus) }
     }
 }
 
-/// Measures a profile on this machine while `gate` is open.
-pub(crate) async fn measure(
+/// Receiver of what a measurement does.
+pub trait Reporter: Send + Sync {
+    /// Announces the number of steps.
+    fn expect(&self, steps: usize);
+
+    /// Begins the next step.
+    fn doing(&self, what: String);
+
+    /// Ends the last step.
+    fn clear(&self);
+
+    /// Reports something beside the steps.
+    fn line(&self, text: &str);
+
+    /// Takes a line that a function logged.
+    fn log(&self, line: LogLine<'_>);
+}
+
+/// Measures a profile on this machine with these `programs` while `gate` is open.
+///
+/// # Errors
+/// A function cannot be started or measured, or the gate was ended.
+pub async fn measure(
     request: Request,
+    programs: Programs,
     gate: Arc<Gate>,
-    progress: &Arc<Progress>,
-) -> Result<Profile, CliError> {
-    let progress = progress.clone();
-    let measured = tokio::task::spawn_blocking(move || measure_blocking(&request, gate, &progress)).await;
-    measured.map_err(|error| CliError::runtime(format!("cannot measure: {error}")))?
+    reporter: Arc<dyn Reporter>,
+) -> Result<Profile, ProfileError> {
+    tokio::task::spawn_blocking(move || measure_blocking(&request, programs, gate, &reporter)).await?
 }
 
 /// Reasons to measure again, for people; none where a profile looks sound.
-pub(crate) fn doubts(profile: &Profile) -> Vec<String> {
+pub fn doubts(profile: &Profile) -> Vec<String> {
     let busy = profile.disturbed.map(|share| {
         format!(
             "other programs used {:.0} % of the CPUs during the measurements; measure again on an idle machine",
@@ -104,7 +134,7 @@ pub(crate) fn doubts(profile: &Profile) -> Vec<String> {
 }
 
 /// Memory that measuring takes beside what runs, in bytes: a whole model, or copies of some of its experts.
-pub(crate) fn memory_needed(inspection: &Inspection, dtype: &str) -> u64 {
+pub fn memory_needed(inspection: &Inspection, dtype: &str) -> u64 {
     inspection
         .resident_total_bytes(dtype)
         .saturating_add(remote::COPIES_BYTES as u64)
@@ -113,32 +143,30 @@ pub(crate) fn memory_needed(inspection: &Inspection, dtype: &str) -> u64 {
 
 fn measure_blocking(
     request: &Request,
+    programs: Programs,
     gate: Arc<Gate>,
-    progress: &Arc<Progress>,
-) -> Result<Profile, CliError> {
-    let Request { source, inspection, dtype, device, on_device, backend, quick, address, below_one } =
-        request;
+    reporter: &Arc<dyn Reporter>,
+) -> Result<Profile, ProfileError> {
+    let Request { source, inspection, dtype, device, gpu, on_device, quick, address, below_one } = request;
     if inspection.moe_layers.is_empty() {
-        let message = format!("cannot profile family {}: no routed experts", inspection.family);
-        return Err(CliError::arguments("--model", message));
+        return Err(ProfileError::NoExperts { family: inspection.family.clone() });
     }
-    let functions =
-        Functions::new(progress, machine::memory_bytes().max(1 << 30), *backend, &device.name, gate)?;
+    let functions = Functions::new(programs, reporter, machine::memory_bytes().max(1 << 30), gate)?;
     let grid = Grid::new(machine::cores(), *quick, inspection.served_context());
-    let step = |what: String| progress.doing(what);
+    let step = |what: String| reporter.doing(what);
     let subject =
         Subject { functions: &functions, source, inspection, dtype, grid: &grid, below_one: *below_one };
-    let measured_device = if *on_device == OnDevice::Measure { device.name.as_str() } else { CPU };
-    progress.expect(steps(&subject, measured_device, address.is_some()));
+    let measured_device = if *on_device == OnDevice::Measure { device.as_str() } else { CPU };
+    reporter.expect(steps(&subject, measured_device, address.is_some()));
     let before = CpuTimes::now();
     let remote = RemoteSetup { subject: &subject, address: address.as_deref() }.measure(&step)?;
     let last = remote.expert_seconds.vcpus.len() - 1;
     let alone = remote.expert_seconds.seconds.iter().map(|row| row[last]).collect();
     let main = MainSetup { subject: &subject, device: measured_device, alone }.measure(&step)?;
     let assumed = || Profile::prior_on_gpu(inspection, dtype).device;
-    let device_times = main.device.or_else(|| if device.is_cpu() { None } else { assumed() });
+    let device_times = main.device.or_else(|| if device == CPU { None } else { assumed() });
     let others = before.zip(CpuTimes::now()).map(|(before, after)| after.others_since(&before));
-    progress.clear();
+    reporter.clear();
     let mut transport = remote.transport;
     // What a call computes is known by itself, and sending is part of it; a difference of decode steps has all their noise.
     let computed = Some(transport.main_cpu_seconds).filter(|seconds| *seconds > 0.0);
@@ -154,13 +182,13 @@ fn measure_blocking(
     Ok(Profile {
         version: 1,
         origin: Origin::Measured,
-        made: Made { date: crate::machine::now(), version: env!("CARGO_PKG_VERSION").to_owned() },
+        made: Made { date: machine::now(), version: env!("CARGO_PKG_VERSION").to_owned() },
         machine: Machine {
             cpu: machine::cpu(),
             cores: grid.cores,
             memory_bytes: machine::memory_bytes(),
-            device: device.name.clone(),
-            gpu: device.gpu.clone(),
+            device: device.clone(),
+            gpu: gpu.clone(),
             vcpus_by: if functions.quotas { CpuLimit::Quota } else { CpuLimit::Threads },
         },
         model: ModelId::of(inspection, dtype),
@@ -188,7 +216,7 @@ fn steps(subject: &Subject<'_>, device: &str, elsewhere: bool) -> usize {
         let groups = subject.grid.by_threads(subject.below_one(role));
         groups.len() + groups.iter().map(|(_, vcpus)| vcpus.len()).sum::<usize>()
     };
-    let own_device = if device == "cpu" { 0 } else { 2 };
+    let own_device = if device == CPU { 0 } else { 2 };
     // The overhead of a call and the way, another one where it was named, several functions at the same time, start
     // times; remote calls of the main function.
     of_role(Role::Remote) + of_role(Role::Main) + 2 + usize::from(elsewhere) + 2 + 1 + own_device
@@ -212,6 +240,16 @@ impl Subject<'_> {
                 Role::Main => self.below_one.main,
                 Role::Remote => self.below_one.remote,
             }
+    }
+
+    /// Returns what lets its measurements run.
+    fn gate(&self) -> &Gate {
+        &self.functions.gate
+    }
+
+    /// Bytes of all weights as they are resident.
+    fn weights(&self) -> f64 {
+        self.inspection.resident_total_bytes(self.dtype) as f64
     }
 
     /// `bytes` at rest as they are resident in the compute dtype.

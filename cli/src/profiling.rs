@@ -1,0 +1,65 @@
+//! Measurement of the hardware profile of this machine for a model, with the functions and the terminal of a command.
+
+mod kept;
+
+pub(crate) use kept::{default_path, keep, keep_unless_known, store, write};
+pub(crate) use remoe_profiler::{BelowOne, Counts, Gate, OnDevice, doubts, memory_needed};
+
+use crate::exit::CliError;
+use crate::flags::Backend;
+use crate::output::progress::Progress;
+use crate::programs;
+use remoe_hardware::Profile;
+use remoe_profiler::{ProfileError, Reporter};
+use remoe_rollout::LogLine;
+use std::sync::Arc;
+
+/// Request for a measurement with the main function of a backend.
+pub(crate) struct Request {
+    pub(crate) subject: remoe_profiler::Request,
+    pub(crate) backend: Option<Backend>,
+}
+
+/// Measures a profile on this machine while `gate` is open.
+pub(crate) async fn measure(
+    request: Request,
+    gate: Arc<Gate>,
+    progress: &Arc<Progress>,
+) -> Result<Profile, CliError> {
+    let Request { subject, backend } = request;
+    let programs = programs::find(backend, &subject.device)?;
+    Ok(remoe_profiler::measure(subject, programs, gate, progress.clone()).await?)
+}
+
+impl Reporter for Progress {
+    fn expect(&self, steps: usize) {
+        self.expect(steps);
+    }
+
+    fn doing(&self, what: String) {
+        self.doing(what);
+    }
+
+    fn clear(&self) {
+        self.clear();
+    }
+
+    fn line(&self, text: &str) {
+        self.line(text);
+    }
+
+    fn log(&self, line: LogLine<'_>) {
+        self.log(line);
+    }
+}
+
+impl From<ProfileError> for CliError {
+    fn from(error: ProfileError) -> Self {
+        match error {
+            ProfileError::NoExperts { .. } => Self::arguments("--model", error.to_string()),
+            ProfileError::Interrupted => Self::interrupted(),
+            ProfileError::Service(error) => error.into(),
+            error => Self::runtime(error.to_string()),
+        }
+    }
+}
