@@ -1,8 +1,7 @@
 //! Where the function programs are.
 
-use crate::device::CPU;
 use crate::exit::CliError;
-use crate::flags::Backend;
+use crate::flags::{Backend, CPU};
 use remoe_rollout::process::Programs;
 use std::path::{Path, PathBuf};
 

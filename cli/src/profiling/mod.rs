@@ -12,9 +12,9 @@ mod remote;
 pub(crate) use gate::{Counts, Gate};
 pub(crate) use kept::{default_path, keep, keep_unless_known, store, write};
 
-use crate::device::{CPU, Device};
+use crate::device::Device;
 use crate::exit::CliError;
-use crate::flags::{Backend, RemoteArg};
+use crate::flags::{Backend, CPU, RemoteArg};
 use crate::machine::{self, CpuTimes};
 use crate::output::progress::Progress;
 use functions::Functions;
