@@ -1,6 +1,7 @@
 //! The command line.
 
 use crate::checkpoint::Shape;
+use crate::device::DeviceArgs;
 use crate::parts::PartName;
 use clap::{Args, Parser, Subcommand};
 use remoe_process::sizes;
@@ -20,6 +21,8 @@ pub(crate) enum Command {
     Checkpoint(CheckpointArgs),
     /// Measure, print a Markdown table, write JSON
     Run(RunArgs),
+    /// Make one check of main functions on a device, print JSON: a part of scripts/gpu_check
+    Device(DeviceArgs),
 }
 
 #[derive(Debug, Args)]

@@ -4,6 +4,7 @@ mod args;
 mod certificates;
 mod checkpoint;
 mod context;
+mod device;
 mod error;
 mod llama;
 mod load;
@@ -26,6 +27,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Checkpoint(args) => write_checkpoint(&args).map(|()| ExitCode::SUCCESS),
         Command::Run(args) => run::run(args),
+        Command::Device(args) => device::run(args),
     };
     done.unwrap_or_else(|error| {
         eprintln!("remoe-bench: {error}");

@@ -39,6 +39,11 @@ impl Process {
         Err(BenchError::new(format!("waiting for {}", self.name), format!("ended early: {status}")))
     }
 
+    /// Kills it as a crash would.
+    pub(crate) fn kill(&mut self) -> Result<()> {
+        self.child.kill().doing(|| format!("killing {}", self.name))
+    }
+
     /// Tells it `line` and returns what it says next.
     pub(crate) fn ask(&mut self, line: &str) -> Result<String> {
         let asking = || format!("asking {}", self.name);

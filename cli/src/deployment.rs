@@ -2,10 +2,10 @@
 
 pub(crate) use remoe_local::{MainReport, Wanted, fallback_bytes};
 
-use crate::device::{CPU, Device};
+use crate::device::Device;
 use crate::exit::CliError;
 use crate::files::read;
-use crate::flags::{DeploymentArgs, check_experts_dtype};
+use crate::flags::{CPU, DeploymentArgs, check_experts_dtype};
 use crate::loading::Loading;
 use crate::output::progress::Progress;
 use crate::programs;

@@ -2,7 +2,7 @@
 
 use crate::deployment::Wanted;
 use crate::exit::CliError;
-use crate::flags::Backend;
+use crate::flags::{Backend, CPU};
 use crate::gpu::{self, Gpus};
 use crate::libtorch::LibTorch;
 use crate::output::progress::print_warning;
@@ -10,8 +10,6 @@ use crate::programs;
 use remoe_hardware::{Prices, Profile};
 use std::sync::OnceLock;
 
-/// Name of the CPUs.
-pub(crate) const CPU: &str = "cpu";
 /// Name of the first GPU.
 const CUDA: &str = "cuda";
 /// Price of one GPU in dollars per hour without a price list: a round figure in the middle of what clouds ask.

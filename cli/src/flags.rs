@@ -201,12 +201,15 @@ pub(crate) fn at_least_one(text: &str) -> Result<usize, String> {
     }
 }
 
+/// Name of the CPUs among devices.
+pub(crate) const CPU: &str = "cpu";
+
 pub(crate) fn device(text: &str) -> Result<String, String> {
     let index_is_number = || {
         let index = text.strip_prefix("cuda:");
         index.is_some_and(|index| index.parse::<u16>().is_ok())
     };
-    if matches!(text, "cpu" | "cuda") || index_is_number() {
+    if matches!(text, CPU | "cuda") || index_is_number() {
         Ok(text.to_owned())
     } else if text.contains(',') {
         Err(format!("the number of devices {ONE_GPU}; name one, such as cuda:0"))
@@ -216,6 +219,7 @@ pub(crate) fn device(text: &str) -> Result<String, String> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

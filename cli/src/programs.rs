@@ -1,7 +1,7 @@
 //! Where the function programs are.
 
-use crate::device::CPU;
 use crate::exit::CliError;
+use crate::flags::CPU;
 use remoe_local::Backend;
 use remoe_rollout::process::Programs;
 use std::path::{Path, PathBuf};

@@ -15,6 +15,7 @@ mod failure;
 mod fetch;
 mod first_start;
 mod following;
+mod gpu_check;
 mod groups;
 mod guides;
 mod hostile_clients;

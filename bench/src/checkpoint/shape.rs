@@ -10,6 +10,7 @@ pub(crate) enum Family {
     Olmoe,
     Mixtral,
     Qwen2Moe,
+    Qwen3Moe,
     DeepseekV2,
 }
 
@@ -75,6 +76,9 @@ pub(crate) struct Shape {
     /// Key and value heads [default: as many as heads]
     #[arg(long)]
     pub(crate) kv_heads: Option<usize>,
+    /// Elements of a head (qwen3_moe) [default: --hidden by --heads]
+    #[arg(long)]
+    pub(crate) head_dim: Option<usize>,
     /// Tokens of the vocabulary
     #[arg(long, default_value_t = 50_304)]
     pub(crate) vocab: usize,
@@ -114,6 +118,7 @@ impl Shape {
             width: 1024,
             heads: 16,
             kv_heads: None,
+            head_dim: None,
             vocab: 50_304,
             context: 4096,
             dtype: Dtype::Bfloat16,
@@ -125,8 +130,23 @@ impl Shape {
         }
     }
 
+    /// Qwen3-30B-A3B's with so many layers.
+    pub(crate) fn qwen3(layers: usize) -> Self {
+        Self {
+            family: Family::Qwen3Moe,
+            experts: 128,
+            width: 768,
+            heads: 32,
+            kv_heads: Some(4),
+            head_dim: Some(128),
+            vocab: 151_936,
+            context: 40_960,
+            ..Self::olmoe(layers)
+        }
+    }
+
     pub(crate) fn head_dim(&self) -> usize {
-        self.hidden / self.heads
+        self.head_dim.unwrap_or(self.hidden / self.heads)
     }
 
     /// Latent attention rotates a part of its own, half as wide as a head.
@@ -177,7 +197,11 @@ impl Shape {
             let why = format!("expected at most {} (--experts), got {}", self.experts, self.top_k);
             return refused("--top-k", why);
         }
-        let heads_divide = self.hidden.is_multiple_of(self.heads);
+        if self.head_dim.is_some() && self.family != Family::Qwen3Moe {
+            return refused("--head-dim", "expected none: valid for qwen3_moe only".to_owned());
+        }
+        let heads_divide =
+            self.head_dim.is_some_and(|size| size > 0) || self.hidden.is_multiple_of(self.heads);
         // Rotation works on pairs of elements.
         let pairs = if latent { 4 } else { 2 };
         if !heads_divide || !self.head_dim().is_multiple_of(pairs) {

@@ -35,7 +35,9 @@ pub(super) fn of(shape: &Shape) -> Vec<Tensor> {
         list.norm("post_attention_layernorm", shape.hidden);
         match shape.family {
             Family::DeepseekV2 => latent_attention(&mut list, shape),
-            Family::Olmoe | Family::Mixtral | Family::Qwen2Moe => attention(&mut list, shape),
+            Family::Olmoe | Family::Mixtral | Family::Qwen2Moe | Family::Qwen3Moe => {
+                attention(&mut list, shape)
+            }
         }
         if shape.family == Family::DeepseekV2 && layer < shape.dense_layers() {
             list.feed_forward("mlp", USUAL, shape.hidden, shape.dense_width());
@@ -67,6 +69,10 @@ fn attention(list: &mut List, shape: &Shape) {
         list.norm("self_attn.q_norm", q);
         list.norm("self_attn.k_norm", kv);
     }
+    if shape.family == Family::Qwen3Moe {
+        list.norm("self_attn.q_norm", shape.head_dim());
+        list.norm("self_attn.k_norm", shape.head_dim());
+    }
 }
 
 fn latent_attention(list: &mut List, shape: &Shape) {
@@ -89,7 +95,7 @@ fn latent_attention(list: &mut List, shape: &Shape) {
 fn experts(list: &mut List, shape: &Shape) {
     let (block, names, shared) = match shape.family {
         Family::Mixtral => ("block_sparse_moe", ["w1", "w3", "w2"], None),
-        Family::Olmoe => ("mlp", USUAL, None),
+        Family::Olmoe | Family::Qwen3Moe => ("mlp", USUAL, None),
         Family::Qwen2Moe => ("mlp", USUAL, Some("shared_expert")),
         Family::DeepseekV2 => ("mlp", USUAL, Some("shared_experts")),
     };

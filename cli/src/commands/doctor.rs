@@ -1,8 +1,8 @@
 //! `remoe doctor`: what this machine has for serving models, and what to do about what is missing.
 
-use crate::device::{self, CPU};
+use crate::device;
 use crate::exit::CliError;
-use crate::flags::Backend;
+use crate::flags::{Backend, CPU};
 use crate::gpu::{self, Gpus};
 use crate::libtorch::LibTorch;
 use crate::output::{json, table};

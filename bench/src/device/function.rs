@@ -1,0 +1,248 @@
+//! Functions under check, and what is asked of them.
+
+use super::DeviceArgs;
+use super::recording::Recording;
+use crate::error::{BenchError, Result, While};
+use crate::process::Process;
+use remoe_model::Checkpoint;
+use remoe_process::Announcement;
+use remoe_proto::v1::generate_event::Event;
+use remoe_proto::v1::main_model_client::MainModelClient;
+use remoe_proto::v1::{
+    DescribeMainRequest, Endpoint, Finished, GenerateEvent, GenerateRequest, InspectReply, InspectRequest,
+    LayerExperts, Routing, TokenIds, generate_request, inspect_request,
+};
+use remoe_proto::{MAX_CONTROL_MESSAGE, format_listing};
+use serde_json::Value;
+use std::fmt::Display;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tonic::Streaming;
+use tonic::transport::Channel;
+
+/// Bytes of the KV cache, unless a check says otherwise.
+const CACHE_BYTES: u64 = 256 << 20;
+const SILENCE: Duration = Duration::from_secs(60);
+
+/// Settings of a main function beside its model.
+#[derive(Debug, Clone)]
+pub(super) struct Settings {
+    pub(super) dtype: &'static str,
+    pub(super) cache_bytes: u64,
+    pub(super) max_batch: usize,
+    pub(super) threads: Option<usize>,
+}
+
+impl Settings {
+    pub(super) fn of(dtype: &'static str) -> Self {
+        Self { dtype, cache_bytes: CACHE_BYTES, max_batch: 32, threads: Some(1) }
+    }
+}
+
+/// A main function.
+pub(super) struct Main {
+    pub(super) http: SocketAddr,
+    client: MainModelClient<Channel>,
+    recording: Option<PathBuf>,
+    generation: u64,
+    _process: Process,
+}
+
+/// A remote function.
+pub(super) struct Remote {
+    pub(super) address: SocketAddr,
+    pub(super) process: Process,
+}
+
+impl Main {
+    /// Starts one; it has no routing yet.
+    pub(super) async fn start(args: &DeviceArgs, model: &Path, settings: &Settings) -> Result<Self> {
+        static STARTED: AtomicU64 = AtomicU64::new(0);
+        let number = STARTED.fetch_add(1, Ordering::Relaxed);
+        let mut command = function(&args.main, model, settings.dtype, settings.threads);
+        command.args(["--device", &args.device, "--http-listen", "127.0.0.1:0"]);
+        command.args(["--kv-cache-bytes", &settings.cache_bytes.to_string()]);
+        command.args(["--max-batch", &settings.max_batch.to_string()]);
+        let recording = args.recorded.then(|| args.scratch.join(format!("recording-{number}.json")));
+        if let Some(path) = &recording {
+            command.env("REMOE_TEST_RECORDING", path);
+        }
+        let (process, announcement) = announced("main function", command)?;
+        let http = announcement.http.doing(|| "reading the announcement of a main function")?;
+        let address = format!("http://{}", announcement.grpc);
+        let client = MainModelClient::connect(address).await.doing(|| "connecting to a main function")?;
+        let client = client.max_decoding_message_size(MAX_CONTROL_MESSAGE);
+        Ok(Self { http, client, recording, generation: 0, _process: process })
+    }
+
+    /// Puts `remote` in force, hosted by each of `functions`, and waits until the local experts have been read.
+    pub(super) async fn route(&mut self, functions: &[&Remote], remote: &[LayerExperts]) -> Result<()> {
+        self.generation += 1;
+        let endpoints = functions
+            .iter()
+            .map(|function| Endpoint { address: function.address.to_string(), ..Endpoint::default() });
+        let routing = Routing {
+            generation: self.generation,
+            endpoints: endpoints.collect(),
+            remote: remote.to_vec(),
+            ..Routing::default()
+        };
+        let ack = self.client.set_routing(routing).await.doing(|| "placing experts")?.into_inner();
+        if let Some(problem) = ack.problems.first() {
+            return Err(BenchError::new(format!("connecting to {}", problem.address), &problem.message));
+        }
+        loop {
+            let described = self.client.describe(DescribeMainRequest::default()).await;
+            if described.doing(|| "describing a main function")?.into_inner().arriving == 0 {
+                return Ok(());
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// One prompt through the model.
+    pub(super) async fn inspect(&self, ids: &[u32]) -> Result<InspectReply> {
+        let prompt = inspect_request::Prompt::Ids(TokenIds { ids: ids.to_vec() });
+        let request = InspectRequest { prompt: Some(prompt), hidden: false, scores: false };
+        Ok(self.client.clone().inspect(request).await.doing(|| "inspecting a prompt")?.into_inner())
+    }
+
+    /// Begins a greedy answer of exactly `tokens`.
+    pub(super) async fn begin(&self, ids: &[u32], tokens: u32) -> Result<Answer> {
+        let request = GenerateRequest {
+            prompt: Some(generate_request::Prompt::Ids(TokenIds { ids: ids.to_vec() })),
+            max_tokens: tokens,
+            temperature: Some(0.0),
+            ignore_eos: true,
+            ..GenerateRequest::default()
+        };
+        Ok(Answer(self.client.clone().generate(request).await.doing(|| "generating")?.into_inner()))
+    }
+
+    /// A greedy answer of exactly `tokens`.
+    pub(super) async fn generate(&self, ids: &[u32], tokens: u32) -> Result<Finished> {
+        self.begin(ids, tokens).await?.finished().await
+    }
+
+    /// Value of a metric without labels; 0 if it is not there.
+    pub(super) fn metric(&self, name: &str) -> Result<f64> {
+        let (_, text) = http(self.http, "GET", "/metrics", "")?;
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.map_or(Ok(0.0), |value| value.trim().parse().doing(|| format!("reading {name}")))
+    }
+
+    /// Counted calls of the device so far, where the program counts them.
+    pub(super) async fn recording(&self) -> Result<Option<Recording>> {
+        let Some(path) = &self.recording else { return Ok(None) };
+        // Written within 20 ms of a change.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        Recording::read(path).map(Some)
+    }
+}
+
+impl Remote {
+    /// Starts one that hosts all of `experts`.
+    pub(super) fn start(
+        args: &DeviceArgs,
+        model: &Path,
+        experts: &[LayerExperts],
+        settings: &Settings,
+    ) -> Result<Self> {
+        let mut command = function(&args.remote, model, settings.dtype, settings.threads);
+        command.args(["--experts", &format_listing(experts)]);
+        let (process, announcement) = announced("remote function", command)?;
+        Ok(Self { address: announcement.grpc, process })
+    }
+}
+
+/// An answer on its way.
+pub(super) struct Answer(Streaming<GenerateEvent>);
+
+impl Answer {
+    /// Waits for the next tokens.
+    pub(super) async fn piece(&mut self) -> Result<Event> {
+        loop {
+            let message = self.0.message().await.doing(|| "reading an answer")?;
+            match message.doing(|| "reading an answer")?.event {
+                None | Some(Event::Started(_)) => {}
+                Some(event) => return Ok(event),
+            }
+        }
+    }
+
+    pub(super) async fn finished(mut self) -> Result<Finished> {
+        loop {
+            if let Event::Finished(finished) = self.piece().await? {
+                return Ok(finished);
+            }
+        }
+    }
+}
+
+/// The last half of the experts of each layer.
+pub(super) fn half(model: &Path) -> Result<Vec<LayerExperts>> {
+    let checkpoint = Checkpoint::open(model).doing(|| format!("opening {}", model.display()))?;
+    let config = checkpoint.config();
+    let layers = config.moe_layers().into_iter();
+    let sets = layers.filter_map(|layer| {
+        let experts = config.moe(layer)?.experts as u32;
+        Some(LayerExperts { layer: layer as u32, experts: (experts - experts / 2..experts).collect() })
+    });
+    Ok(sets.collect())
+}
+
+/// Sends a request with a JSON body, and returns status and body of the answer.
+pub(super) fn http(address: SocketAddr, method: &str, path: &str, body: &str) -> Result<(u16, String)> {
+    let asking = || format!("asking {address}{path}");
+    let mut stream = TcpStream::connect(address).doing(asking)?;
+    stream.set_read_timeout(Some(SILENCE)).doing(asking)?;
+    let length = body.len();
+    write!(
+        stream,
+        "{method} {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\ncontent-type: application/json\r\n\
+         content-length: {length}\r\n\r\n{body}"
+    )
+    .doing(asking)?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).doing(asking)?;
+    let answer = String::from_utf8_lossy(&answer);
+    let (head, body) = answer.split_once("\r\n\r\n").doing(asking)?;
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).doing(asking)?;
+    Ok((status, body.to_owned()))
+}
+
+/// `error.code` in the body of an answer, where it has one. A body in chunks has lines around it.
+pub(super) fn error_code(body: &str) -> Option<String> {
+    let object = body.get(body.find('{')?..=body.rfind('}')?)?;
+    let value: Value = serde_json::from_str(object).ok()?;
+    let error = value.get("error")?;
+    ["code", "type"].iter().find_map(|field| error.get(field)?.as_str().map(str::to_owned))
+}
+
+fn function(program: &Path, model: &Path, dtype: &str, threads: Option<usize>) -> Command {
+    let mut command = Command::new(program);
+    command.arg("--model").arg(model).args(["--dtype", dtype]);
+    command.arg("--launcher-pid").arg(std::process::id().to_string());
+    if let Some(threads) = threads {
+        command.args(["--threads", &threads.to_string()]);
+    }
+    command.env("REMOE_LOG", "warn").env_remove("REMOE_API_KEY");
+    command
+}
+
+fn announced(name: &str, command: Command) -> Result<(Process, Announcement)> {
+    // The child is bound to this thread, which outlives it.
+    let mut process = Process::start(name, command)?;
+    let line = process.line()?;
+    let announcement = serde_json::from_str(&line).doing(|| format!("reading the announcement {line:?}"))?;
+    Ok((process, announcement))
+}
+
+/// Names what failed for the model `name`.
+pub(super) fn of(name: &str, failure: impl Display) -> String {
+    format!("{name}: {failure}")
+}
